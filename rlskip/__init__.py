@@ -1,0 +1,65 @@
+"""rlskip: skip, dispatch, gather and merge the rollouts of RL post-training.
+
+Importing this package is light: torch, tensordict and Ray load when a name that needs them
+is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlskip.config import (
+        AsyncRolloutSkipConfig,
+        DispatchConfig,
+        MergeConfig,
+        ReplayConfig,
+        RoleConfig,
+        RolloutSkipConfig,
+        RolloutTqSkipConfig,
+        SkipManagerConfig,
+    )
+    from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "AsyncRolloutSkipConfig",
+    "BaseSkip",
+    "DispatchConfig",
+    "MergeConfig",
+    "ReplayConfig",
+    "RoleConfig",
+    "RolloutSkipConfig",
+    "RolloutTqSkipConfig",
+    "SkipAction",
+    "SkipManager",
+    "SkipManagerConfig",
+    "register_skip",
+]
+
+_HOME = {
+    "AsyncRolloutSkipConfig": "rlskip.config",
+    "BaseSkip": "rlskip.skip",
+    "DispatchConfig": "rlskip.config",
+    "MergeConfig": "rlskip.config",
+    "ReplayConfig": "rlskip.config",
+    "RoleConfig": "rlskip.config",
+    "RolloutSkipConfig": "rlskip.config",
+    "RolloutTqSkipConfig": "rlskip.config",
+    "SkipAction": "rlskip.skip",
+    "SkipManager": "rlskip.skip",
+    "SkipManagerConfig": "rlskip.config",
+    "register_skip": "rlskip.skip",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

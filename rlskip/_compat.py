@@ -1,0 +1,34 @@
+"""The only place for version switches: what Hydra 1.4 and OmegaConf 2.4 do otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+
+def store_config(group: str, name: str, node: Any, provider: str) -> None:
+    """Put `node` into Hydra's ConfigStore, in place of one that is there already.
+
+    Hydra 1.3 does so unasked, 1.4 wants to be told.
+    """
+    more: dict[str, Any] = {"replace": True} if _takes_replace(ConfigStore.store) else {}
+    ConfigStore.instance().store(group=group, name=name, node=node, provider=provider, **more)
+
+
+def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
+    """Register a resolver, in place of one of that name.
+
+    OmegaConf 2.4 calls ``register_resolver`` what was ``register_new_resolver``, which it
+    deprecates; before, the shorter name was that of an older function.
+    """
+    new = OmegaConf.register_resolver
+    register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
+    register(name, resolver, replace=True)
+
+
+def _takes_replace(function: Callable[..., Any]) -> bool:
+    return "replace" in inspect.signature(function).parameters

@@ -1,0 +1,57 @@
+"""The one family of errors: each says what, where, and what to do next.
+
+Every error subclasses :class:`RlskipError` and the built-in that fits it, so a caller who
+knows nothing of rlskip can still catch `ValueError` or `LookupError`. The three parts are
+kept as attributes and as positional ``args``: an error that crosses a process boundary
+(Ray, joblib, submitit all pickle it) arrives whole.
+"""
+
+from __future__ import annotations
+
+
+class RlskipError(Exception):
+    """Base of every error that rlskip raises.
+
+    Parameters
+    ----------
+    what
+        What is wrong, in one sentence.
+    where
+        The full config key or the path it concerns; empty when there is none.
+    remedy
+        What to do or to type next; empty when `what` already says it.
+    """
+
+    def __init__(self, what: str, where: str = "", remedy: str = "") -> None:
+        super().__init__(what, where, remedy)
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n  -> {self.remedy}" if self.remedy else head
+
+
+class ConfigError(RlskipError, ValueError):
+    """A configuration that cannot be honoured."""
+
+
+class MissError(RlskipError, LookupError):
+    """`on_miss: error` and the step has no usable dump."""
+
+
+class MismatchError(RlskipError, ValueError):
+    """A dump exists for the step, but for other prompts or other sampling."""
+
+
+class NotInstalledError(RlskipError, RuntimeError):
+    """`skip` was asked for on this job, but no SkipManager was installed."""
+
+
+class RlskipAbort(BaseException):
+    """Ends a job from inside a Hydra callback.
+
+    Hydra turns every `Exception` of a callback into a warning and runs the task all the
+    same (hydra/_internal/callbacks.py); only a `BaseException` stops it.
+    """

@@ -1,0 +1,141 @@
+"""What pip installs: the content of the wheel, and Hydra discovering each kind of installation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+APP = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    pass
+
+main()
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "pyproject.toml").exists(), reason="needs the checkout to build from"
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    # Whoever runs the tests may have put the checkout on PYTHONPATH.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = tuple(map(str, command))
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``build("wheel")`` or ``build("sdist")``: the file, built once."""
+    out = tmp_path_factory.mktemp("dist")
+
+    def make(kind: str) -> Path:
+        pattern = {"wheel": "*.whl", "sdist": "*.tar.gz"}[kind]
+        if not list(out.glob(pattern)):
+            builder = (sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "-o", out)
+            run(*builder, ROOT, cwd=out)
+        (file,) = out.glob(pattern)
+        return file
+
+    return make
+
+
+def test_the_wheel_holds_what_it_must(build: Callable[[str], Path]) -> None:
+    with zipfile.ZipFile(build("wheel")) as wheel:
+        names = set(wheel.namelist())
+        info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
+        entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+        about = wheel.read(f"{info}/METADATA").decode()
+    for source in ("rlskip", "rlskip_conf", "hydra_plugins"):
+        files = (file for file in (ROOT / source).rglob("*") if file.suffix in (".py", ".yaml"))
+        assert {str(file.relative_to(ROOT)) for file in files} <= names
+    assert "rlskip/py.typed" in names
+    assert f"{info}/licenses/LICENSE" in names
+    # It is a namespace that other plug-ins live in, too.
+    assert "hydra_plugins/__init__.py" not in names
+    # Without it, Hydra 1.4 does not find the option files.
+    assert "rlskip_conf/__init__.py" in names
+    assert {name.split("/")[0] for name in names} == {
+        "rlskip",
+        "rlskip_conf",
+        "hydra_plugins",
+        info,
+    }
+    assert "[hydra.plugins]\nrlskip = hydra_plugins.rlskip_plugin:RlskipSearchPathPlugin" in (
+        entry_points
+    )
+    assert "License-Expression: Apache-2.0" in about
+
+
+def test_the_sdist_holds_what_its_tests_need(build: Callable[[str], Path]) -> None:
+    with tarfile.open(build("sdist")) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for name in ("pyproject.toml", "LICENSE", "README.md", "constraints.txt", "rlskip/py.typed"):
+        assert name in names
+    assert "tests/packaging/test_distributions.py" in names
+
+
+def test_the_entry_point_of_hydra_1_4() -> None:
+    (entry,) = (
+        point
+        for point in metadata.entry_points(group="hydra.plugins")
+        if point.dist is not None and point.dist.name == "rlskip"
+    )
+    from rlskip._hydra import RlskipSearchPathPlugin
+
+    assert entry.load() is RlskipSearchPathPlugin
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A fresh virtual environment that sees this one's packages, but none of its .pth files.
+
+    So Hydra and torch need no second installation, and an editable rlskip stays invisible.
+    """
+    folder = tmp_path / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+def test_hydra_discovers_it(
+    kind: str, build: Callable[[str], Path], environment: Path, tmp_path: Path
+) -> None:
+    what = ["-e", ROOT] if kind == "editable" else [build(kind)]
+    install = ["install", "--no-deps", "--no-build-isolation", "--ignore-installed", "--no-index"]
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, *install, *what, cwd=tmp_path)
+
+    app = tmp_path / "elsewhere"
+    app.mkdir()
+    (app / "app.py").write_text(APP)
+    assert "RlskipSearchPathPlugin" in run(python, "app.py", "--info", "plugins", cwd=app)
+    composed = run(
+        python, "app.py", "+skip=rollout_cache", "skip.steps=[1,2]", "--cfg", "job", cwd=app
+    )
+    assert "steps:\n  - 1\n  - 2\n" in composed
+    where = run(python, "-c", "import rlskip; print(rlskip.__file__)", cwd=app).strip()
+    home = ROOT if kind == "editable" else environment
+    assert Path(where).is_relative_to(home)

@@ -1,0 +1,49 @@
+"""What Hydra imports at the start of every application stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HEAVY = ("torch", "tensordict", "ray", "numpy", "blosc2", "xxhash")
+
+APP = """
+import json, sys
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(cfg):
+    loaded = lambda: sorted({name.partition(".")[0] for name in sys.modules})
+    ours = lambda: sorted(name for name in sys.modules if name.startswith("rlskip"))
+    seen = {"bare": loaded(), "ours": ours()}
+    from rlskip import RolloutSkipConfig, SkipManager
+
+    SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+    seen["decorated"] = loaded()
+    print(json.dumps(seen))
+
+main()
+"""
+
+
+def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    # It did happen, and took in no more than what Hydra must know.
+    assert set(seen["ours"]) == {
+        "rlskip",
+        "rlskip._compat",
+        "rlskip._hydra",
+        "rlskip.config",
+        "rlskip.config.register",
+        "rlskip_conf",
+    }
+    assert not set(HEAVY) & set(seen["bare"])
+    # A decorated function of a job that skips nothing needs none of them either.
+    assert not set(HEAVY) & set(seen["decorated"])
