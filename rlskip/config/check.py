@@ -1,0 +1,156 @@
+"""From a plain mapping to a dataclass, with *every* problem found and named at once.
+
+Struct mode cannot do this: a `+key=...` passes it even on a typed node, OmegaConf accepts
+nested lists where integers are declared, and it stops at the first error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlskip.errors import ConfigError, NotInstalledError
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Problem:
+    """One thing wrong in a config: the full key, what is wrong, what to type instead."""
+
+    key: str
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def raise_all(problems: list[Problem]) -> None:
+    """Raise one :class:`ConfigError` that lists `problems`; do nothing when there are none."""
+    if len(problems) == 1:
+        only = problems[0]
+        raise ConfigError(only.what, only.key, only.remedy)
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
+
+
+def node_of(config: Any, name: str) -> dict[str, Any] | None:
+    """The plain, resolved mapping at the top-level key `name` of a config; None when not there.
+
+    Raises
+    ------
+    NotInstalledError
+        It is a plain string: Hydra knew no group of that name.
+    ConfigError
+        It is no mapping, or an interpolation in it does not resolve.
+    """
+    try:
+        node = config.get(name) if isinstance(config, Mapping) else None
+        if isinstance(node, DictConfig):
+            node = OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
+    if isinstance(node, str):
+        raise NotInstalledError(
+            f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
+            name,
+            "install rlskip into the environment that runs this application and check with "
+            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)",
+        )
+    if node is not None and not isinstance(node, Mapping):
+        raise ConfigError(f"expected a mapping, got {node!r}", name)
+    return None if node is None else dict(node)
+
+
+def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Problem]) -> T:
+    """Build `schema` from `node`, which lies at key `at`; append what is wrong to `problems`.
+
+    A key that is wrong or missing keeps the schema's default, so that reading goes on. Fields
+    may carry ``metadata={"choices": (...)}`` or ``metadata={"min": number}``.
+    """
+    hints = typing.get_type_hints(schema)
+    fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in node.items():
+        key = f"{at}.{name}"
+        field = fields.get(str(name))
+        if field is None:
+            problems.append(Problem(key, "unknown key", did_you_mean(str(name), fields, at)))
+            continue
+        hint = hints[field.name]
+        nested = _nested_schema(hint)
+        if nested is not None and isinstance(value, Mapping):
+            values[field.name] = read(nested, value, key, problems)
+            continue
+        problem = _wrong(value, hint, field.metadata)
+        if problem is None:
+            values[field.name] = list(value) if isinstance(value, tuple) else value
+        else:
+            problems.append(Problem(key, problem))
+    return schema(**values)
+
+
+def did_you_mean(name: str, known: Iterable[str], at: str = "") -> str:
+    """The remedy for an unknown name: the nearest known one, else all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {at + '.' if at else ''}{near[0]}?"
+    return f"known: {', '.join(known)}"
+
+
+def _nested_schema(hint: Any) -> type[Any] | None:
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+
+
+def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
+    """What is wrong with `value` for a field of type `hint`; None when it fits."""
+    if not _fits(value, hint):
+        return f"expected {_name(hint)}, got {value!r} ({type(value).__name__})"
+    choices = metadata.get("choices")
+    if choices is not None and value is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+        hint_text = f", did you mean {near[0]!r}?" if near else ""
+        return f"{value!r} is none of {', '.join(map(str, choices))}{hint_text}"
+    least = metadata.get("min")
+    if least is not None and value is not None and value < least:
+        return f"must be at least {least}, got {value!r}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin in (list, tuple):
+        return isinstance(value, (list, tuple)) and all(_fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, Mapping) and all(_fits(v, args[1]) for v in value.values())
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _name(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if arg is type(None) else _name(arg) for arg in args)
+    if origin in (list, tuple):
+        return f"a list of {_name(args[0])}"
+    if origin is dict or dataclasses.is_dataclass(hint):
+        return "a mapping"
+    return getattr(hint, "__name__", str(hint))

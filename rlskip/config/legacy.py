@@ -1,0 +1,106 @@
+"""Skip flags of older trainers: found, warned about, and turned off where ours takes over.
+
+verl 0.6 - 0.7.1 called it ``actor_rollout_ref.rollout.skip_rollout``, verl 0.8
+``actor_rollout_ref.rollout.skip.enable``; 0.9 has neither.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from collections.abc import MutableMapping
+from typing import Any
+
+from omegaconf import DictConfig
+from omegaconf.omegaconf import read_write
+
+from rlskip.config.skip import look_up
+from rlskip.errors import ConfigError
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+# The flags, and how the keys beside each begin.
+_LEGACY = {
+    f"{_ROLLOUT}.skip.enable": f"{_ROLLOUT}.skip.",
+    f"{_ROLLOUT}.skip_rollout": f"{_ROLLOUT}.skip_",
+}
+
+
+class LegacyFlagWarning(DeprecationWarning):
+    """An older trainer's skip flag is in use."""
+
+
+# Python hides DeprecationWarning outside `__main__`; this one is meant for whoever typed the flag.
+warnings.simplefilter("default", LegacyFlagWarning)
+
+
+def legacy_flags(config: Any) -> list[str]:
+    """Keys of the legacy flags that are on in a full config."""
+    return [key for key in _LEGACY if look_up(config, key) is True]
+
+
+def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
+    """Warn about legacy flags; with `rollout_enabled` also set them False in `config`.
+
+    Both mechanisms would otherwise act on one stage. Works on a read-only or struct
+    DictConfig and on nested mutable mappings.
+
+    Raises
+    ------
+    ConfigError
+        A flag lies in a mapping that cannot be changed.
+    """
+    for key in legacy_flags(config):
+        if rollout_enabled:
+            _set(config, key, False)
+            message = (
+                f"{key} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
+                f"is forced to False. Remove {key}."
+            )
+        else:
+            message = (
+                f"{key} is a legacy flag, and rlskip is not on. Use instead: {_today(config, key)}"
+            )
+        warnings.warn(message, LegacyFlagWarning, stacklevel=3)
+
+
+def refuse_legacy_flags(config: Any) -> None:
+    """Raise where a legacy flag is on and turning it off would not reach the task."""
+    for key in legacy_flags(config):
+        raise ConfigError(
+            "is true together with skip.rollout.enable, and in a multirun rlskip cannot turn it "
+            "off for the task",
+            key,
+            f"add the override {key}=False",
+        )
+
+
+def _today(config: Any, flag: str) -> str:
+    """The new flags, ready for a shell, that say what a legacy flag and its neighbours said."""
+    action, last_step, dump_dir = (
+        look_up(config, _LEGACY[flag] + name) for name in ("action", "max_dump_step", "dump_dir")
+    )
+    # Where no action is named, the older trainer replayed its one dump at every step.
+    words = ["+skip=rollout_cache" if action == "cache" else "+skip=rollout_repeat"]
+    if action == "cache" and last_step:
+        words.append(f"skip.steps=1-{last_step}")
+    if dump_dir is not None:
+        # Hydra's grammar wants a ~ in quotes, and the shell wants quotes around those.
+        plain = re.fullmatch(r"[\w./-]+", str(dump_dir))
+        value = dump_dir if plain else json.dumps(str(dump_dir))
+        words.append(shlex.quote(f"skip.dump_dir={value}"))
+    return " ".join(words)
+
+
+def _set(config: Any, key: str, value: Any) -> None:
+    parent_key, _, name = key.rpartition(".")
+    parent = look_up(config, parent_key)
+    if isinstance(parent, DictConfig):
+        with read_write(parent):
+            parent[name] = value
+    elif isinstance(parent, MutableMapping):
+        parent[name] = value
+    else:
+        raise ConfigError("is true and cannot be turned off here", key, f"set {key} to false")

@@ -1,0 +1,1 @@
+"""Option files; a package, because Hydra finds configs through imports (pkg://)."""
