@@ -1,0 +1,96 @@
+"""One dump, its directory held open: its two files, read and checked against each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlskip.store import container
+from rlskip.store.codec import Unpacker
+from rlskip.store.errors import AbsentDumpError, CorruptDumpError, DumpError, UnknownTypeError
+from rlskip.store.layout import OpenPlace, Place
+from rlskip.store.meta import MAX_META, DumpMeta
+
+
+def whose(place: Place) -> dict[str, int | None]:
+    """What a dump says about its place, in both of its files."""
+    return {
+        "step": place.step,
+        "inner": place.inner,
+        "rank": place.rank,
+        "world_size": place.world_size,
+    }
+
+
+def has_own(here: OpenPlace) -> bool:
+    """Whether our own files are there; raises CorruptDumpError where only one of them is."""
+    place, names = here.place, here.names()
+    present = {place.dump, place.meta} & names
+    # A shard's two files come one after the other, a whole dump's in one rename.
+    if len(present) == 1 and place.world_size == 1:
+        missing = place.meta if place.dump in names else place.dump
+        raise CorruptDumpError(f"{missing} is missing", where=str(place.directory))
+    return len(present) == 2
+
+
+def is_complete(here: OpenPlace) -> bool:
+    """Whether the files of all ranks are there."""
+    names = here.names()
+    return has_own(here) and all({s.dump, s.meta} <= names for s in here.place.shards())
+
+
+def read_meta(here: OpenPlace) -> DumpMeta:
+    place = here.place
+    where = str(place.directory / place.meta)
+    with here.open(place.meta) as file:
+        data = file.read(MAX_META + 1)
+    if len(data) > MAX_META:
+        raise CorruptDumpError("meta.json is impossibly large", where=where)
+    meta = DumpMeta.from_bytes(data, where)
+    _check_whose({name: getattr(meta, name) for name in whose(place)}, place, where)
+    with here.open(place.dump) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size != meta.stored:
+        raise CorruptDumpError(
+            f"it has {size} bytes of {meta.stored}", where=str(place.directory / place.dump)
+        )
+    return meta
+
+
+@contextlib.contextmanager
+def open_dump(here: OpenPlace) -> Iterator[tuple[container.Reader, DumpMeta]]:
+    place = here.place
+    where = str(place.directory / place.dump)
+    if not has_own(here):
+        raise AbsentDumpError("there is no dump of this step", where=str(place.directory))
+    meta = read_meta(here)
+    with here.open(place.dump) as file:
+        reader = container.Reader(file, where, meta.checksum)
+        _check_whose(reader.index, place, where)
+        yield reader, meta
+
+
+def _check_whose(said: Mapping[str, Any], place: Place, where: str) -> None:
+    if any(said.get(name) != value for name, value in whose(place).items()):
+        raise CorruptDumpError(
+            f"it was written for step {said.get('step')}, mini-batch {said.get('inner')}, "
+            f"rank {said.get('rank')} of {said.get('world_size')}",
+            where=where,
+        )
+
+
+def rebuild(reader: container.Reader, part: str, fields: Sequence[str] | None) -> Any:
+    unpacker = Unpacker(reader, fields)
+    try:
+        value = unpacker.root(reader.index[part])
+    except UnknownTypeError as error:
+        raise UnknownTypeError(error.what, reader.where, error.remedy) from error
+    except (DumpError, MemoryError):
+        raise
+    except Exception as error:  # a file's nodes may be anything
+        raise CorruptDumpError("its index does not fit together", reader.where) from error
+    if missing := sorted(set(fields or ()) - unpacker.found):
+        raise DumpError(f"it has no field {', '.join(map(repr, missing))}", reader.where)
+    return value

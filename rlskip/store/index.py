@@ -1,0 +1,65 @@
+"""Which steps a directory holds, without reading it anew each time."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlskip.store.layout import as_step
+
+_TICK_S = 1.0
+"""A directory changed again within a clock tick of being listed may show no newer time."""
+
+
+class StepIndex:
+    """The integer names in `root`, ascending; listed anew only when the directory changed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._steps: list[int] = []
+        self._seen: int | None = None  # mtime of the directory as listed, ns
+        self._lock = threading.Lock()
+
+    def steps(self) -> list[int]:
+        """A list that is never changed afterwards."""
+        with self._lock:
+            changed = self._changed_at()
+            if changed is None:
+                return []
+            if changed != self._seen:
+                found = (as_step(entry) for entry in os.listdir(self._root))
+                self._steps = sorted(step for step in found if step is not None)
+                settled = time.time() - changed / 1e9 > _TICK_S
+                self._seen = changed if settled else None
+            return self._steps
+
+    def added(self, step: int) -> None:
+        """This process has just published `step`: no need to list for that."""
+        with self._lock:
+            changed = self._changed_at()
+            if self._seen is None or changed is None:
+                return
+            at = bisect.bisect_left(self._steps, step)
+            if self._steps[at : at + 1] != [step]:
+                self._steps = [*self._steps[:at], step, *self._steps[at:]]
+            self._seen = changed
+
+    def nearest(self, step: int) -> Iterator[int]:
+        """All steps in the order in which `repeat` prefers them as a substitute for `step`.
+
+        `step` itself, then the lower ones from the nearest down, then the higher ones up.
+        """
+        steps = self.steps()
+        at = bisect.bisect_right(steps, step)
+        yield from (steps[i] for i in range(at - 1, -1, -1))
+        yield from (steps[i] for i in range(at, len(steps)))
+
+    def _changed_at(self) -> int | None:
+        try:
+            return os.stat(self._root).st_mtime_ns
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,88 @@
+"""How many dumps to keep: the last ones written, up to a number and a size."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import attrs
+
+from rlskip.store import commit
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class _Written:
+    when: int
+    size: int
+
+
+class Retention:
+    """Removes old dumps as new ones are written.
+
+    Parameters
+    ----------
+    keep_last
+        Dumps to keep, the last written first; None for all.
+    max_size
+        Bytes that the dumps may take together; None for any.
+
+    The step just written and one that somebody reads are never removed, whatever the limits.
+    """
+
+    def __init__(self, root: Path, keep_last: int | None, max_size: int | None) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last={keep_last}: at least 1, or None for all")
+        if max_size is not None and max_size < 0:
+            raise ValueError(f"max_size={max_size}: bytes, or None for any")
+        self._root = root
+        self._keep_last = keep_last
+        self._max_size = max_size
+        self._known: dict[int, _Written] = {}
+
+    def apply(self, steps: list[int], just_written: int) -> None:
+        """Remove what is too many of `steps`; where that fails, warn."""
+        if self._keep_last is None and self._max_size is None:
+            return
+        try:
+            removed = self._remove(steps, just_written)
+        except OSError as error:
+            logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
+        else:
+            if removed:
+                logger.info("removed the dumps of steps %s to stay within limits", removed)
+
+    def _remove(self, steps: list[int], just_written: int) -> list[int]:
+        self._known.pop(just_written, None)
+        present = {step: self._measure(step) for step in steps}
+        self._known = {step: written for step, written in present.items() if written is not None}
+        spared = commit.being_read(self._root) | {just_written}
+        count, size = len(self._known), sum(written.size for written in self._known.values())
+        removed = []
+        for step in sorted(self._known, key=lambda step: self._known[step].when):
+            too_many = self._keep_last is not None and count > self._keep_last
+            too_big = self._max_size is not None and size > self._max_size
+            if not (too_many or too_big):
+                break
+            if step in spared:
+                continue
+            written = self._known.pop(step)
+            count, size = count - 1, size - written.size
+            with contextlib.suppress(FileNotFoundError):  # another was quicker
+                commit.remove(self._root / str(step), self._root)
+                removed.append(step)
+        return removed
+
+    def _measure(self, step: int) -> _Written | None:
+        if step in self._known:
+            return self._known[step]
+        found = []
+        for folder, _, names in os.walk(self._root / str(step)):
+            with contextlib.suppress(FileNotFoundError):
+                found += [os.lstat(os.path.join(folder, name)) for name in names]
+        if not found:
+            return None
+        return _Written(max(s.st_mtime_ns for s in found), sum(s.st_size for s in found))

@@ -1,0 +1,228 @@
+"""Dumps written behind the training thread's back: in order, in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.errors import RlskipError
+from rlskip.store.identity import Identity
+from rlskip.store.meta import DumpMeta
+from rlskip.store.pieces import aligned
+from rlskip.store.steps import Prepared, StepStore
+
+logger = logging.getLogger(__name__)
+
+Outcome = Callable[["DumpMeta | None", "BaseException | None"], object]
+
+
+class WriterTimeoutError(RlskipError, TimeoutError):
+    """Dumps were not written in time."""
+
+
+@attrs.frozen(eq=False)
+class _Job:
+    dump: Prepared
+    arena: _Arena
+    done: Outcome | None
+
+
+class Writer:
+    """Writes a store's dumps in a thread; the caller is held only while they are copied.
+
+    Parameters
+    ----------
+    store
+        Whose :meth:`~rlskip.store.StepStore.save` this stands for.
+    max_bytes
+        Of copies waiting to be written. A save that would exceed it waits until earlier
+        ones are written; one larger than that waits until it is the only one.
+    timeout_s
+        How long a save or a flush waits at most.
+
+    The copy of a dump is narrowed, so it takes at most the rollouts' size and mostly far
+    less. The thread lives while there is something to write and is no daemon: an interpreter
+    that ends in the usual way writes everything first. A process that will be killed must
+    :meth:`flush`, or not use this.
+
+    Examples
+    --------
+    >>> writer = Writer(store)
+    >>> writer.save(3, rollouts, done=lambda meta, error: lease.release())
+    >>> writer.flush()
+    """
+
+    def __init__(
+        self, store: StepStore, *, max_bytes: int = 1 << 30, timeout_s: float = 600.0
+    ) -> None:
+        self.store = store
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._held = 0
+        self._thread: threading.Thread | None = None
+        self._spare: _Arena | None = None
+
+    def save(
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        identity: Identity | None = None,
+        info: Mapping[str, Any] | None = None,
+        aside: Any = None,
+        inner: int | None = None,
+        replace: bool = False,
+        done: Outcome | None = None,
+    ) -> None:
+        """As :meth:`StepStore.save`, but returns as soon as the rollouts are copied.
+
+        Parameters
+        ----------
+        done
+            Called in the writer's thread with the dump's meta and None, or with None and the
+            error. An error is logged as a warning in any case.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The rollouts hold what cannot be kept.
+        """
+        self._forget_parent()
+        dump = self.store.prepare(
+            step,
+            rollouts,
+            identity=identity,
+            info=info,
+            aside=aside,
+            inner=inner,
+            replace=replace,
+        )
+        arena = self._reserve(dump.copy_nbytes)
+        try:
+            job = _Job(dump.copied(arena), arena, done)
+        except BaseException:
+            self._release(arena)
+            raise
+        with self._changed:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rlskip-writer")
+                self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """Dumps not yet written."""
+        with self._changed:
+            return len(self._jobs)
+
+    def flush(self) -> None:
+        """Wait until everything is written and give the copies' memory back.
+
+        Raises
+        ------
+        WriterTimeoutError
+            Naming the steps that are not.
+        """
+        self._forget_parent()
+        with self._changed:
+            self._wait_for(lambda: not self._jobs)
+            self._spare = None
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(condition, self._timeout_s):
+            steps = ", ".join(str(job.dump.place.step) for job in self._jobs)
+            raise WriterTimeoutError(
+                f"the dumps of steps {steps} were not written within {self._timeout_s:g} s",
+                where=str(self.store.directory),
+                remedy="the file system is slow or hangs; see skip.background_write",
+            )
+
+    def _reserve(self, nbytes: int) -> _Arena:
+        with self._changed:
+            self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes)
+            arena, self._spare = self._spare, None
+            if arena is None or arena.nbytes < nbytes:
+                arena = _Arena(nbytes)
+            self._held += arena.nbytes
+            return arena
+
+    def _release(self, arena: _Arena) -> None:
+        with self._changed:
+            self._held -= arena.nbytes
+            self._spare = arena.emptied()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                job = self._jobs[0]
+            self._write(job)
+            self._release(job.arena)
+            with self._changed:
+                self._jobs.popleft()
+                self._changed.notify_all()
+
+    def _write(self, job: _Job) -> None:
+        meta: DumpMeta | None = None
+        error: BaseException | None = None
+        began = time.perf_counter()
+        try:
+            meta = self.store.write(job.dump)
+        except BaseException as raised:
+            error = raised
+            logger.warning(
+                "step %d is NOT dumped, it will be generated anew: %s",
+                job.dump.place.step,
+                raised,
+            )
+        else:
+            seconds = time.perf_counter() - began
+            logger.debug("step %d dumped in %.2f s", job.dump.place.step, seconds)
+        if job.done is not None:
+            try:
+                job.done(meta, error)
+            except Exception:
+                logger.exception("after the dump of step %d", job.dump.place.step)
+
+    def _forget_parent(self) -> None:
+        """A forked child has neither the parent's thread nor any dumps of its to write."""
+        if self._process != os.getpid():
+            self._start_empty()
+
+
+class _Arena:
+    """Memory for one dump's copy; what is not copied into never takes a page."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._memory = np.empty(nbytes, np.uint8)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, nbytes: int) -> np.ndarray:
+        with self._lock:
+            start = self._used
+            self._used += aligned(nbytes)
+        return self._memory[start : start + nbytes]
+
+    def emptied(self) -> _Arena:
+        self._used = 0
+        return self

@@ -1,0 +1,242 @@
+"""Crashes, full disks and rivals: a step is whole or absent, and nothing piles up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip.store import StepStore, commit
+
+
+def _run(script: str, *arguments: object, **options: Any) -> dict[str, Any]:
+    """Run a script in a process of its own; it prints one line of JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+# Forks dump steps one after the other, and is killed in the middle of it. What is there
+# afterwards must load; that something is found half written shows that the kill hit.
+_KILLS = """
+    import json, os, random, signal, sys, time
+    import torch
+    from rlskip.store import StepStore, commit
+    torch.set_num_threads(1)
+    folder, kills = sys.argv[1], int(sys.argv[2])
+    store = StepStore(folder)
+    chance = random.Random(0)
+    whole = torn = step = 0
+    for kill in range(kills):
+        child = os.fork()
+        if not child:
+            for number in range(step, step + 1000):
+                ids = torch.full((40, 5000), number) * (torch.arange(5000) % 7)
+                store.save(number, {"ids": ids, "noise": torch.rand(100_000)}, aside=number)
+        time.sleep(chance.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        store = StepStore(folder)
+        present = store.steps()
+        for number in present[whole:]:
+            assert (store.load(number)["ids"].amax() == 6 * number), number
+            assert store.load_aside(number) == number
+        names = set(os.listdir(folder)) - {commit.WORK}
+        assert names == {str(number) for number in present}, names
+        assert present == list(range(len(present)))
+        work = os.path.join(folder, commit.WORK)
+        torn += os.path.isdir(work) and len(os.listdir(work)) > 0
+        commit.sweep(store.directory, stale_s=-1)
+        assert not os.path.isdir(work) or not os.listdir(work)
+        whole = step = len(present)
+    print(json.dumps({"whole": whole, "torn": torn}))
+"""
+
+
+@pytest.mark.parametrize(
+    "kills", [40, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_killed_at_any_moment_every_step_is_whole_or_absent(kills: int, tmp_path: Path) -> None:
+    counts = _run(_KILLS, tmp_path / "run", kills)
+    assert counts["whole"] > 0
+    assert counts["torn"] > kills // 10, "the kills must hit dumps in the middle"
+
+
+def test_the_next_run_removes_what_a_dead_one_left(tmp_path: Path) -> None:
+    store = StepStore(tmp_path)
+    dead, alive = tmp_path / commit.WORK / "3-dead", tmp_path / commit.WORK / "4-alive"
+    for folder in (dead, alive):
+        folder.mkdir(parents=True)
+        (folder / "gen_batch.dp").write_bytes(b"half")
+    past = time.time() - commit.STALE_S - 10
+    for path in (dead / "gen_batch.dp", dead):
+        os.utime(path, (past, past))
+    os.utime(alive, (past, past))  # but what is in it was written to a moment ago
+    store.save(1, "x")
+    assert not dead.exists()
+    assert alive.exists()
+    assert store.steps() == [1]
+
+
+# -- a full disk -------------------------------------------------------------------------
+
+_FULL = """
+    import json, logging, resource, sys
+    import torch
+    from rlskip.store import StepStore, Writer
+    logging.basicConfig()
+    store = StepStore(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    errors = []
+    try:
+        store.save(1, torch.rand(1_000_000))
+    except OSError as error:
+        errors.append(type(error).__name__)
+    writer = Writer(store)
+    writer.save(2, torch.rand(1_000_000), done=lambda meta, error: errors.append(str(meta)))
+    writer.save(3, "small", done=lambda meta, error: errors.append(str(error)))
+    writer.flush()
+    left = [str(p.relative_to(store.directory)) for p in store.directory.rglob("*")]
+    print(json.dumps({"errors": errors, "left": sorted(left), "steps": store.steps()}))
+"""
+
+
+def test_a_full_disk_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
+    seen = _run(_FULL, tmp_path / "run")
+    assert seen["errors"] == ["OSError", "None", "None"]
+    assert seen["steps"] == [3]
+    assert seen["left"] == [".work", "3", "3/gen_batch.dp", "3/meta.json"]
+
+
+def test_an_error_while_renaming_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StepStore(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        store.save(1, "x")
+    monkeypatch.undo()
+    assert store.steps() == []
+    assert list((tmp_path / commit.WORK).iterdir()) == []
+
+
+# -- rivals ------------------------------------------------------------------------------
+
+_RIVALS = """
+    import json, os, sys, time
+    import torch
+    from rlskip.store import StepStore
+    torch.set_num_threads(1)
+    folder, rivals, steps = sys.argv[1], 3, 40
+    store = StepStore(folder)
+    children = []
+    def meet(step, rival):
+        os.mkdir(f"{folder}-{step}-{rival}")
+        while not all(os.path.isdir(f"{folder}-{step}-{other}") for other in range(rivals)):
+            time.sleep(0.0001)
+    for rival in range(rivals):
+        child = os.fork()
+        if not child:
+            for step in range(steps):
+                meet(step, rival)
+                store.save(step, {"by": torch.full((20_000,), rival)})
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    wins = [0] * rivals
+    for step in range(steps):
+        by = store.load(step)["by"]
+        assert (by == by[0]).all()
+        wins[int(by[0])] += 1
+    names = sorted(os.listdir(folder))
+    print(json.dumps({"codes": codes, "wins": wins, "names": names}))
+"""
+
+
+def test_of_several_that_dump_one_step_one_wins_whole(tmp_path: Path) -> None:
+    seen = _run(_RIVALS, tmp_path / "run")
+    assert seen["codes"] == [0, 0, 0]
+    assert sum(seen["wins"]) == 40
+    assert max(seen["wins"]) < 40, "they must really have raced"
+    assert seen["names"] == sorted([".work", *map(str, range(40))])
+
+
+# -- memory ------------------------------------------------------------------------------
+
+_MEMORY = """
+    import json, resource, sys, threading, time
+    import torch
+    from rlskip.store import StepStore, Writer
+
+    def now():
+        pages = int(open("/proc/self/statm").read().split()[1])
+        return pages * resource.getpagesize()
+
+    def peak(function):
+        before, top, stop = now(), [0], threading.Event()
+        def watch():
+            while not stop.wait(0.001):
+                top[0] = max(top[0], now())
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        value = function()
+        stop.set()
+        watcher.join()
+        return max(0, top[0] - before), value
+
+    store = StepStore(sys.argv[1])
+    size = 256 << 20
+    rollouts = {f"f{i}": torch.randint(0, 2**62, (size // 64,)) for i in range(8)}
+    store.save(0, torch.zeros(3 << 20))  # what is allocated once and for all
+    store.load(0)
+    save, _ = peak(lambda: store.save(1, rollouts))
+    writer = Writer(store)
+    def background():
+        writer.save(2, rollouts)
+        writer.flush()
+    behind, _ = peak(background)
+    del rollouts
+    load, loaded = peak(lambda: store.load(1))
+    del loaded
+    field, _ = peak(lambda: store.load(1, fields=["f3"]))
+    print(json.dumps({"size": size, "save": save, "behind": behind, "load": load, "field": field}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Ids that cannot be narrowed or compressed: the worst case."""
+    used = _run(_MEMORY, tmp_path / "run")
+    buffer = 64 << 20
+    assert used["save"] <= buffer
+    assert used["behind"] <= used["size"] + buffer
+    assert used["load"] <= used["size"] + buffer
+    assert used["field"] <= used["size"] // 8 + buffer
+
+
+def test_saving_does_not_change_the_rollouts(store: StepStore, same: Callable) -> None:
+    rollouts = {"a": torch.arange(-5, 5), "b": [torch.ones(3)], "c": "x"}
+    before = {"a": rollouts["a"].clone(), "b": [torch.ones(3)], "c": "x"}
+    store.save(1, rollouts)
+    assert same(rollouts, before)

@@ -1,0 +1,176 @@
+"""The background writer: copies at once, writes in order, says what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, Writer, WriterTimeoutError
+from rlskip.store.steps import Prepared
+
+
+@pytest.fixture
+def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is not set the store writes nothing."""
+    event = threading.Event()
+    commit = store.write
+
+    def wait_and_commit(dump: Prepared) -> DumpMeta:
+        assert event.wait(30)
+        return commit(dump)
+
+    monkeypatch.setattr(store, "write", wait_and_commit)
+    return event
+
+
+def test_what_is_saved_is_what_was_given(store: StepStore, gate: threading.Event) -> None:
+    writer = Writer(store)
+    ids, noise = torch.arange(300_000), torch.rand(1000)
+    turns = [[1, 2], [3] * 9]
+    pixels = bytearray(b"abc")
+    before = (ids.clone(), noise.clone(), [[1, 2], [3] * 9], bytearray(b"abc"))
+    writer.save(1, (ids, noise, turns, pixels))
+    ids.zero_()
+    noise.zero_()
+    turns[0].append(99)
+    pixels[0] = 0
+    gate.set()
+    writer.flush()
+    loaded = store.load(1)
+    assert torch.equal(loaded[0], before[0])
+    assert torch.equal(loaded[1], before[1])
+    assert loaded[2:] == before[2:]
+
+
+def test_order_is_kept_and_outcomes_are_told(store: StepStore, gate: threading.Event) -> None:
+    writer = Writer(store)
+    told: list[Any] = []
+    for step in (5, 3, 4):
+        writer.save(step, step, done=lambda meta, error: told.append((meta.step, error)))
+    assert writer.pending == 3
+    assert told == []
+    gate.set()
+    writer.flush()
+    assert writer.pending == 0
+    assert told == [(5, None), (3, None), (4, None)]
+    assert store.steps() == [3, 4, 5]
+
+
+def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) -> None:
+    writer = Writer(store, max_bytes=1 << 20, timeout_s=0.2)
+    half = torch.randint(0, 2**62, (1 << 16,))  # 512 KiB
+    writer.save(1, half)
+    writer.save(2, half)
+    with pytest.raises(WriterTimeoutError, match="steps 1, 2 were not written"):
+        writer.save(3, half)
+    gate.set()
+    writer.save(4, half)
+    writer.save(5, torch.cat([half] * 5))  # more than all there is room for: alone
+    writer.flush()
+    assert store.steps() == [1, 2, 4, 5]
+
+
+def test_flush_does_not_wait_for_ever(store: StepStore, gate: threading.Event) -> None:
+    writer = Writer(store, timeout_s=0.1)
+    writer.save(7, "x")
+    with pytest.raises(WriterTimeoutError, match="steps 7 were not written within") as caught:
+        writer.flush()
+    assert str(store.directory) in str(caught.value)
+    gate.set()
+
+
+def test_what_cannot_be_kept_is_refused_at_once(store: StepStore) -> None:
+    writer = Writer(store)
+    with pytest.raises(UnsupportedTypeError):
+        writer.save(1, object())
+    assert writer.pending == 0
+
+
+def test_an_error_is_a_loud_warning_and_the_next_dump_is_written(
+    store: StepStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(store)
+    commit = store.write
+
+    def fail_first(dump: Prepared) -> DumpMeta:
+        if dump.place.step == 1:
+            raise OSError(28, "No space left on device")
+        return commit(dump)
+
+    monkeypatch.setattr(store, "write", fail_first)
+    outcomes: list[Any] = []
+
+    def done(meta: DumpMeta | None, error: BaseException | None) -> None:
+        outcomes.append((meta, error))
+        raise RuntimeError("of the caller's own")
+
+    with caplog.at_level(logging.WARNING):
+        writer.save(1, "x", done=done)
+        writer.save(2, "y")
+        writer.flush()
+    assert "step 1 is NOT dumped" in caplog.text
+    assert "No space left" in caplog.text
+    ((meta, error),) = outcomes
+    assert meta is None
+    assert isinstance(error, OSError)
+    assert store.steps() == [2]
+
+
+def test_many_threads_may_save(store: StepStore) -> None:
+    writer = Writer(store, max_bytes=1 << 16)
+    threads = [
+        threading.Thread(target=writer.save, args=(step, torch.full((3000,), step)))
+        for step in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.flush()
+    assert store.steps() == list(range(20))
+    assert all((store.load(step) == step).all() for step in range(20))
+
+
+def test_an_interpreter_that_ends_writes_everything_first(tmp_path: Path) -> None:
+    script = """
+        import sys, torch
+        from rlskip.store import StepStore, Writer
+        writer = Writer(StepStore(sys.argv[1]))
+        for step in range(5):
+            writer.save(step, torch.rand(2_000_000))
+        assert writer.pending
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=True, timeout=120
+    )
+    assert StepStore(tmp_path).steps() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_starts_anew(store: StepStore, gate: threading.Event) -> None:
+    writer = Writer(store)
+    writer.save(1, "the parent's")
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            gate.set()
+            assert writer.save(2, "the child's") is None
+            writer.flush()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.steps() == [2]
+    gate.set()
+    writer.flush()
+    assert store.steps() == [1, 2]
