@@ -1,0 +1,144 @@
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlskip.errors import ConfigError
+from rlskip.merge import MergeError, merge
+from rlskip.merge.chains import link
+from rlskip.merge.stepwise import list_rows
+
+
+def fewest_chains(rows, trajectory):
+    """Rows less the most of them that can each continue an earlier one: augmenting paths."""
+    continued_by = {}
+
+    def continues_one(j, tried):
+        for i in range(trajectory.start, j):
+            if i not in tried and rows.continues(j, i):
+                tried.add(i)
+                if i not in continued_by or continues_one(continued_by[i], tried):
+                    continued_by[i] = j
+                    return True
+        return False
+
+    return len(trajectory) - sum(continues_one(j, set()) for j in trajectory)
+
+
+@pytest.fixture
+def two_agents(turns):
+    """A main agent and a sub-agent take turns; the main agent then forks after its first turn."""
+    return turns(
+        ([1], [2]),
+        ([7], [8]),
+        ([1, 2, 3], [4]),
+        ([7, 8, 9], [6]),
+        ([1, 2, 3, 4, 5], [6]),
+        ([1, 2, 9], [4]),
+    )
+
+
+def test_interleaved_agents_and_a_fork_become_three_chains(two_agents):
+    assert link(list_rows(two_agents), "adjacent") == [[[0], [1], [2], [3], [4], [5]]]
+    assert link(list_rows(two_agents), "chain") == [[[1, 3], [0, 2, 4], [5]]]
+
+
+def test_chains_as_rows(two_agents, merge_config):
+    merged, _, _ = merge(two_agents, merge_config(strategy="chain"))
+    assert merged["prompt_token_ids"] == [[7], [1], [1, 2, 9]]
+    assert merged["response_ids"] == [[8, 9, 6], [2, 3, 4, 5, 6], [4]]
+    assert merged["loss_masks"] == [[1, 0, 1], [1, 0, 1, 0, 1], [1]]
+    assert merged["is_last_step"] == [False, False, True]
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_chains_are_the_fewest(batches, data):
+    rows = list_rows(data.draw(batches))
+    for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
+        assert len(chains) == fewest_chains(rows, trajectory)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_every_sampled_token_is_trained_exactly_once(batches, merge_config, data):
+    out = data.draw(batches)
+    # Each sampled token gets a name, which travels where log-probs do.
+    names = iter(range(1, 10_000))
+    out["rollout_logprobs"] = [[next(names) for _ in row] for row in out["response_ids"]]
+    sampled = {
+        name: (prompt + response[: k + 1])
+        for prompt, response, mask, row in zip(
+            out["prompt_token_ids"],
+            out["response_ids"],
+            out["loss_masks"],
+            out["rollout_logprobs"],
+            strict=True,
+        )
+        for k, name in enumerate(row)
+        if mask[k]
+    }
+    for strategy in ("adjacent", "chain"):
+        merged, _, _ = merge(out, merge_config(strategy=strategy))
+        trained = [
+            (name, prompt + response[: k + 1])
+            for prompt, response, mask, row in zip(
+                merged["prompt_token_ids"],
+                merged["response_ids"],
+                merged["loss_masks"],
+                merged["rollout_logprobs"],
+                strict=True,
+            )
+            for k, name in enumerate(row)
+            if mask[k]
+        ]
+        # Once each, and after the very context it was sampled in.
+        assert len(trained) == len(sampled)
+        assert dict(trained) == sampled
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_no_row_grows_past_the_limit(batches, data):
+    rows = list_rows(data.draw(batches))
+    limit = data.draw(st.integers(1, 12))
+    for strategy in ("adjacent", "chain"):
+        for chains in link(rows, strategy, limit, "split"):
+            assert all(rows.length(j) <= limit for chain in chains for j in chain[1:])
+
+
+@pytest.fixture
+def three_turns(turns):
+    return turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
+
+
+def test_split_stops_at_the_turn_boundary(three_turns, merge_config):
+    merged, _, report = merge(three_turns, merge_config(max_seq_len=5))
+    assert merged["prompt_token_ids"] == [[1], [1, 2, 3, 4, 5]]
+    assert merged["response_ids"] == [[2, 3, 4], [6]]
+    assert [b.cause for b in report.breaks] == ["overlong"]
+    assert len(merge(three_turns, merge_config(max_seq_len=6))[0]["response_ids"]) == 1
+
+
+def test_error_names_row_and_key(three_turns, merge_config):
+    with pytest.raises(MergeError, match=r"response_ids\[2\]: .* 5 tokens.*merge\.max_seq_len"):
+        merge(three_turns, merge_config(max_seq_len=5, on_overlong="error"))
+
+
+def test_warn_merges_all_the_same(three_turns, merge_config, caplog):
+    with caplog.at_level(logging.WARNING, "rlskip.merge"):
+        merged, _, _ = merge(three_turns, merge_config(max_seq_len=3, on_overlong="warn"))
+    assert merged["response_ids"] == [[2, 3, 4, 5, 6]]
+    (message,) = caplog.messages
+    assert message.startswith("2 turns would be merged into rows of more than 3 tokens")
+    assert message.endswith("row 1, with 4 (merge.on_overlong=warn)")
+
+
+def test_unknown_names_are_config_errors(three_turns, merge_config):
+    with pytest.raises(ConfigError, match=r"merge\.strategy: 'tree' is none of adjacent, chain"):
+        merge(three_turns, merge_config(strategy="tree"))
+    with pytest.raises(
+        ConfigError, match=r"merge\.on_overlong: 'cut' is none of split, error, warn"
+    ):
+        merge(three_turns, merge_config(on_overlong="cut"))

@@ -1,0 +1,134 @@
+"""What is refused, by field and row, on lists and packed alike."""
+
+import pickle
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip.errors import RlskipError
+from rlskip.merge import MergeError, merge, merge_stepwise_output
+from rlskip.merge.packed import packed_rows
+
+
+def rows_of(ids, is_last):
+    return {
+        "prompt_token_ids": [[1] for _ in ids],
+        "response_ids": [[2] for _ in ids],
+        "rewards": [[0.0] for _ in ids],
+        "loss_masks": [[1] for _ in ids],
+        "stop_reasons": None,
+        "rollout_logprobs": [[0.0] for _ in ids],
+        "trajectory_ids": ids,
+        "is_last_step": is_last,
+    }
+
+
+BOUNDARIES = {
+    "not together": (["a", "b", "a"], [True, True, True], "trajectory_ids[2]"),
+    "flag missing at a boundary": (["a", "a", "b"], [False, False, True], "is_last_step[1]"),
+    "flag missing at the end": (["a", "a"], [False, False], "is_last_step[1]"),
+    "flag too early": (["a", "a"], [True, True], "is_last_step[0]"),
+    "flag is None": (["a", "b"], [None, True], "is_last_step[0]"),
+    "too few flags": (["a", "a"], [True], "is_last_step"),
+    "an id is missing": (["a", None], [True, True], "trajectory_ids[1]"),
+    "no ids": (None, [True], "trajectory_ids"),
+    "no flags": (["a"], None, "is_last_step"),
+}
+
+
+@pytest.mark.parametrize(("ids", "is_last", "where"), BOUNDARIES.values(), ids=BOUNDARIES)
+def test_trajectories_that_are_not_whole(ids, is_last, where):
+    out = rows_of(ids or ["a"], is_last) | {"trajectory_ids": ids}
+    with pytest.raises(MergeError) as error:
+        merge_stepwise_output(out)
+    assert error.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"loss_masks": [[1], [1, 1]]}, "loss_masks[1]"),
+        ({"rewards": [[0.0], []]}, "rewards[1]"),
+        ({"rewards": [[0.0], 1.0]}, "rewards[1]"),
+        ({"rewards": [0.0, [1.0]]}, "rewards[1]"),
+        ({"rollout_logprobs": [[], [0.0]]}, "rollout_logprobs[0]"),
+        ({"stop_reasons": ["stop"]}, "stop_reasons"),
+        ({"prompt_token_ids": [[1]]}, "prompt_token_ids"),
+        ({"env_metrics": [{}]}, "env_metrics"),
+        ({"trajectory_time_splits": {"llm": [1.0]}}, "trajectory_time_splits.llm"),
+        ({"wall_time": 3.0}, "wall_time"),
+        ({"rollout_expert_indices": [[], []]}, "rollout_expert_indices"),
+        ({"pixel_values": [None, None]}, "pixel_values"),
+        ({"multi_modal_inputs": [{}, {}]}, "multi_modal_inputs"),
+    ],
+)
+def test_fields_that_do_not_fit(change, where):
+    with pytest.raises(MergeError) as error:
+        merge_stepwise_output(rows_of(["a", "a"], [False, True]) | change)
+    assert error.value.where == where
+    assert str(error.value).startswith(f"{where}: ")
+
+
+def test_no_rows():
+    with pytest.raises(MergeError, match="response_ids: there are no rows"):
+        merge_stepwise_output(rows_of([], []))
+
+
+def test_the_error_is_of_every_kind_a_caller_may_expect_and_survives_a_process_boundary():
+    error = pickle.loads(pickle.dumps(MergeError("what", "where", "remedy")))
+    assert isinstance(error, RlskipError)
+    # SkyRL raises AssertionError, for the same reasons.
+    assert isinstance(error, (ValueError, AssertionError))
+    assert str(error) == "where: what\n  -> remedy"
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"loss_masks": [[1], [1, 1]]}, "loss_masks[1]"),
+        ({"rollout_logprobs": [[], [0.0]]}, "rollout_logprobs[0]"),
+        ({"is_last_step": [True, True]}, "is_last_step[0]"),
+        ({"trajectory_ids": [0, 1]}, "is_last_step[0]"),
+        ({"trajectory_ids": None}, "trajectory_ids"),
+        ({"loss_masks": [1, 1]}, "loss_masks"),
+        ({"response_ids": None}, "response_ids"),
+        ({"pixel_values": [1.0, 2.0]}, "pixel_values"),
+    ],
+)
+def test_packed_fields_that_do_not_fit(pack, change, where):
+    out = rows_of([0, 0], [False, True])
+    batch = pack(out)
+    for name, value in change.items():
+        if value is None:
+            del batch[name]
+        else:
+            batch[name] = pack(out | {name: value})[name]
+    with pytest.raises(MergeError) as error:
+        packed_rows(batch)
+    assert error.value.where == where
+
+
+def test_packed_rows_with_holes(pack):
+    batch = pack(rows_of([0, 0], [False, True]))
+    batch["prompt_token_ids"] = torch.nested.narrow(
+        torch.ones(2, 3, dtype=torch.int32),
+        1,
+        torch.zeros(2, dtype=torch.long),
+        torch.tensor([1, 2]),
+        layout=torch.jagged,
+    )
+    with pytest.raises(MergeError, match=r"prompt_token_ids: .*holes"):
+        packed_rows(batch)
+
+
+def test_packed_without_rows():
+    empty = torch.nested.nested_tensor_from_jagged(torch.zeros(0), torch.zeros(1).long())
+    names = ("prompt_token_ids", "response_ids", "loss_masks")
+    with pytest.raises(MergeError, match="response_ids: there are no rows"):
+        packed_rows(TensorDict(dict.fromkeys(names, empty), batch_size=[0]))
+
+
+def test_uids_that_are_not_one_a_row(two_turns, merge_config):
+    with pytest.raises(MergeError, match="uids: 1 entries for 2 rows"):
+        merge(two_turns, merge_config(), uids=["p"])

@@ -1,0 +1,116 @@
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlskip.merge import merge_stepwise_output
+
+FIELDS = (
+    "prompt_token_ids",
+    "response_ids",
+    "rewards",
+    "loss_masks",
+    "rollout_logprobs",
+    "stop_reasons",
+    "trajectory_ids",
+    "is_last_step",
+)
+
+
+def test_the_observation_is_masked_and_the_last_turn_speaks_for_the_row(two_turns):
+    merged = merge_stepwise_output(two_turns)
+    assert {name: merged[name] for name in FIELDS} == {
+        "prompt_token_ids": [[10]],
+        "response_ids": [[20, 30, 40, 41]],
+        "rewards": [[1.0, 0.0, 0.0, 5.0]],
+        "loss_masks": [[1, 0, 1, 1]],
+        "rollout_logprobs": [[-0.5, 0.0, -0.3, -0.4]],
+        "stop_reasons": ["eos"],
+        "trajectory_ids": ["a"],
+        "is_last_step": [True],
+    }
+
+
+def test_an_observation_inside_the_response_keeps_its_own_mask(two_turns):
+    two_turns |= {
+        "response_ids": [[20, 30], [40]],
+        "rewards": [[0.0, 0.0], [7.0]],
+        "loss_masks": [[1, 0], [1]],
+        "rollout_logprobs": None,
+    }
+    merged = merge_stepwise_output(two_turns)
+    assert merged["response_ids"] == [[20, 30, 40]]
+    assert merged["loss_masks"] == [[1, 0, 1]]
+    assert merged["rewards"] == [[0.0, 0.0, 7.0]]
+
+
+def test_a_reward_per_row_is_the_last_turns(two_turns):
+    assert merge_stepwise_output(two_turns | {"rewards": [1.0, 5.0]})["rewards"] == [5.0]
+
+
+def test_a_response_that_only_overlaps_the_next_one_does_not_merge(two_turns):
+    # [10, 20, 30] starts the next row, [10, 20, 30, 40], but not the next prompt, [10, 20].
+    two_turns |= {
+        "prompt_token_ids": [[10], [10, 20]],
+        "response_ids": [[20, 30], [30, 40]],
+        "rewards": [0.0, 1.0],
+        "loss_masks": [[1, 1], [1, 1]],
+        "rollout_logprobs": None,
+    }
+    merged = merge_stepwise_output(two_turns)
+    assert merged["prompt_token_ids"] == two_turns["prompt_token_ids"]
+    assert merged["is_last_step"] == [False, True]
+
+
+def test_fields_the_rule_does_not_know_are_the_last_turns_too(two_turns):
+    two_turns |= {
+        "trajectory_generation_times": [2.0, 3.0],
+        "trajectory_time_splits": {"llm": [1.0, 2.0], "env": [0.5, 0.25]},
+        "env_metrics": [{"solved": 0}, {"solved": 1}],
+        "pixel_values": None,
+    }
+    merged = merge_stepwise_output(two_turns)
+    assert merged["trajectory_generation_times"] == [3.0]
+    assert merged["trajectory_time_splits"] == {"llm": [2.0], "env": [0.25]}
+    assert merged["env_metrics"] == [{"solved": 1}]
+    assert merged["pixel_values"] is None
+    assert merged["rollout_metrics"]["generate/trajectory_completion_time_max"] == 3.0
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_equals_the_greedy_rule_field_by_field(batches, greedy, data):
+    out = data.draw(batches)
+    merged = merge_stepwise_output(out)
+    for name, expected in greedy(out).items():
+        assert merged[name] == expected, name
+    for name in ("rollout_logprobs", "stop_reasons"):
+        assert (merged[name] is None) == (out[name] is None)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_merging_twice_changes_nothing_more(batches, data):
+    once = merge_stepwise_output(data.draw(batches))
+    assert merge_stepwise_output(once) == once
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_the_input_is_neither_changed_nor_shared(batches, data):
+    out = data.draw(batches)
+    before = copy.deepcopy(out)
+    merged = merge_stepwise_output(out)
+    for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "rollout_logprobs"):
+        for row in merged[name] or []:
+            if isinstance(row, list):
+                row.append(77)
+    assert out == before
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "response_ids", "rewards", "loss_masks"])
+def test_an_absent_field_is_named(two_turns, name):
+    del two_turns[name]
+    with pytest.raises(ValueError, match=f"^{name}: this field is missing"):
+        merge_stepwise_output(two_turns)

@@ -1,0 +1,78 @@
+"""Training on merged rows is training on the turns: the same loss, the same gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rlskip.merge import merge
+
+VOCABULARY = 10
+
+
+class Transformer(nn.Module):
+    """One causal block with positions; float64, so that only a real difference shows."""
+
+    def __init__(self, width=8, longest=128):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(longest, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, VOCABULARY)
+        self.double()
+
+    def forward(self, ids):
+        causal = nn.Transformer.generate_square_subsequent_mask(len(ids), dtype=torch.float64)
+        x = self.tokens(ids) + self.positions(torch.arange(len(ids)))
+        return self.head(self.block(x[None], src_mask=causal, is_causal=True)[0])
+
+
+def loss_and_gradients(out):
+    """An importance-weighted policy gradient, averaged over the trained tokens.
+
+    The advantage is the trajectory's, here a function of its id.
+    """
+    model = Transformer()
+    total, trained = torch.zeros((), dtype=torch.float64), 0
+    for i, (prompt, response) in enumerate(
+        zip(out["prompt_token_ids"], out["response_ids"], strict=True)
+    ):
+        # A first token, so that an empty prompt predicts too.
+        ids = torch.tensor([0, *prompt, *response])
+        log_probs = model(ids[:-1]).log_softmax(-1).gather(1, ids[1:, None])[len(prompt) :, 0]
+        old = torch.tensor(out["rollout_logprobs"][i], dtype=torch.float64)
+        mask = torch.tensor(out["loss_masks"][i], dtype=torch.float64)
+        advantage = out["trajectory_ids"][i] - 0.5
+        total = total - ((log_probs - old).exp() * advantage * mask).sum()
+        trained += int(mask.sum())
+    loss = total / max(trained, 1)
+    loss.backward()
+    return loss, [parameter.grad for parameter in model.parameters()]
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("strategy", ["adjacent", "chain"])
+def test_merged_rows_give_the_loss_and_gradients_of_the_turns(
+    batches, merge_config, strategy, data
+):
+    out = data.draw(batches)
+    out["trajectory_ids"] = torch.tensor([False, *out["is_last_step"]]).cumsum(0)[:-1].tolist()
+    out["rollout_logprobs"] = [[-2.0 - token / 8 for token in row] for row in out["response_ids"]]
+    merged, _, _ = merge(out, merge_config(strategy=strategy))
+    loss, gradients = loss_and_gradients(out)
+    merged_loss, merged_gradients = loss_and_gradients(merged)
+    torch.testing.assert_close(merged_loss, loss, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(merged_gradients, gradients, rtol=1e-8, atol=1e-12)
+
+
+def test_training_on_an_observation_would_show(turns, merge_config):
+    out = turns(([1], [2]), ([1, 2, 3], [4, 5]))
+    out |= {"trajectory_ids": [0, 0], "rollout_logprobs": [[-2.0], [-2.0, -2.0]]}
+    merged, _, _ = merge(out, merge_config())
+    loss, gradients = loss_and_gradients(merged)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    merged["loss_masks"] = [[1, 1, 1, 1]]
+    assert not torch.isclose(loss_and_gradients(merged)[0], loss, rtol=1e-3)
