@@ -1,0 +1,13 @@
+"""Whole groups for the trainer, or a clear error: readiness, completeness, staleness, clean-up."""
+
+from rlskip.replay.buffer import Refill, ReplayBuffer
+from rlskip.replay.errors import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.replay.readiness import PromptOutcome
+
+__all__ = [
+    "IncompleteRolloutError",
+    "PromptOutcome",
+    "Refill",
+    "ReplayBuffer",
+    "ReplayTimeoutError",
+]

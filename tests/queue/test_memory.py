@@ -1,0 +1,138 @@
+"""MemoryQueue: the conformance suite, a model, and what only the embedded queue promises."""
+
+import asyncio
+import gc
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rlskip.errors import RlskipError
+from rlskip.queue import MemoryQueue, to_rows
+from rlskip.testing import QueueTests
+
+
+class TestMemoryQueue(QueueTests):
+    @pytest.fixture
+    def queue(self):
+        return MemoryQueue()
+
+
+KEYS = st.lists(st.sampled_from(["u", "u_0_0", "u_1_0", "v"]), min_size=1, unique=True)
+PARTITIONS = st.sampled_from(["train", "val"])
+
+
+class QueueAgainstDicts(RuleBasedStateMachine):
+    """The queue is two dicts; whoever follows a watch knows what a fresh listing says."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = MemoryQueue()
+        self.watch = self.queue.watch()
+        self.tags = {"train": {}, "val": {}}
+        self.rows = {"train": {}, "val": {}}
+        self.followed = {"train": {}, "val": {}}
+
+    @rule(keys=KEYS, partition=PARTITIONS, name=st.sampled_from("ab"), value=st.integers(0, 9))
+    def put(self, keys, partition, name, value):
+        self.queue.put(keys, partition, [{name: value}] * len(keys), [{name: value}] * len(keys))
+        for key in keys:
+            self.tags[partition].setdefault(key, {})[name] = value
+            self.rows[partition].setdefault(key, {})[name] = value
+
+    @rule(keys=KEYS, partition=PARTITIONS)
+    def clear(self, keys, partition):
+        self.queue.clear(keys, partition)
+        for key in keys:
+            self.tags[partition].pop(key, None)
+            self.rows[partition].pop(key, None)
+
+    @rule()
+    def follow(self):
+        for partition, changes in self.watch.changes().items():
+            for key, tag in changes.items():
+                if tag is None:
+                    del self.followed[partition][key]  # only what was reported is reported gone
+                else:
+                    self.followed[partition][key] = tag
+        assert self.followed == self.tags
+
+    @invariant()
+    def it_holds_what_the_dicts_hold(self):
+        for partition in ("train", "val"):
+            assert self.queue.list(partition) == self.tags[partition]
+            for key, row in self.rows[partition].items():
+                assert to_rows(self.queue.get([key], partition)) == [row]
+
+
+TestQueueAgainstDicts = QueueAgainstDicts.TestCase
+TestQueueAgainstDicts.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+
+
+def test_a_waiting_reader_is_woken_by_the_change_itself():
+    queue = MemoryQueue()
+    watch = queue.watch()
+    woken = []
+
+    def wait():
+        watch.wait_change(30)
+        woken.append(time.perf_counter())
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    time.sleep(0.05)
+    put_at = time.perf_counter()
+    queue.put(["a"], "train", None, [{}])
+    reader.join(5)
+    assert woken
+    assert woken[0] - put_at < 1.0
+
+
+def test_a_waiting_coroutine_is_woken_by_the_change_itself():
+    queue = MemoryQueue()
+
+    async def wait():
+        watch = queue.watch()
+        threading.Timer(0.05, queue.put, (["a"], "train", None, [{}])).start()
+        await watch.await_change(30)
+        return watch.changes()
+
+    start = time.perf_counter()
+    assert asyncio.run(wait()) == {"train": {"a": {}}}
+    assert time.perf_counter() - start < 15
+
+
+def test_an_idle_watch_does_not_grow():
+    queue = MemoryQueue()
+    queue.put(["stays"], "train", None, [{}])
+    watch = queue.watch()
+    for i in range(1000):
+        queue.put([f"u{i}"], "train", None, [{}])
+        queue.clear([f"u{i}"], "train")
+    assert watch.changes() == {"train": {"stays": {}}}
+
+
+def test_a_forgotten_watch_is_forgotten():
+    queue = MemoryQueue()
+    watch = queue.watch()
+    del watch
+    gc.collect()
+    assert len(queue._watches) == 0
+
+
+def test_a_row_does_not_keep_its_batch_alive():
+    queue = MemoryQueue()
+    batch = torch.zeros(1000, 8)
+    queue.put(["a"], "train", [{"x": batch[0]}])
+    (row,) = to_rows(queue.get(["a"], "train"))
+    assert row["x"].untyped_storage().nbytes() < batch.untyped_storage().nbytes()
+
+
+def test_it_says_that_it_cannot_leave_its_process():
+    with pytest.raises(RlskipError, match=r"one process.*\n.*TransferQueueAdapter"):
+        pickle.dumps(MemoryQueue())

@@ -1,0 +1,84 @@
+"""TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
+
+import pickle
+import time
+
+import pytest
+
+from rlskip.keys import prompt_tag, row_tag, session_tag
+from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows
+from rlskip.queue.transfer_queue import difference
+from rlskip.testing import QueueTests
+
+
+def test_a_difference_is_what_changed():
+    before = {"train": {"a": {"n": 1}, "b": {}, "c": {"n": 3}}, "val": {"v": {}}}
+    now = {"train": {"a": {"n": 2}, "c": {"n": 3}, "d": {}}, "test": {}}
+    assert difference(before, now) == {
+        "train": {"a": {"n": 2}, "b": None, "d": {}},
+        "val": {"v": None},
+    }
+    assert difference(now, now) == {}
+    assert difference({}, now) == {"train": now["train"]}
+
+
+def test_without_a_running_ray_it_says_so(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with pytest.raises(QueueUnavailableError, match=r"ray\.init\(\)|rlskip\[ray\]"):
+        TransferQueueAdapter()
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    ray = pytest.importorskip("ray")
+    transfer_queue = pytest.importorskip("transfer_queue")
+    # One CPU for the controller and one for each of the two storage units.
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield TransferQueueAdapter()
+    transfer_queue.close()
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+class TestTransferQueueAdapter(QueueTests):
+    @pytest.fixture
+    def queue(self, adapter):
+        return adapter
+
+    def test_another_process_joins_the_same_queue(self, queue, partition):
+        import ray
+
+        @ray.remote(num_cpus=0.1)
+        def run_session(queue, uid):
+            queue.put([f"{uid}_0_0"], partition, [{"x": uid}], [row_tag(3)])
+            queue.put([f"{uid}_sess0"], partition, None, [session_tag(0)])
+
+        queue.put(["u"], partition, None, [prompt_tag(3, n=1)])
+        ray.get(run_session.remote(queue, "u"))
+        assert queue.list(partition) == {
+            "u": prompt_tag(3, n=1),
+            "u_0_0": row_tag(3),
+            "u_sess0": session_tag(0),
+        }
+        assert to_rows(queue.get(["u_0_0"], partition)) == [{"x": "u"}]
+
+    def test_pickled_it_is_the_same_queue(self, queue, partition):
+        queue.put(["a"], partition, None, [{"n": 1}])
+        assert pickle.loads(pickle.dumps(queue)).list(partition) == {"a": {"n": 1}}
+
+    def test_it_asks_less_often_the_longer_nothing_happens(self, queue, partition):
+        watch = queue.watch()
+        watch.changes()
+        pauses = []
+        for _ in range(4):
+            start = time.monotonic()
+            watch.wait_change(10)
+            pauses.append(time.monotonic() - start)
+            watch.changes()
+        assert pauses[0] < pauses[-1] < 1.0
+        queue.put(["a"], partition, None, [{}])
+        watch.changes()
+        start = time.monotonic()
+        watch.wait_change(10)
+        assert time.monotonic() - start < pauses[-1]

@@ -1,0 +1,266 @@
+"""No interleaving of puts, failures, retries, clears and samples yields a short group, a
+duplicate or a lost row: the buffer beside a model that reads all tags anew each time."""
+
+import uuid
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rlskip.keys import SessionKey, TrajectoryKey, prompt_tag, row_tag, session_tag, status_tag
+from rlskip.queue import MemoryQueue, TransferQueueAdapter
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+
+UIDS = st.sampled_from(["a", "b_1_2", "c_sess1"])
+SESSIONS = st.integers(0, 2)
+STEPS = st.integers(1, 2)
+MAX_REFILLS = 2
+VIABLE = 2
+
+
+class BufferAgainstModel(RuleBasedStateMachine):
+    make_queue = MemoryQueue
+
+    def __init__(self):
+        super().__init__()
+        self.queue = self.make_queue()
+        self.partition = uuid.uuid4().hex
+        self.tags = {}  # what the queue must hold
+        self.attempts = {}  # (uid, session) -> its attempt now
+        self.taken = set()
+        self.refills = {}
+        self.batches = []  # sampled and not cleared
+        self.handed_out = set()  # their keys
+
+    @initialize(policy=st.sampled_from(["raise", "drop", "refill", "min_viable"]))
+    def configure(self, policy):
+        self.policy = policy
+        replay = {
+            "on_incomplete": policy,
+            "min_viable": VIABLE,
+            "max_refills": MAX_REFILLS,
+            "timeout_s": 0.001,
+        }
+        self.buffer = ReplayBuffer(self.queue, {"replay": replay}, refill=self.refill)
+
+    # -- what writers do ---------------------------------------------------------------------
+    def put(self, key, tag):
+        self.queue.put([key], self.partition, [{"x": key}], [tag])
+        self.tags[key] = {**self.tags.get(key, {}), **tag}
+
+    def forget(self, uid):
+        for key in self.keys_of(uid):
+            del self.tags[key]
+        self.taken.discard(uid)
+        self.refills.pop(uid, None)
+
+    def refill(self, partition, prompts):
+        assert partition == self.partition
+        for prompt in prompts:
+            assert not self.keys_of(prompt.uid, self.queue.list(partition))
+            self.queue.put([prompt.uid], partition, [{"x": 0}], [prompt_tag(1, 1)])
+
+    @rule(uid=UIDS, step=STEPS, n=st.integers(1, 3), counted=st.booleans())
+    def submit(self, uid, step, n, counted):
+        if "is_prompt" not in self.tags.get(uid, {}):
+            self.put(uid, prompt_tag(step, n) if counted else status_tag(step, "pending", n))
+
+    @rule(
+        uid=UIDS,
+        session=SESSIONS,
+        rows=st.integers(0, 2),
+        error=st.sampled_from([None, None, "boom"]),
+    )
+    def run_session(self, uid, session, rows, error):
+        """A session that ran: again, when it has a marker, as the next attempt."""
+        marker = str(SessionKey(uid, session))
+        attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
+        for index in range(rows):
+            self.put(str(TrajectoryKey(uid, session, index)), row_tag(1, attempt))
+        self.put(marker, session_tag(session, attempt, error))
+
+    @rule(uid=UIDS, step=STEPS, n=st.integers(1, 3), counted=st.booleans(), rows=st.integers(1, 2))
+    def run_what_is_missing(self, uid, step, n, counted, rows):
+        """Everything goes well for one prompt from here on."""
+        self.submit(uid, step, n, counted)
+        root = self.tags[uid]
+        for session in range(root["n"] if "n" in root else root["expected_rollouts"]):
+            if not self.session_rows(uid, session):
+                self.run_session(uid, session, rows, None)
+        if "n" not in root:
+            self.put(uid, {"status": "finished"})
+
+    @rule(uid=UIDS, session=SESSIONS, rows=st.integers(1, 2))
+    def run_session_without_marker(self, uid, session, rows):
+        if str(SessionKey(uid, session)) not in self.tags:
+            for index in range(rows):
+                self.put(str(TrajectoryKey(uid, session, index)), row_tag(1))
+
+    @rule(uid=UIDS, status=st.sampled_from(["running", "finished", "finished", "failure"]))
+    def set_status(self, uid, status):
+        """A worker's bare tag, at times before its prompt."""
+        # Before they say that they are prompts, the other uids read as a row and a marker.
+        if uid in self.tags or uid == "a":
+            self.put(uid, {"status": status})
+
+    # -- what the trainer does -----------------------------------------------------------------
+    @rule(step=STEPS, size=st.sampled_from([None, 1, 2]))
+    def sample(self, step, size):
+        refused, expected = self.expect(step, size)
+        if expected is None:
+            with pytest.raises(IncompleteRolloutError) as error:
+                self.buffer.sample(step, self.partition, size)
+            timed_out = isinstance(error.value, ReplayTimeoutError)
+            missing = {uid for uid in self.prompts(step, size) if not self.over(uid)}
+            assert timed_out == (refused is None)
+            assert {p.uid for p in error.value.prompts} == (missing if timed_out else refused)
+            return
+        batch, _ = self.buffer.sample(step, self.partition, size)
+        roots = batch.extra_info["rollout_root_keys"]
+        assert len(roots) == len(expected) if size else set(roots) == set(expected)
+        assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
+        assert batch.keys == [key for uid in roots for key in self.rows(uid)]
+        assert not self.handed_out & set(batch.keys), "a row was handed out twice"
+        assert all(self.enough(uid) for uid in roots), "a short group"
+        self.taken.update(roots)
+        self.handed_out |= set(batch.keys)
+        self.batches.append(batch)
+
+    @precondition(lambda self: self.batches)
+    @rule()
+    def clear_a_batch(self):
+        batch = self.batches.pop(0)
+        self.buffer.clear(batch)
+        for uid in batch.extra_info["rollout_root_keys"]:
+            self.forget(uid)
+        self.handed_out -= set(batch.keys)
+
+    @rule(uid=UIDS)
+    def evict(self, uid):
+        if uid not in self.taken:
+            self.buffer.evict([uid], self.partition)
+            self.forget(uid)
+
+    # -- the model: everything is read anew ------------------------------------------------------
+    def expect(self, step, size):
+        """(uids an error names, uids of a batch): both None when the call must time out."""
+        dropped = set()
+        while True:
+            scope = self.prompts(step, size)
+            broken = {uid for uid in scope if self.over(uid) and not self.enough(uid)}
+            if broken and self.policy in ("raise", "min_viable"):
+                return broken, None
+            hopeless = {uid for uid in broken if self.refills.get(uid, 0) >= MAX_REFILLS}
+            if hopeless and self.policy == "refill":
+                return hopeless, None
+            for uid in broken:
+                refills = self.refills.get(uid, 0)
+                self.forget(uid)
+                if self.policy == "refill":
+                    self.tags[uid] = prompt_tag(1, 1)
+                    self.refills[uid] = refills + 1
+                else:
+                    dropped.add(uid)
+            if broken:
+                continue
+            whole = sorted((uid for uid in scope if self.over(uid)), key=self.step)
+            if size is not None:
+                return None, whole[:size] if len(whole) >= size else None
+            if len(whole) < len(scope):
+                return None, None
+            if not whole and dropped:
+                return dropped, None
+            return None, whole or None
+
+    def keys_of(self, uid, tags=None):
+        keys = self.tags if tags is None else tags
+        forms = {uid} | {str(SessionKey(uid, s)) for s in range(3)}
+        forms |= {str(TrajectoryKey(uid, s, i)) for s in range(3) for i in range(2)}
+        return [key for key in keys if key in forms]
+
+    def submitted(self):
+        return [uid for uid, tag in self.tags.items() if "is_prompt" in tag]
+
+    def step(self, uid):
+        return self.tags[uid]["global_steps"]
+
+    def prompts(self, step, size):
+        return [
+            uid
+            for uid in self.submitted()
+            if uid not in self.taken and (size is not None or self.step(uid) == step)
+        ]
+
+    def over(self, uid):
+        root = self.tags[uid]
+        if "n" not in root:
+            return root["status"] in ("finished", "failure")
+        return sum(str(SessionKey(uid, s)) in self.tags for s in range(3)) >= root["n"]
+
+    def session_rows(self, uid, session):
+        """The rows of a session that succeeded, in order."""
+        marker = self.tags.get(str(SessionKey(uid, session)))
+        if marker is None and "n" in self.tags[uid]:
+            return []
+        if marker is not None and marker["status"] == "failure":
+            return []
+        attempt = marker["attempt"] if marker is not None else 0
+        keys = [str(TrajectoryKey(uid, session, index)) for index in range(2)]
+        return [k for k in keys if k in self.tags and self.tags[k]["attempt"] == attempt]
+
+    def rows(self, uid):
+        return [key for session in range(3) for key in self.session_rows(uid, session)]
+
+    def enough(self, uid):
+        root = self.tags[uid]
+        expected = root["n"] if "n" in root else root["expected_rollouts"]
+        succeeded = sum(bool(self.session_rows(uid, session)) for session in range(3))
+        if self.policy == "min_viable" and succeeded >= min(VIABLE, expected):
+            return True
+        markers = [self.tags.get(str(SessionKey(uid, s)), {}) for s in range(3)]
+        failed = any(marker.get("status") == "failure" for marker in markers)
+        failed = failed or ("n" not in root and root["status"] == "failure")
+        return not failed and succeeded >= expected
+
+    @invariant()
+    def nothing_is_lost(self):
+        assert self.queue.list(self.partition) == self.tags
+
+    @invariant()
+    def the_count_is_right(self):
+        if hasattr(self, "buffer"):
+            prompts = self.prompts(1, size=1)
+            ready = sum(self.over(uid) and self.enough(uid) for uid in prompts)
+            assert self.buffer.get_sampleable_count(1, self.partition) == ready
+
+
+TestBufferAgainstModel = BufferAgainstModel.TestCase
+TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    ray = pytest.importorskip("ray")
+    transfer_queue = pytest.importorskip("transfer_queue")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield TransferQueueAdapter()
+    transfer_queue.close()
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_the_same_on_a_real_transfer_queue(adapter):
+    class OnTransferQueue(BufferAgainstModel):
+        make_queue = staticmethod(lambda: adapter)
+
+    few = settings(max_examples=12, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(OnTransferQueue, settings=few)
