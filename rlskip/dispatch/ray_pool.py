@@ -1,0 +1,373 @@
+"""RayPool: every worker an actor. Hand-outs and results travel in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import ray
+import torch
+from ray import cloudpickle
+from ray.exceptions import RayActorError
+
+from rlskip.dispatch.failures import (
+    DataFailure,
+    InfrastructureFailure,
+    SessionFailure,
+    WorkerLostError,
+    as_failure,
+)
+from rlskip.dispatch.pools import Pool, Rows, Runner, Worker
+from rlskip.dispatch.units import Job, Sample, Session, own
+
+logger = logging.getLogger(__name__)
+
+COALESCE_S = 0.002
+"""How long a hand-out or a result may wait for others to travel with it."""
+FULL = 64
+"""So many hand-outs wait for no more."""
+
+START_S = 300.0
+"""How long the actors may take to start."""
+
+
+class RayPool(Pool):
+    """Workers as Ray actors, of which each may run any number of sessions at once.
+
+    A prompt crosses to an actor with the first of its sessions and no more; hand-outs and
+    results are gathered for a moment and cross together. An actor that dies fails its
+    sessions, and another takes its place, `restarts` times at most.
+
+    Parameters
+    ----------
+    worker
+        As for LocalPool; a class is made once in each actor, where its model may live.
+    workers
+        How many actors.
+    threads
+        For blocking functions: how many of them an actor runs at once.
+    options
+        What ``ray.remote`` takes for an actor, e.g. ``{"num_gpus": 1}``.
+    restarts
+        How often a worker that died is replaced.
+
+    Ray is initialised with its defaults when it is not yet.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        workers: int = 4,
+        *,
+        threads: int = 16,
+        options: Mapping[str, Any] | None = None,
+        restarts: int = 3,
+    ) -> None:
+        super().__init__(workers)
+        self._worker = worker
+        self._threads = threads
+        self._options = {
+            "max_concurrency": 10_000,
+            "scheduling_strategy": "SPREAD",
+            **(options or {}),
+        }
+        self._restarts = restarts
+        self._seats: list[_Seat] = []
+        self._packed: dict[int, bytes] = {}
+
+    async def open(self) -> None:
+        if not ray.is_initialized():
+            ray.init()
+        self._seats = [
+            _Seat(i, self._spawn, self._pack_sample, self._restarts) for i in range(self.workers)
+        ]
+        # A first answer from each: what keeps an actor from starting shows here.
+        hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
+        try:
+            await asyncio.wait_for(hellos, START_S)
+        except asyncio.TimeoutError as error:
+            raise InfrastructureFailure(
+                f"Ray started fewer than {self.workers} actors within {START_S:.0f} s",
+                "dispatch.workers",
+                "see `ray status` for what is missing",
+            ) from error
+
+    def _spawn(self) -> Any:
+        actor = ray.remote(_Actor)
+        return actor.options(**self._options).remote(self._worker, self._threads)
+
+    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
+        return self._seats[worker].start(job)
+
+    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
+        self._seats[worker].stop(future)
+
+    def _pack_sample(self, sample: Sample) -> bytes:
+        if sample.id not in self._packed:
+            self._packed[sample.id] = pack(sample.fields)
+        return self._packed[sample.id]
+
+    def forget(self, sample: Sample) -> None:
+        self._packed.pop(sample.id, None)
+        for seat in self._seats:
+            seat.forget(sample)
+
+    async def broadcast(self, method: str, *args: Any) -> None:
+        packed = ray.put(args)
+        await asyncio.gather(*(seat.call(method, packed) for seat in self._seats))
+
+    async def close(self) -> None:
+        for seat in self._seats:
+            seat.close()
+
+
+class _Seat:
+    """The driver's side of one actor."""
+
+    def __init__(
+        self,
+        number: int,
+        spawn: Callable[[], Any],
+        pack_sample: Callable[[Sample], bytes],
+        restarts: int,
+    ) -> None:
+        self._number = number
+        self._spawn = spawn
+        self._pack_sample = pack_sample
+        self._restarts = restarts
+        self._ids = itertools.count()
+        self._calls: dict[str, Any] = {}  # what was broadcast last; a new actor hears it first
+        self._loop = asyncio.get_running_loop()
+        self.actor: Any = None
+        self._sit()
+
+    def _sit(self) -> None:
+        self.actor = self._spawn()
+        self._known: set[int] = set()
+        self._forgotten: list[int] = []
+        self._outbox: list[tuple[int, Job]] = []
+        self._cancelled: list[int] = []
+        self._timer: asyncio.Handle | None = None
+        self._running: dict[int, asyncio.Future[Rows]] = {}
+        self._listener = self._loop.create_task(self._listen())
+        self._ready = self._loop.create_task(self._repeat_calls(self.actor))
+
+    def start(self, job: Job) -> asyncio.Future[Rows]:
+        future: asyncio.Future[Rows] = self._loop.create_future()
+        if self.actor is None:
+            future.set_exception(WorkerLostError(f"worker {self._number} is lost", gone=True))
+            return future
+        number = next(self._ids)
+        self._running[number] = future
+        self._outbox.append((number, job))
+        if len(self._outbox) >= FULL:
+            self._flush()
+        else:
+            self._soon()
+        return future
+
+    def stop(self, future: asyncio.Future[Rows]) -> None:
+        self._cancelled += [number for number, f in self._running.items() if f is future]
+        self._soon()
+
+    def forget(self, sample: Sample) -> None:
+        if sample.id in self._known:
+            self._known.discard(sample.id)
+            self._forgotten.append(sample.id)
+
+    async def call(self, method: str, packed: Any) -> None:
+        self._calls[method] = packed
+        if self.actor is not None:
+            await self.actor.call.remote(method, packed)
+
+    async def _repeat_calls(self, actor: Any) -> None:
+        """Tell a new actor what was broadcast, before its first session."""
+        try:
+            for method, packed in list(self._calls.items()):
+                await actor.call.remote(method, packed)
+        except RayActorError:
+            return  # the listener hears of it
+        except Exception:
+            logger.exception("worker %d cannot take what was broadcast", self._number)
+            ray.kill(actor)
+        self._loop.call_soon(self._soon)
+
+    def close(self) -> None:
+        self._listener.cancel()
+        if self.actor is not None:
+            ray.kill(self.actor)
+            self.actor = None
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(COALESCE_S, self._flush)
+
+    def _flush(self) -> None:
+        """Send what has gathered: hand-outs with the prompts they need, and cancellations."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._ready.done():
+            return
+        jobs, self._outbox = self._outbox, []
+        cancelled, self._cancelled = self._cancelled, []
+        forgotten, self._forgotten = self._forgotten, []
+        prompts = {}
+        for _, job in jobs:
+            if job.sample.id not in self._known:
+                self._known.add(job.sample.id)
+                prompts[job.sample.id] = self._pack_sample(job.sample)
+        handouts = [
+            (number, job.sample.id, job.sampling, attrs.astuple(job.session, recurse=False))
+            for number, job in jobs
+        ]
+        try:
+            # As bytes: Ray would walk through a list of tuples in Python.
+            self.actor.take.remote(pack((handouts, prompts, cancelled, forgotten)))
+        except Exception as error:  # what cannot be sent
+            for number, _ in jobs:
+                self._settle(number, as_failure(error))
+
+    async def _listen(self) -> None:
+        actor = self.actor
+        try:
+            while True:
+                for number, result in pickle.loads(await actor.results.remote()):
+                    self._settle(number, result)
+        except RayActorError as error:
+            self._lost(" ".join(str(error).split()))
+        except Exception as error:
+            logger.exception("the results of worker %d cannot be read", self._number)
+            ray.kill(actor)
+            self._lost(f"its results cannot be read: {error}")
+
+    def _settle(self, number: int, result: Rows | SessionFailure) -> None:
+        future = self._running.pop(number)
+        if isinstance(result, SessionFailure):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _lost(self, cause: str) -> None:
+        running, gone = self._running, self._restarts == 0
+        logger.warning(
+            "worker %d died with %d sessions: %s%s",
+            self._number,
+            len(running),
+            cause,
+            "" if gone else "; a new one takes its place",
+        )
+        if self._timer is not None:
+            self._timer.cancel()
+        if gone:
+            self.actor, self._running = None, {}
+        else:
+            self._restarts -= 1
+            self._sit()
+        for future in running.values():
+            future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}", gone=gone))
+
+
+class _Actor:
+    """The actor's side: runs what it takes, and gives results to whoever asks for them."""
+
+    def __init__(self, worker: Worker, threads: int) -> None:
+        self._runner = Runner(worker, threads)
+        self._prompts: dict[int, Any] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._results: list[tuple[int, Rows | SessionFailure]] = []
+        self._some = asyncio.Event()
+
+    async def hello(self) -> None:
+        pass
+
+    async def take(self, packed: bytes) -> None:
+        handouts, prompts, cancelled, forgotten = pickle.loads(packed)
+        self._prompts.update((key, pickle.loads(fields)) for key, fields in prompts.items())
+        for number, prompt, sampling, session in handouts:
+            work = self._work(number, self._prompts[prompt], sampling, Session(*session))
+            self._tasks[number] = asyncio.create_task(work)
+        for number in cancelled:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+        for key in forgotten:
+            self._prompts.pop(key, None)
+
+    async def results(self) -> bytes:
+        """What has ended since the last call; waits until something has."""
+        await self._some.wait()
+        await asyncio.sleep(COALESCE_S)
+        self._some.clear()
+        results, self._results = self._results, []
+        try:
+            return pack(results)
+        except Exception:
+            return pack([(number, _sendable(result)) for number, result in results])
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        await self._runner.call(method, *own(args))
+
+    async def _work(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
+        result: Any
+        try:
+            result = await self._runner.run(prompt, sampling, session)
+        except asyncio.CancelledError:
+            result = SessionFailure("cancelled")
+        except Exception as error:
+            result = as_failure(error)
+        del self._tasks[number]
+        self._results.append((number, result))
+        self._some.set()
+
+
+def _sendable(result: Any) -> Any:
+    """`result`, or the failure that it cannot be sent."""
+    try:
+        pack(result)
+    except Exception as error:
+        return DataFailure(f"its result cannot be sent: {error}")
+    return result
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Tensors go as numpy arrays: torch's own way through torch.save takes twenty times longer."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and _plain(value):
+            return torch.from_numpy, (value.numpy(),)
+        return super().reducer_override(value)
+
+
+def _plain(value: torch.Tensor) -> bool:
+    return (
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.dtype in _NUMPY
+        and not (value.requires_grad or value.is_conj() or value.is_neg())
+    )
+
+
+_NUMPY = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+}
+
+
+def pack(value: Any) -> bytes:
+    """Pickle `value` for another process of the same run."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()

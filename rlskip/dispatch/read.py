@@ -1,0 +1,82 @@
+"""From what a trainer hands over to a batch of prompts, each with its n and its sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.batch import Batch, Prompt
+from rlskip.dispatch.history import History
+from rlskip.dispatch.units import (
+    BatchError,
+    Sample,
+    batch_size,
+    build_trajectory_info,
+    extract_sample,
+)
+from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL
+from rlskip.store import fingerprint
+
+GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
+"""Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
+
+
+def read_batch(
+    prompts: TensorDictBase | Sequence[Mapping[str, Any]],
+    config: DispatchConfig,
+    history: History | None,
+    step: int | None,
+    validate: bool | None,
+    partition: str | None,
+) -> Batch:
+    """The batch that ``RolloutDispatcher.submit`` describes; raises :class:`BatchError`."""
+    size = batch_size(prompts)
+    samples = [extract_sample(prompts, i) for i in range(size)]
+    first = samples[0]
+    step = first.get("global_steps") if step is None else step
+    if step is None:
+        raise BatchError("the batch says no step", "global_steps", "give submit a step")
+    validate = bool(first.get("validate", False)) if validate is None else validate
+    index = [sample.get("index", i) for i, sample in enumerate(samples)]
+    infos = build_trajectory_info(step, index, validate)
+    batch = Batch(infos[0]["step"], partition or (VAL if validate else TRAIN), validate)
+
+    usual = dict((config.val_sampling if validate else config.sampling) or {})
+    greedy = {**usual, **GREEDY}
+    copies: Counter[str] = Counter()
+    for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
+        sample.pop("validate", None)
+        n = sample.pop(ROLLOUT_N, None)
+        n = (config.val_n if validate else config.n) if n is None else int(n)
+        sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
+        if n is None or n < 1:
+            raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "at least one")
+        if "uid" not in sample:
+            raise BatchError("the batch has no uids", "uid", "name each prompt")
+        prompt = Prompt(
+            i,
+            size,
+            n,
+            batch=batch,
+            uid=str(sample["uid"]),
+            sample=Sample(sample),
+            sampling=usual if sampled else greedy,
+            info=info,
+        )
+        if history is not None:
+            prompt.known_as = history.key(sample)
+            prompt.expected = history.expected(prompt.known_as)
+        if config.journal and not validate:
+            content = fingerprint({**sample, DO_SAMPLE: sampled})
+            prompt.journal_key = (content, copies[content])
+            copies[content] += 1
+        batch.prompts.append(prompt)
+    twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
+    if twice:
+        raise BatchError(f"uids given twice: {', '.join(twice[:10])}", "uid")
+    batch.sessions = batch.unwritten = sum(prompt.n for prompt in batch.prompts)
+    return batch

@@ -1,0 +1,234 @@
+"""Which session runs next, and on which worker: a state machine without clock or I/O.
+
+Whoever drives it, a pool or a simulation, says three things: these sessions wait
+(:meth:`Scheduler.add`), hand me one (:meth:`Scheduler.next`), this one ended
+(:meth:`Scheduler.done`, or :meth:`Scheduler.retry`). It holds what waits and counts what runs;
+of what has ended it keeps nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from rlskip.dispatch.policies import Place, Policy, Waiting
+
+
+@attrs.define(eq=False)
+class Group:
+    """A prompt's sessions, as the scheduler sees them.
+
+    Parameters
+    ----------
+    prompt, prompts
+        The prompt's position in its batch, and the batch's size.
+    n
+        How many sessions it gets.
+    expected
+        Their mean length as the history has it; None when it has none.
+    """
+
+    prompt: int
+    prompts: int
+    n: int
+    expected: float | None = None
+    cancelled: bool = attrs.field(default=False, init=False)
+    _waiting: deque[Unit] = attrs.field(factory=deque, init=False)
+    _started: int = attrs.field(default=0, init=False)
+    _finished: int = attrs.field(default=0, init=False)
+    _length: float = attrs.field(default=0.0, init=False)
+    _turn: int = attrs.field(default=0, init=False)
+
+
+@attrs.frozen(eq=False)
+class Unit:
+    """One session of one prompt, at its `attempt`-th attempt; `avoid` is where it failed last."""
+
+    group: Group
+    session: int
+    number: int
+    attempt: int = 0
+    avoid: int | None = None
+
+
+class Scheduler:
+    """Hands out sessions to workers ``0 .. workers-1``.
+
+    Parameters
+    ----------
+    workers
+        How many there are.
+    policy
+        Where each session goes, and when.
+    per_worker, in_total
+        How many sessions may run at once, on one worker and on all; None for any number.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        policy: Policy,
+        per_worker: int | None = None,
+        in_total: int | None = None,
+    ) -> None:
+        self.workers = workers
+        self.in_flight = 0
+        self._policy = policy
+        self._per_worker = per_worker or float("inf")
+        self._in_total = in_total or float("inf")
+        self._load = dict.fromkeys(range(workers), 0)  # of the workers that live
+        self._number = 0
+        self._again: deque[Unit] = deque()
+        # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
+        self._anywhere: list[tuple[float, int, int, Group]] = []
+        self._room = 64
+        self._pinned: dict[int, list[tuple[float, int, Unit]]] = {w: [] for w in range(workers)}
+
+    @property
+    def alive(self) -> list[int]:
+        """The workers that are not lost."""
+        return list(self._load)
+
+    def add(self, group: Group, sessions: Iterable[int] | None = None) -> None:
+        """Let sessions of `group` wait: these, or all n."""
+        for session in range(group.n) if sessions is None else sessions:
+            unit = Unit(group, session, self._number)
+            self._number += 1
+            place = self._place(unit)
+            if place.worker is None:
+                group._waiting.append(unit)
+            else:
+                self._pin(place.worker, place.rank, unit)
+        self._queue(group)
+
+    def next(self) -> tuple[int, Unit] | None:
+        """The next session to run and its worker; None while there is none, or no free slot."""
+        if self.in_flight >= self._in_total:
+            return None
+        free = [w for w, load in self._load.items() if load < self._per_worker]
+        if not free:
+            return None
+        free.sort(key=self._load.__getitem__)
+        found = self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
+        if found is not None:
+            worker, unit = found
+            unit.group._started += 1
+            self._queue(unit.group)
+            self._load[worker] += 1
+            self.in_flight += 1
+        return found
+
+    def done(self, worker: int, unit: Unit, length: float | None = None) -> None:
+        """`unit` has ended for good; `length` is what it produced, None when it failed."""
+        self._release(worker)
+        group = unit.group
+        if length is not None:
+            group._finished += 1
+            group._length += length
+            self._queue(group)
+
+    def retry(self, worker: int, unit: Unit) -> None:
+        """`unit` failed on `worker`: let it wait again, for another worker if there is one."""
+        self._release(worker)
+        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
+
+    def cancel(self, group: Group) -> None:
+        """Hand out no more sessions of `group`; those that run must still be reported done."""
+        group.cancelled = True
+        group._waiting.clear()
+
+    def lose(self, worker: int) -> None:
+        """`worker` is gone for good; what waited for it goes to the others.
+
+        What ran on it must still be reported, done or to retry.
+        """
+        self._load.pop(worker, None)
+        for rank, _, unit in self._pinned.pop(worker, []):
+            if self._load:
+                self._pin(worker, rank, unit)
+            else:
+                self._again.append(unit)
+
+    # -- within --------------------------------------------------------------------------
+
+    def _place(self, unit: Unit) -> Place:
+        group = unit.group
+        return self._policy(
+            Waiting(
+                group.prompt,
+                group.prompts,
+                unit.session,
+                group.n,
+                unit.number,
+                self.workers,
+                group._started,
+                _expected(group),
+            )
+        )
+
+    def _pin(self, worker: int, rank: float, unit: Unit) -> None:
+        if worker not in self._pinned:
+            alive = self.alive
+            worker = alive[worker % len(alive)]
+        heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
+
+    def _queue(self, group: Group) -> None:
+        """(Re)place the next session of `group`; an older entry of it is void from here on."""
+        if group._waiting:
+            group._turn += 1
+            head = group._waiting[0]
+            rank = self._place(head).rank
+            heapq.heappush(self._anywhere, (rank, head.number, group._turn, group))
+        if len(self._anywhere) > self._room:
+            self._anywhere = [entry for entry in self._anywhere if _holds(entry)]
+            heapq.heapify(self._anywhere)
+            self._room = 64 + 2 * len(self._anywhere)
+
+    def _next_again(self, free: list[int]) -> tuple[int, Unit] | None:
+        for unit in list(self._again):
+            if unit.group.cancelled:
+                self._again.remove(unit)
+                continue
+            elsewhere = [w for w in free if w != unit.avoid]
+            if elsewhere or len(self._load) == 1:
+                self._again.remove(unit)
+                return (elsewhere or free)[0], unit
+        return None
+
+    def _next_pinned(self, free: list[int]) -> tuple[int, Unit] | None:
+        for worker in free:
+            heap = self._pinned[worker]
+            while heap:
+                _, _, unit = heapq.heappop(heap)
+                if not unit.group.cancelled:
+                    return worker, unit
+        return None
+
+    def _next_anywhere(self, free: list[int]) -> tuple[int, Unit] | None:
+        while self._anywhere:
+            entry = heapq.heappop(self._anywhere)
+            if _holds(entry):
+                return free[0], entry[3]._waiting.popleft()
+        return None
+
+    def _release(self, worker: int) -> None:
+        self.in_flight -= 1
+        if worker in self._load:
+            self._load[worker] -= 1
+
+
+def _expected(group: Group) -> float | None:
+    """The mean of what is known; a history counts as much as a group that has finished."""
+    count, length = group._finished, group._length
+    if group.expected is not None:
+        count, length = count + group.n, length + group.n * group.expected
+    return length / count if count else None
+
+
+def _holds(entry: tuple[float, int, int, Group]) -> bool:
+    """Whether an entry is the latest of its group, and the group has sessions that wait."""
+    _, _, turn, group = entry
+    return turn == group._turn and bool(group._waiting)

@@ -1,0 +1,176 @@
+"""What ran where and when: a trace for Perfetto (ui.perfetto.dev), and a picture."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.errors import RlskipError
+
+
+@attrs.frozen
+class Span:
+    """One attempt at a session. Times in seconds since the batch was submitted.
+
+    ``queued`` is when it began to wait, ``error`` why it failed, ``tokens`` what it produced.
+    """
+
+    worker: int
+    prompt: int
+    uid: str
+    session: int
+    attempt: int
+    queued: float
+    started: float
+    ended: float
+    tokens: int = 0
+    error: str | None = None
+
+
+def lanes(spans: Sequence[Span]) -> list[int]:
+    """For each span the lowest lane of its worker that no other occupies meanwhile."""
+    free: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    busy: dict[int, list[tuple[float, int]]] = {}
+    out = [0] * len(spans)
+    for i in sorted(range(len(spans)), key=lambda i: spans[i].started):
+        span = spans[i]
+        ending = busy.setdefault(span.worker, [])
+        open_lanes = free.setdefault(span.worker, [])
+        while ending and ending[0][0] <= span.started:
+            heapq.heappush(open_lanes, heapq.heappop(ending)[1])
+        if open_lanes:
+            lane = heapq.heappop(open_lanes)
+        else:
+            lane = used.get(span.worker, 0)
+            used[span.worker] = lane + 1
+        heapq.heappush(ending, (span.ended, lane))
+        out[i] = lane
+    return out
+
+
+def write_trace(spans: Sequence[Span], path: Path) -> None:
+    """Chrome trace JSON: a process per worker, a thread per lane, a slice per attempt.
+
+    The time before it started is in a slice of its own in the process ``queue``.
+    """
+    workers = sorted({span.worker for span in spans})
+    names = {-1: "queue", **{worker: f"worker {worker}" for worker in workers}}
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": worker + 1, "args": {"name": name}}
+        for worker, name in names.items()
+    ]
+    for number, (span, lane) in enumerate(zip(spans, lanes(spans), strict=True)):
+        name = f"{span.uid} session {span.session}"
+        name += f" attempt {span.attempt}" if span.attempt else ""
+        args = {
+            "uid": span.uid,
+            "session": span.session,
+            "attempt": span.attempt,
+            "tokens": span.tokens,
+            "queued_s": round(span.started - span.queued, 6),
+            "error": span.error,
+        }
+        category = "session" if span.error is None else "failed"
+        common = {"name": name, "cat": category, "args": args}
+        events.append(
+            {
+                **common,
+                "ph": "X",
+                "pid": span.worker + 1,
+                "tid": lane,
+                "ts": span.started * 1e6,
+                "dur": (span.ended - span.started) * 1e6,
+            }
+        )
+        for phase, at in (("b", span.queued), ("e", span.started)):
+            waits = {"ph": phase, "pid": 0, "tid": 0, "id": number, "ts": at * 1e6}
+            events.append({**common, "cat": "queued", **waits})
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
+    """A PNG: above, how many sessions run and wait; below, each attempt in its worker's lane.
+
+    Needs matplotlib (extra ``train``).
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise RlskipError(
+            "a timeline's picture needs matplotlib",
+            "dispatch.timeline_dir",
+            'pip install "rlskip[train]"',
+        ) from error
+
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, sharex=True, height_ratios=[1, 3])
+
+    for label, color, edges in (
+        ("running", "#1f6f8b", [(s.started, s.ended) for s in spans]),
+        ("waiting", "#c9a227", [(s.queued, s.started) for s in spans]),
+    ):
+        changes = sorted([(a, 1) for a, _ in edges] + [(b, -1) for _, b in edges])
+        times, counts, now = [0.0], [0], 0
+        for at, change in changes:
+            now += change
+            times.append(at)
+            counts.append(now)
+        above.step(times, counts, where="post", color=color, label=label)
+    above.set_ylabel("sessions")
+    above.legend(loc="upper right", frameon=False, ncols=2)
+
+    # A worker's lanes lie together, with a gap to the next worker's.
+    lane_of = lanes(spans)
+    depth: dict[int, int] = {}
+    for span, lane in zip(spans, lane_of, strict=True):
+        depth[span.worker] = max(depth.get(span.worker, 0), lane + 1)
+    base, at = {}, 0.0
+    for worker in sorted(depth):
+        base[worker] = at
+        at += depth[worker] + 0.6
+    colors = {"first": "#1f6f8b", "retry": "#c9a227", "failed": "#b3362b"}
+    for kind, color in colors.items():
+        boxes = []
+        for span, lane in zip(spans, lane_of, strict=True):
+            is_kind = "failed" if span.error is not None else "retry" if span.attempt else "first"
+            if is_kind == kind:
+                y = base[span.worker] + lane
+                boxes.append(
+                    [
+                        (span.started, y),
+                        (span.started, y + 0.9),
+                        (span.ended, y + 0.9),
+                        (span.ended, y),
+                    ]
+                )
+        below.add_collection(
+            PolyCollection(boxes, facecolors=color, edgecolors="white", linewidths=0.4)
+        )
+    below.set_xlim(0, max(span.ended for span in spans) * 1.01)
+    below.set_ylim(at, -0.6)
+    below.set_yticks([base[w] + depth[w] / 2 for w in base], [f"worker {w}" for w in base])
+    below.tick_params(axis="y", length=0)
+    below.set_xlabel("seconds")
+    labels = {"first": "session", "retry": "retried session", "failed": "failed attempt"}
+    below.legend(
+        handles=[Patch(color=colors[kind], label=labels[kind]) for kind in colors],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        frameon=False,
+        ncols=3,
+    )
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.queue import MemoryQueue
+
+
+@pytest.fixture
+def make_prompts():
+    """A batch of `count` prompts of `length` tokens, uids with underscores."""
+
+    def make(count: int, length: int = 8, **fields: Any) -> TensorDict:
+        tokens = torch.arange(count * length).reshape(count, length)
+        uids = NonTensorStack(*[f"u_{i}" for i in range(count)])
+        return TensorDict({"input_ids": tokens, "uid": uids, **fields}, batch_size=[count])
+
+    return make
+
+
+class LoggedQueue(MemoryQueue):
+    """A MemoryQueue that remembers in which order keys were put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, dict[str, Any] | None]] = []
+        self._log_lock = threading.Lock()
+
+    def put(self, keys, partition_id, fields=None, tags=None):  # type: ignore[no-untyped-def]
+        with self._log_lock:
+            self.log += zip(keys, map(dict, tags) if tags else [None] * len(keys), strict=True)
+        return super().put(keys, partition_id, fields, tags)
+
+
+@pytest.fixture
+def queue() -> LoggedQueue:
+    return LoggedQueue()
+
+
+@pytest.fixture
+def make_dispatcher(queue: LoggedQueue):
+    """RolloutDispatchers on local workers, closed after the test; keywords go to `dispatch`."""
+    made: list[RolloutDispatcher] = []
+
+    def make(worker: Any, workers: int = 4, *, more: Any = None, **dispatch: Any):
+        dispatch = {"rollout_level": True, "n": 4, "session_timeout_s": 30, **dispatch}
+        pool = LocalPool(worker, workers)
+        made.append(RolloutDispatcher(pool, queue, {"dispatch": dispatch}, **(more or {})))
+        return made[-1]
+
+    yield make
+    for dispatcher in made:
+        dispatcher.close()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.errors import ConfigError, NotInstalledError
+
+
+def test_without_a_node_it_is_the_legacy_path():
+    config = read_dispatch({})
+    assert config.rollout_level is False
+    assert (config.workers, config.n, config.val_n, config.seed) == (4, 1, 1, 0)
+
+
+def test_the_host_s_keys_mean_the_same():
+    host = OmegaConf.create(
+        {
+            "trainer": {
+                "v1": {"rollout_level_dispatch": True, "max_concurrent_rollouts_per_worker": 7}
+            },
+            "actor_rollout_ref": {
+                "rollout": {
+                    "n": 8,
+                    "temperature": 0.7,
+                    "top_p": 0.9,
+                    "agent": {"num_workers": 3},
+                    "val_kwargs": {"n": 2, "temperature": 0},
+                }
+            },
+            "data": {"seed": 5},
+        }
+    )
+    config = read_dispatch(host)
+    assert config.rollout_level is True
+    assert config.max_concurrent_rollouts_per_worker == 7
+    assert (config.workers, config.n, config.val_n, config.seed) == (3, 8, 2, 5)
+    assert config.sampling == {"temperature": 0.7, "top_p": 0.9}
+    assert config.val_sampling == {"temperature": 0}
+    assert read_dispatch({"dispatch": config}) == config
+
+
+def test_ours_and_the_host_s_key_may_not_disagree():
+    host = {"trainer": {"v1": {"rollout_level_dispatch": True}}}
+    assert read_dispatch({**host, "dispatch": {"rollout_level": True}}).rollout_level
+    with pytest.raises(ConfigError, match=r"trainer\.v1\.rollout_level_dispatch"):
+        read_dispatch({**host, "dispatch": {"rollout_level": False}})
+
+
+def test_every_problem_is_named_at_once():
+    config = {
+        "dispatch": {"polcy": "chunk", "workers": 0, "pool": "rey", "session_timeout_s": "long"},
+        "trainer": {"v1": {"max_concurrent_rollouts_per_worker": -1}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        read_dispatch(config)
+    said = str(caught.value)
+    for part in (
+        "did you mean dispatch.policy?",
+        "dispatch.workers: must be at least 1",
+        "did you mean 'ray'?",
+        "dispatch.session_timeout_s",
+        "trainer.v1.max_concurrent_rollouts_per_worker: must be at least 1",
+    ):
+        assert part in said
+
+
+def test_a_string_means_that_the_plug_in_is_missing():
+    with pytest.raises(NotInstalledError, match="plain string"):
+        read_dispatch({"dispatch": "rollout_level"})
+
+
+@pytest.fixture
+def app(tmp_path):
+    """Compose an application's config: `app(yaml, *overrides)`."""
+
+    def run(yaml: str, *overrides: str):
+        (tmp_path / "config.yaml").write_text(yaml)
+        with initialize_config_dir(str(tmp_path), version_base="1.3"):
+            return compose("config", list(overrides))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "yaml", ["seed: 3\n", "defaults: [_self_, {dispatch: rollout_level}]\nseed: 3\n"]
+)
+def test_the_option_composes_and_needs_no_double_plus(app, yaml):
+    option = [] if "defaults" in yaml else ["+dispatch=rollout_level"]
+    config = app(yaml, *option, "dispatch.workers=8", "dispatch.policy=longest_first")
+    assert OmegaConf.to_container(config.dispatch) == {
+        "rollout_level": True,
+        "workers": 8,
+        "policy": "longest_first",
+    }
+    assert read_dispatch(config).seed == 3
+
+
+def test_what_a_user_s_own_yaml_says_survives_the_option(app):
+    config = app("dispatch: {policy: chunk, workers: 2}\n", "+dispatch=rollout_level")
+    assert config.dispatch == {"policy": "chunk", "workers": 2, "rollout_level": True}
+
+
+def test_the_option_file_documents_every_key():
+    text = Path(__file__).parents[2].joinpath("rlskip_conf/dispatch/rollout_level.yaml").read_text()
+    for field in dataclasses.fields(DispatchConfig):
+        assert f"  {field.name}: " in text

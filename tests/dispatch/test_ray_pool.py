@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.keys import split_session, split_trajectory
+from rlskip.queue import MemoryQueue
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def ray():
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = pytest.importorskip("ray")
+    # The actors cannot import this module.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def make_ray_dispatcher(ray, queue):
+    from rlskip.dispatch import RayPool
+
+    made = []
+
+    def make(worker, workers=2, *, options=None, restarts=3, **dispatch):
+        pool = RayPool(worker, workers, options={"num_cpus": 0.1}, restarts=restarts)
+        config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 60, **dispatch}}
+        made.append(RolloutDispatcher(pool, queue, config))
+        return made[-1]
+
+    yield make
+    for dispatcher in made:
+        dispatcher.close()
+
+
+def markers(queue):
+    return [(key, tag) for key, tag in queue.log if split_session(key)]
+
+
+async def draw(prompt, sampling, session):
+    generator = torch.Generator().manual_seed(session.seed)
+    return {"responses": torch.randint(0, 1000, (5,), generator=generator) + prompt["input_ids"][0]}
+
+
+def test_the_same_rollouts_as_in_this_process(make_ray_dispatcher, make_prompts, queue):
+    report = make_ray_dispatcher(draw).generate_sequences(make_prompts(5), step=7)
+    assert report.failed == {}
+    assert len(markers(queue)) == 20
+    local = MemoryQueue()
+    config = {"dispatch": {"rollout_level": True, "n": 4}}
+    with RolloutDispatcher(LocalPool(draw, 1), local, config) as dispatcher:
+        dispatcher.generate_sequences(make_prompts(5), step=7)
+    keys = sorted(filter(split_trajectory, local.list("train")))
+    there, here = (q.get(keys, "train")["responses"] for q in (queue, local))
+    assert len(keys) == 20
+    assert torch.equal(there.values(), here.values())
+
+
+def test_an_actor_killed_under_its_sessions_loses_none(
+    make_ray_dispatcher, make_prompts, queue, tmp_path
+):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        async def __call__(self, prompt, sampling, session):
+            name = f"{session.uid}.{session.session_id}.{session.attempt}.{os.getpid()}"
+            open(os.path.join(self.directory, name), "w").close()
+            await asyncio.sleep(0.5 if session.attempt == 0 else 0)
+            return {"responses": torch.ones(3)}
+
+    dispatcher = make_ray_dispatcher(Worker, max_concurrent_rollouts_per_worker=2)
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    while not (begun := os.listdir(tmp_path)):
+        time.sleep(0.01)
+    os.kill(int(begun[0].rsplit(".", 1)[1]), signal.SIGKILL)
+    report = batch.result(60)
+    assert report.failed == {}
+    assert report.attempts > report.sessions == 8
+    assert len(markers(queue)) == 8
+    retried = [tag["attempt"] for _, tag in markers(queue) if tag["attempt"]]
+    assert 1 <= len(retried) <= 2
+    pids = {name.rsplit(".", 1)[1] for name in os.listdir(tmp_path)}
+    assert len(pids) >= 2
+    # The seat is taken again: both workers work.
+    assert dispatcher.generate_sequences(make_prompts(4), step=2).failed == {}
+
+
+def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    dispatcher = make_ray_dispatcher(worker, restarts=0, max_retries=5)
+    report = dispatcher.submit(make_prompts(2), step=1).result(60)
+    assert len(report.failed) == 8
+    assert len(markers(queue)) == 8
+    assert "no worker is left" in set(report.failed.values())
+
+
+def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.session_id == 0:
+            raise ValueError("bad prompt")
+        if session.session_id == 1:
+            raise ConnectionError("engine")
+        if session.session_id == 2:
+            return {"responses": torch.ones(1), "odd": (value for value in "abc")}
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_ray_dispatcher(worker, max_retries=0, max_data_retries=0)
+    failed = dispatcher.generate_sequences(make_prompts(1), step=1).failed
+    assert failed["u_0", 0] == "data: ValueError: bad prompt"
+    assert failed["u_0", 1] == "infrastructure: ConnectionError: engine"
+    assert failed["u_0", 2].startswith("data: its result cannot be sent")
+    assert len(failed) == 3
+
+
+def test_a_prompt_crosses_to_a_worker_at_most_once(make_ray_dispatcher, make_prompts, monkeypatch):
+    from rlskip.dispatch import ray_pool
+
+    sent = []
+    pack = ray_pool.pack
+
+    def counting(value):
+        if isinstance(value, tuple) and len(value) == 4:
+            sent.extend(value[1])
+        return pack(value)
+
+    monkeypatch.setattr(ray_pool, "pack", counting)
+    dispatcher = make_ray_dispatcher(
+        draw, policy="round_robin", max_concurrent_rollouts_per_worker=3
+    )
+    dispatcher.generate_sequences(make_prompts(6), step=1)
+    assert len(set(sent)) == 6
+    assert len(sent) == 6 * 2  # two workers
+
+
+def test_a_deadline_and_a_cancel_reach_the_actor(make_ray_dispatcher, make_prompts, tmp_path):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        async def __call__(self, prompt, sampling, session):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                name = f"{session.session_id}.{session.attempt}"
+                open(os.path.join(self.directory, name), "w").close()
+                raise
+
+    dispatcher = make_ray_dispatcher(Worker, n=2, session_timeout_s=0.5, max_retries=1)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    report = batch.result(60)
+    assert report.attempts == 4
+    assert all("deadline" in cause for cause in report.failed.values())
+    deadline = time.monotonic() + 10
+    while len(os.listdir(tmp_path)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sorted(os.listdir(tmp_path)) == ["0.0", "0.1", "1.0", "1.1"]
+    assert batch.report().late == 0
+
+
+def test_broadcast_reaches_every_worker_and_its_successor(
+    make_ray_dispatcher, make_prompts, queue, ray
+):
+    class Worker:
+        weights = torch.zeros(1)
+
+        async def __call__(self, prompt, sampling, session):
+            return {"responses": self.weights, "pid": os.getpid()}
+
+        def load(self, weights):
+            weights += 1  # its own copy
+            self.weights = weights
+
+    dispatcher = make_ray_dispatcher(Worker)
+    dispatcher.broadcast("load", torch.tensor([41.0]))
+    dispatcher.generate_sequences(make_prompts(2), step=1)
+    keys = sorted(filter(split_trajectory, queue.list("train")))
+    assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
+    pids = set(queue.get(keys, "train")["pid"])
+    assert len(pids) == 2
+    os.kill(pids.pop(), signal.SIGKILL)
+    time.sleep(0.5)
+    dispatcher.generate_sequences(make_prompts(2), step=2)
+    assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8

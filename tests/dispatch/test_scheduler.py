@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import heapq
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rlskip.dispatch import POLICIES, Group, Place, Scheduler, Waiting
+from rlskip.dispatch.policies import chunk, find_policy, least_loaded, longest_first, round_robin
+from rlskip.errors import ConfigError
+
+
+def drain(scheduler: Scheduler) -> list[tuple[int, Group, int]]:
+    """Hand out all that can be handed out."""
+    handed = []
+    while (found := scheduler.next()) is not None:
+        handed.append((found[0], found[1].group, found[1].session))
+    return handed
+
+
+def makespan(lengths, policy, workers=16, slots=8, history=None) -> float:
+    """Run (prompts, n) lengths on a simulated pool; returns when the last session ends."""
+    prompts, n = lengths.shape
+    scheduler, running, now = Scheduler(workers, policy, slots), [], 0.0
+    for i in range(prompts):
+        scheduler.add(Group(i, prompts, n, None if history is None else history[i]))
+    while True:
+        while (found := scheduler.next()) is not None:
+            length = lengths[found[1].group.prompt, found[1].session]
+            heapq.heappush(running, (now + length, found[1].number, length, *found))
+        if not running:
+            return now
+        now, _, length, worker, unit = heapq.heappop(running)
+        scheduler.done(worker, unit, length)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever is added, ends, fails, dies or is cancelled: no session is lost or run twice."""
+
+    @initialize(
+        workers=st.integers(1, 4),
+        policy=st.sampled_from(sorted(POLICIES)),
+        per_worker=st.none() | st.integers(1, 3),
+        in_total=st.none() | st.integers(1, 5),
+    )
+    def start(self, workers, policy, per_worker, in_total):
+        self.scheduler = Scheduler(workers, POLICIES[policy], per_worker, in_total)
+        self.caps = per_worker or 10**9, in_total or 10**9
+        self.expected: dict[Group, set[int]] = {}  # not ended yet
+        self.running: list[tuple[int, object]] = []
+        self.lost: set[int] = set()
+        self.added = 0
+
+    @rule(n=st.integers(1, 4), prompts=st.integers(1, 3), known=st.none() | st.floats(0, 9))
+    def add(self, n, prompts, known):
+        for i in range(prompts):
+            group = Group(i, prompts, n, known)
+            self.expected[group] = set(range(n))
+            self.scheduler.add(group)
+
+    @rule()
+    def hand_out(self):
+        found = self.scheduler.next()
+        if found is None:
+            return
+        worker, unit = found
+        assert worker not in self.lost
+        assert unit.session in self.expected[unit.group]
+        assert all(unit.group is not u.group or unit.session != u.session for _, u in self.running)
+        if unit.avoid == worker:
+            assert self.scheduler.alive == [worker]
+        self.running.append(found)
+
+    @rule(data=st.data(), length=st.none() | st.floats(0, 9))
+    def end(self, data, length):
+        if self.running:
+            worker, unit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.scheduler.done(worker, unit, length)
+            self.expected[unit.group].discard(unit.session)
+
+    @rule(data=st.data())
+    def fail(self, data):
+        if self.running:
+            worker, unit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.scheduler.retry(worker, unit)
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.expected:
+            group = data.draw(st.sampled_from(list(self.expected)))
+            self.scheduler.cancel(group)
+            self.expected[group] = {u.session for _, u in self.running if u.group is group}
+
+    @rule(data=st.data())
+    def die(self, data):
+        if len(self.scheduler.alive) > 1:
+            worker = data.draw(st.sampled_from(self.scheduler.alive))
+            self.scheduler.lose(worker)
+            self.lost.add(worker)
+
+    @invariant()
+    def caps_hold(self):
+        if not hasattr(self, "scheduler"):
+            return
+        per_worker, in_total = self.caps
+        assert len(self.running) == self.scheduler.in_flight <= in_total
+        loads = Counter(worker for worker, _ in self.running)
+        assert all(load <= per_worker for load in loads.values())
+
+    def teardown(self):
+        while hasattr(self, "scheduler"):
+            while (found := self.scheduler.next()) is not None:
+                self.running.append(found)
+            if not self.running:
+                break
+            worker, unit = self.running.pop()
+            self.scheduler.done(worker, unit, 1.0)
+            if not unit.group.cancelled:
+                self.expected[unit.group].remove(unit.session)
+        if hasattr(self, "scheduler"):
+            left = {g: open_ for g, open_ in self.expected.items() if open_ and not g.cancelled}
+            assert not left
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnyOrder = AnyOrder.TestCase
+
+
+def test_chunk_keeps_a_prompt_on_one_worker():
+    scheduler = Scheduler(3, chunk)
+    for i in range(6):
+        scheduler.add(Group(i, 6, 4))
+    where = {(group.prompt, worker) for worker, group, _ in drain(scheduler)}
+    assert where == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)}
+
+
+def test_round_robin_goes_on_where_the_last_batch_ended():
+    scheduler = Scheduler(4, round_robin)
+    scheduler.add(Group(0, 1, 3))
+    assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 2]
+    scheduler.add(Group(0, 1, 3))
+    assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 3]
+
+
+def test_a_free_slot_takes_the_next_session():
+    scheduler = Scheduler(2, least_loaded, per_worker=1)
+    scheduler.add(Group(0, 1, 4))
+    (first, unit), (second, _) = scheduler.next(), scheduler.next()
+    assert {first, second} == {0, 1}
+    assert scheduler.next() is None
+    scheduler.done(first, unit, 1.0)
+    assert scheduler.next()[0] == first
+
+
+def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
+    scheduler = Scheduler(1, longest_first)
+    known, unknown, other = Group(0, 3, 2, expected=5.0), Group(1, 3, 2), Group(2, 3, 2)
+    for group in (known, unknown, other):
+        scheduler.add(group)
+    probes = [scheduler.next(), scheduler.next()]
+    assert [unit.group for _, unit in probes] == [unknown, other]
+    scheduler.done(*probes[1], length=9.0)
+    # `unknown` outlives the probe of 9: it is expected to be the longest.
+    assert [group for _, group, _ in drain(scheduler)] == [unknown, other, known, known]
+
+
+def test_a_policy_is_a_function_of_ones_own():
+    def reversed_order(session: Waiting) -> Place:
+        return Place(rank=-session.number)
+
+    scheduler = Scheduler(1, reversed_order)
+    for i in range(3):
+        scheduler.add(Group(i, 3, 1))
+    assert [group.prompt for _, group, _ in drain(scheduler)] == [2, 1, 0]
+    assert find_policy("rlskip.dispatch.policies:chunk") is chunk
+
+
+@pytest.mark.parametrize("name", ["longest", "no.such.module:f", "json:nothing", "json:__name__"])
+def test_a_policy_that_is_not_there_is_refused_by_key(name):
+    with pytest.raises(ConfigError, match=r"dispatch\.policy"):
+        find_policy(name)
+
+
+def test_what_waited_for_a_lost_worker_goes_to_the_others():
+    scheduler = Scheduler(2, chunk, per_worker=1)
+    for i in range(2):
+        scheduler.add(Group(i, 2, 2))
+    scheduler.lose(0)
+    seen = []
+    while (found := scheduler.next()) is not None:
+        seen.append((found[0], found[1].group.prompt))
+        scheduler.done(*found, length=1.0)
+    assert sorted(seen) == [(1, 0), (1, 0), (1, 1), (1, 1)]
+
+
+def test_policies_shorten_the_long_tail():
+    figures = dict.fromkeys(["chunk", "least_loaded", "longest_first", "history"], 0.0)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        middle = rng.normal(0, 1.2, (64, 1))
+        lengths, earlier = np.minimum(np.exp(middle + rng.normal(0, 0.6, (2, 64, 16))), 20)
+        bound = max(lengths.max(), lengths.sum() / 64)
+        for name in figures:
+            policy = POLICIES.get(name, longest_first)
+            history = earlier.mean(axis=1) if name == "history" else None
+            figures[name] += makespan(lengths, policy, 8, 8, history) / bound / 3
+    assert figures["chunk"] > figures["least_loaded"] > figures["longest_first"]
+    assert 1.0 <= figures["history"] < figures["longest_first"] < 1.25
+
+
+@pytest.mark.parametrize("policy", [round_robin, least_loaded, longest_first])
+def test_memory_is_bounded_by_what_is_in_flight(policy):
+    def peak(prompts: int) -> int:
+        rng = np.random.default_rng(0)
+        scheduler, running, now, sent = Scheduler(8, policy, 8), [], 0.0, 0
+        tracemalloc.start()
+        while True:
+            found = scheduler.next()
+            if found is not None:
+                heapq.heappush(running, (now + rng.random(), found[1].number, *found))
+            elif sent < prompts and scheduler.in_flight < 64:
+                scheduler.add(Group(sent, prompts, 8))
+                sent += 1
+            elif running:
+                now, _, worker, unit = heapq.heappop(running)
+                scheduler.done(worker, unit, now)
+            else:
+                break
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(2000) < 2 * peak(500)
