@@ -1,0 +1,138 @@
+"""One call of a decorated function, while rlskip looks at it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from rlskip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_current: ContextVar[Call] = ContextVar("rlskip_call")
+
+PromptsSpec = str | Callable[..., Any] | None
+IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """A decorated function: what ``SkipManager.annotate`` was told about it."""
+
+    func: Callable[..., Any]
+    role: str
+    prompts: PromptsSpec = None
+    identity: IdentitySpec = None
+    #: Keyword options that only the role understands (``BaseSkip.stage_options``).
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.func.__module__}.{self.func.__qualname__}"
+
+    def prompts_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The prompts argument: named, computed, or found (`prompts`, else the first).
+
+        None when the function takes no argument at all.
+        """
+        if callable(self.prompts):
+            return self.prompts(*args, **kwargs)
+        bound = inspect.signature(self.func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if isinstance(self.prompts, str):
+            if self.prompts not in bound.arguments:
+                raise ConfigError(
+                    f"{self.name} has no argument {self.prompts!r}",
+                    f"SkipManager.annotate(role={self.role!r}, prompts={self.prompts!r})",
+                    f"name one of {', '.join(bound.arguments)}",
+                )
+            return bound.arguments[self.prompts]
+        if "prompts" in bound.arguments:
+            return bound.arguments["prompts"]
+        return next((v for k, v in bound.arguments.items() if k not in ("self", "cls")), None)
+
+    def identity_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if callable(self.identity):
+            return self.identity(*args, **kwargs)
+        return self.identity or {}
+
+
+@attrs.define(eq=False)
+class Call:
+    """What is known of one call; lives exactly as long as the call does."""
+
+    stage: Stage
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    prompts: Any = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda s: s.stage.prompts_of(s.args, s.kwargs), takes_self=True),
+    )
+    #: What the role computed of the prompts before the stage ran (a stage may alter its input).
+    identity: Any = attrs.field(init=False, default=None)
+    #: Takes down an event in the job's records: ``record("dumped", bytes=...)``.
+    record: Callable[..., None] = lambda event, **facts: None
+    #: What to record beside a hit: source, bytes, seconds_saved.
+    facts: dict[str, Any] = attrs.field(init=False, factory=dict)
+    #: What must be given back when the call ends, however it ends.
+    cleanup: ExitStack = attrs.field(init=False, factory=ExitStack)
+    _generation_began: float = attrs.field(init=False, factory=time.perf_counter)
+
+    def replace_prompts(self, prompts: Any) -> bool:
+        """Have the stage called with `prompts` instead; False where no argument is the prompts."""
+        args = tuple(prompts if arg is self.prompts else arg for arg in self.args)
+        kwargs = {k: prompts if arg is self.prompts else arg for k, arg in self.kwargs.items()}
+        old, new = [*self.args, *self.kwargs.values()], [*args, *kwargs.values()]
+        if all(a is b for a, b in zip(old, new, strict=True)):
+            return False
+        self.args, self.kwargs = args, kwargs
+        return True
+
+    def generation_begins(self) -> None:
+        self._generation_began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the stage itself was started."""
+        return time.perf_counter() - self._generation_began
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make this the call that :func:`current_call` returns."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+def current_call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
+    """The call under way; outside the manager (a role used by hand) a fresh one."""
+    call = _current.get(None)
+    return call if call is not None else Call(Stage(func, role=""), args, kwargs)
+
+
+def is_validation(prompts: Any) -> bool:
+    """Whether the prompts' meta says ``validate``.
+
+    Looked for where trainers keep it: DataProto's `meta_info`, a non-tensor entry of a
+    TensorDict, a key of a mapping or of its `meta_info`.
+    """
+    meta = getattr(prompts, "meta_info", None)
+    if meta is None and hasattr(prompts, "get"):
+        meta = prompts.get("meta_info", None)
+    for place in (meta, prompts):
+        if place is not None and hasattr(place, "get"):
+            flag = place.get("validate", None)
+            # NonTensorData wraps its value.
+            flag = getattr(flag, "data", flag)
+            if flag is True:
+                return True
+    return False

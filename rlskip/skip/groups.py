@@ -1,0 +1,114 @@
+"""Which dumped group stands in for which prompt, and what a dump keeps of a group."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from rlskip.keys import (
+    DUMP_CONTENT,
+    DUMP_POSITION,
+    DUMP_STEP,
+    EXPECTED_ROLLOUTS,
+    N,
+    split_session,
+    split_trajectory,
+)
+
+Tag = Mapping[str, Any]
+
+
+@attrs.frozen
+class Group:
+    """One prompt's group, as it is dumped.
+
+    Parameters
+    ----------
+    uid
+        Under which it was generated.
+    tags
+        Every key of the group without its uid ("" the root, "_0_1" a row, "_sess0" a marker)
+        with its tag.
+    """
+
+    uid: str
+    tags: dict[str, Tag]
+
+    @property
+    def root(self) -> Tag:
+        return self.tags[""]
+
+    def is_whole(self, sampled: Iterable[str], otherwise: int | None) -> bool:
+        """Whether as many distinct sessions have rows among `sampled` as were expected."""
+        rows = (split_trajectory(key) for key in sampled)
+        sessions = {row[1] for row in rows if row is not None and row[0] == self.uid}
+        expected = self.root.get(EXPECTED_ROLLOUTS) or self.root.get(N) or otherwise or 1
+        return len(sessions) >= expected
+
+
+def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[Group]:
+    """The groups of these prompts that are to be dumped, from all that a partition holds."""
+    groups = {
+        uid: Group(uid, {"": listing[uid]})
+        for uid in uids
+        if listing.get(uid, {}).get(DUMP_STEP) is not None
+    }
+    for key, tag in listing.items():
+        form = split_trajectory(key) or split_session(key)
+        if form is not None and key not in groups and form[0] in groups:
+            groups[form[0]].tags[key[len(form[0]) :]] = tag
+    return list(groups.values())
+
+
+@attrs.frozen
+class Dumped:
+    """Where a group lies in a step's dump, and what it was generated for."""
+
+    inner: int
+    index: int
+    content: str | None
+    position: int
+    whole: bool
+
+    @classmethod
+    def of_part(cls, inner: int, info: Mapping[str, Any]) -> list[Dumped]:
+        """The groups that a part's :func:`summary` names."""
+        return [cls(inner, index, *said) for index, said in enumerate(info["groups"])]
+
+
+def summary(group: Group, whole: bool) -> list[Any]:
+    """What a part says of a group beside the dump: content, position, and whether it is whole."""
+    return [group.root[DUMP_CONTENT], group.root[DUMP_POSITION], whole]
+
+
+def without_superseded(groups: Sequence[Dumped]) -> list[Dumped]:
+    """By position in the batch; a short group is left out where a whole one came after it."""
+    whole = {(group.content, group.position) for group in groups if group.whole}
+    kept = {
+        (group.content, group.position, (group.inner, group.index) if group.whole else None): group
+        for group in groups
+        if group.whole or (group.content, group.position) not in whole
+    }
+    return sorted(kept.values(), key=lambda group: (group.position, group.inner, group.index))
+
+
+def by_content(groups: Sequence[Dumped], contents: Sequence[str | None]) -> list[Dumped | None]:
+    """For each prompt a group of the same content, each group once; None where there is none.
+
+    Whole ones come first.
+    """
+    shelves: dict[str | None, deque[Dumped]] = defaultdict(deque)
+    for group in sorted(groups, key=lambda group: not group.whole):
+        shelves[group.content].append(group)
+    return [
+        shelves[content].popleft() if content is not None and shelves[content] else None
+        for content in contents
+    ]
+
+
+def by_position(groups: Sequence[Dumped], prompts: int) -> list[Dumped | None]:
+    """For each prompt the group at its place; None beyond the last."""
+    return [groups[i] if i < len(groups) else None for i in range(prompts)]

@@ -1,0 +1,49 @@
+"""The global random generators: their states as plain data, there and back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture_rng() -> dict[str, Any]:
+    """States of the global python, numpy and torch generators (CUDA's too, where in use).
+
+    Returns plain data: ints, strings, and uint8/uint32 arrays and tensors.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": keys,
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_rng(states: dict[str, Any]) -> None:
+    """Put the generators where :func:`capture_rng` found them."""
+    python, np_state = states["python"], states["numpy"]
+    words = tuple(int(word) for word in python["words"])
+    random.setstate((python["version"], words, python["gauss"]))
+    np.random.set_state(
+        (
+            np_state["name"],
+            np.asarray(np_state["keys"]),
+            np_state["position"],
+            np_state["has_gauss"],
+            np_state["cached"],
+        )
+    )
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])

@@ -1,0 +1,387 @@
+"""The role for trainers that submit prompts and later sample a replay buffer.
+
+Such a stage has two seams. Where prompts are *submitted*, dumped groups enter the queue under
+the new uids, and only the prompts that have none reach the trainer's own function. Where a
+batch is *sampled*, the groups that were generated are dumped. What the second seam must know
+stands in the root tags, so the two may lie in different processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from rlskip.config.skip import RoleConfig, RolloutTqSkipConfig
+from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.keys import (
+    DUMP_STEP,
+    GLOBAL_STEPS,
+    REPLAYED,
+    ROLLOUT_ROOT_KEYS,
+    RUNNING,
+    STATUS,
+    TRAIN,
+    dump_tag,
+    split_trajectory,
+)
+from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
+from rlskip.skip.base import SkipAction, register_skip
+from rlskip.skip.call import Call, Stage, current_call
+from rlskip.skip.groups import (
+    Dumped,
+    Group,
+    by_content,
+    by_position,
+    gather,
+    summary,
+    without_superseded,
+)
+from rlskip.skip.prompts import contents_of, select, uids_of
+from rlskip.skip.records import job_id
+from rlskip.skip.rng import capture_rng, restore_rng
+from rlskip.skip.roles import RolloutSkip
+from rlskip.store import AbsentDumpError, CorruptDumpError, DumpError, DumpMeta, StepStore
+
+log = logging.getLogger(__name__)
+
+_SUBMIT, _SAMPLE = "submit", "sample"
+
+
+@attrs.frozen
+class _Plan:
+    """What becomes of a submitted batch: which prompts are replayed, and from where."""
+
+    step: int
+    source: int
+    uids: list[str]
+    contents: list[str | None]
+    metas: list[DumpMeta]
+    groups: list[Dumped | None]  # for each prompt the whole group that stands in for it
+
+    @property
+    def rest(self) -> list[int]:
+        """The prompts to generate."""
+        return [i for i, group in enumerate(self.groups) if group is None]
+
+    @property
+    def served(self) -> int:
+        return len(self.groups) - len(self.rest)
+
+    def __str__(self) -> str:
+        return (
+            f"the dump of step {self.source} serves {self.served} of the batch's "
+            f"{len(self.uids)} prompts"
+        )
+
+
+@attrs.frozen
+class _Replay:
+    """What enters the queue for the prompts that are replayed."""
+
+    roots: dict[str, Tag]
+    bare: dict[str, Tag]  # markers, and rows that no batch takes: tags only
+    rows: list[dict[str, tuple[Row, Tag]]]  # one mapping for each part: fields may differ
+
+
+@register_skip("rollout_tq", config=RolloutTqSkipConfig)
+class RolloutTqSkip(RolloutSkip):
+    """Replays groups into the trajectory queue, prompt by prompt.
+
+    Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
+    the call's arguments that returns one), `partition_id` (default ``train``), and `phase`,
+    ``submit`` (default) or ``sample``.
+    """
+
+    support_actions: ClassVar[tuple[SkipAction, ...]] = (SkipAction.CACHE, SkipAction.REPEAT)
+    stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
+
+    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+        super().__init__(local_config, global_config)
+        # A step's parts are numbered as they are written; and submitting must not wait.
+        self._in_background = self._waits = False
+        # What these steps' dumps lack is under way, not missing (a refill, say).
+        self._submitted: set[int] = set()
+
+    @functools.cached_property
+    def store(self) -> StepStore:
+        # Whoever samples writes parts of his own: no shards of ranks.
+        c = self.local_config
+        return StepStore(self.directory, keep_last=c.keep_last, max_size=c.max_size)
+
+    def observes(self, stage: Stage) -> bool:
+        phase = stage.options.get("phase", _SUBMIT)
+        if phase not in (_SUBMIT, _SAMPLE):
+            raise ConfigError(
+                f"phase {phase!r} is unknown",
+                f"SkipManager.annotate of {stage.name}",
+                f"use {_SUBMIT} or {_SAMPLE}",
+            )
+        return bool(phase == _SAMPLE)
+
+    # -- submit ------------------------------------------------------------------------------
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> bool:
+        call = current_call(func, *args, **kwargs)
+        plan = call.identity = self._plan(step, call)
+        if plan.served and plan.rest and self.local_config.on_miss == "error":
+            call.record("miss", step=step)
+            raise MissError(
+                f"{plan}, and the stage must not run",
+                f"skip.{self.role}.on_miss=error",
+                "generate the others once with skip.on_miss=generate",
+            )
+        return not plan.rest
+
+    def warp_function(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        call = current_call(func, *args, **kwargs)
+        plan: _Plan = call.identity
+        began = time.perf_counter()
+        try:
+            replay = self._replay(plan)
+        except AbsentDumpError as error:
+            raise CorruptDumpError(error.what, error.where) from error
+        if self.local_config.restore_rng:
+            restore_rng(self.store.load_aside(plan.source, inner=0))
+        _put(replay, self._queue(call), self._partition(call))
+        seconds = time.perf_counter() - began
+        call.facts.update(
+            source=plan.source,
+            bytes=sum(meta.nbytes for meta in plan.metas),
+            seconds_saved=sum(meta.info["seconds"] for meta in plan.metas) - seconds,
+        )
+        self._tell(step, plan.source, plan.metas[0])
+
+    def before_stage(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        call = current_call(func, *args, **kwargs)
+        plan: _Plan = call.identity
+        self._submitted.add(step)
+        queue, partition_id = self._queue(call), self._partition(call)
+        replay = self._replay_some(plan, call)
+        rest: Sequence[int] = range(len(plan.uids))
+        if replay is not None:
+            rest = plan.rest
+            # Under way from now on, so that nobody takes the step for over before it is; and
+            # whole once the others are submitted.
+            underway = [
+                {**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in replay.roots.values()
+            ]
+            queue.put(list(replay.roots), partition_id, None, underway)
+            call.cleanup.callback(_put, replay, queue, partition_id)
+            log.info("rlskip: step %d: %s; the others are submitted", step, plan)
+        queue.put(
+            [plan.uids[i] for i in rest],
+            partition_id,
+            tags=[dump_tag(step, i, plan.contents[i]) for i in rest],
+        )
+
+    # -- sample ------------------------------------------------------------------------------
+
+    def prepare_data(self, step: int, result: Any, *args: Any, **kwargs: Any) -> None:
+        call = current_call(self.prepare_data, *args, **kwargs)
+        if not self.observes(call.stage):
+            return  # what is submitted is yet to be generated
+        batch = result[0] if isinstance(result, tuple) else result
+        queue = self._queue(call)
+        roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
+        if roots is None:
+            roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
+        by_step: dict[int, list[Group]] = {}
+        for group in gather(queue.list(batch.partition_id), roots):
+            by_step.setdefault(group.root[DUMP_STEP], []).append(group)
+        for submitted_at, groups in by_step.items():
+            self._dump(submitted_at, groups, batch, queue, call)
+
+    def _dump(
+        self, step: int, groups: list[Group], batch: Any, queue: TrajectoryQueue, call: Call
+    ) -> None:
+        """Write the part of a sampled batch that was submitted at `step` as its next part."""
+        uids = {group.uid for group in groups}
+        keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
+        mine = secrets.token_hex(8)
+        part = {
+            "groups": [attrs.asdict(group) for group in groups],
+            "keys": keys,
+            "fields": queue.get(keys, batch.partition_id),
+        }
+        info = {
+            "part": mine,
+            "groups": [summary(g, g.is_whole(keys, self.local_config.n)) for g in groups],
+            "seconds": call.seconds,
+            "job": job_id(),
+        }
+        inner = len(self._parts(step))
+        while True:
+            meta = self.store.save(
+                step,
+                part,
+                identity=self._conditions(),
+                info=info,
+                aside=capture_rng(),
+                inner=inner,
+            )
+            if meta.info["part"] == mine:
+                break
+            inner += 1  # another took this number meanwhile
+        call.record("dumped", step=step, bytes=meta.nbytes)
+
+    # -- which group for which prompt --------------------------------------------------------
+
+    def _plan(self, step: int, call: Call) -> _Plan:
+        extra = call.stage.identity_of(call.args, call.kwargs)
+        uids, contents = uids_of(call.prompts), contents_of(call.prompts, extra)
+        source = self._source(step)
+        metas = self._parts(source)
+        repeats = self.local_config.action == SkipAction.REPEAT
+        conditions = self._conditions()
+        if not repeats and not all(self._same(conditions, meta) for meta in metas):
+            metas = []
+        known = any(content is not None for content in contents)
+        under_way = source in self._submitted
+        if under_way and source == step and (repeats or not known):
+            metas = []  # nothing tells whether these groups are of this batch or another
+        parts = [Dumped.of_part(inner, meta.info) for inner, meta in enumerate(metas)]
+        dumped = without_superseded([group for part in parts for group in part])
+        match = by_position(dumped, len(uids))
+        if known and not repeats:
+            match = by_content(dumped, contents)
+        lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
+        plan = _Plan(step, source, uids, contents, metas, _whole(match))
+        if metas and lacking and not under_way:
+            return self._judge(plan, dumped, known or repeats)
+        return plan
+
+    def _judge(self, plan: _Plan, dumped: list[Dumped], told_apart: bool) -> _Plan:
+        """What to do with a batch for which the dump lacks prompts."""
+        policy = self.local_config.on_mismatch
+        what = str(plan)
+        if not told_apart:
+            what = (
+                f"the dump of step {plan.source} holds {len(dumped)} groups for the batch's "
+                f"{len(plan.uids)} prompts, and nothing but uids tells which is whose"
+            )
+        if policy == "regenerate":
+            if told_apart:
+                return plan
+            self.store.set_aside(plan.source, what)
+            return attrs.evolve(plan, metas=[], groups=[None] * len(plan.uids))
+        if policy == "ignore" and len(dumped) >= len(plan.uids):
+            self._once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
+            return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
+        raise MismatchError(
+            what,
+            str(self.directory / str(plan.source)),
+            f"three ways on: skip.{self.role}.on_mismatch=regenerate generates what the dump "
+            "lacks and adds it; on_mismatch=ignore replays in order, given at least as many "
+            "groups as prompts; another skip.dump_dir or trainer.experiment_name starts afresh",
+        )
+
+    def _source(self, step: int) -> int:
+        """The step whose dump stands in for `step`: itself unless a repeat finds another."""
+        if self.local_config.action != SkipAction.REPEAT:
+            return step
+        nearest = self.store.nearest(step, inner=0)
+        return step if nearest is None else nearest
+
+    def _parts(self, step: int) -> list[DumpMeta]:
+        """What the parts of a step's dump say of themselves, up to the first missing number."""
+        metas: list[DumpMeta] = []
+        while (meta := self.store.peek(step, len(metas))) is not None:
+            metas.append(meta)
+        return metas
+
+    # -- from the dump into the queue --------------------------------------------------------
+
+    def _replay(self, plan: _Plan) -> _Replay:
+        """All that enters the queue for the planned groups, verified, before any of it does."""
+        replay = _Replay({}, {}, [])
+        for inner in range(len(plan.metas)):
+            chosen = [(uid, g) for uid, g in zip(plan.uids, plan.groups, strict=True) if g]
+            chosen = [(uid, g) for uid, g in chosen if g.inner == inner]
+            if not chosen:
+                continue
+            part = self.store.load(plan.source, inner=inner)
+            fields = dict(
+                zip(part["keys"], to_rows(self._without_dropped(part["fields"])), strict=True)
+            )
+            rows: dict[str, tuple[Row, Tag]] = {}
+            for uid, dumped in chosen:
+                old = Group(**part["groups"][dumped.index])
+                for suffix, tag in old.tags.items():
+                    key, tag = uid + suffix, _shifted(tag, plan.step - plan.source)
+                    row = fields.get(old.uid + suffix)
+                    if not suffix:
+                        replay.roots[key] = _replayed(tag, plan.source)
+                    elif row is None:
+                        replay.bare[key] = tag
+                    else:
+                        rows[key] = (_renamed(row, old.uid, uid), tag)
+            replay.rows.append(rows)
+        return replay
+
+    def _replay_some(self, plan: _Plan, call: Call) -> _Replay | None:
+        """As `_replay` where some prompts are to be submitted; None when it must be all."""
+        if not plan.served or not plan.rest:
+            return None  # without a rest the dump has just proved unusable
+        try:
+            replay = self._replay(plan)
+        except DumpError as error:
+            log.warning("rlskip: step %d is submitted whole: %s", plan.step, error)
+            return None
+        if call.replace_prompts(select(call.prompts, plan.rest)):
+            return replay
+        self._once("computed", "%s; submitted whole, for no argument is the prompts", plan)
+        return None
+
+    # -- what annotate was told --------------------------------------------------------------
+
+    def _queue(self, call: Call) -> TrajectoryQueue:
+        queue = call.stage.options.get("queue")
+        if callable(queue):
+            queue = queue(*call.args, **call.kwargs)
+        if queue is None:
+            raise ConfigError(
+                f"role {self.role} does not know the queue",
+                f"SkipManager.annotate of {call.stage.name}",
+                "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
+            )
+        return queue  # type: ignore[no-any-return]
+
+    def _partition(self, call: Call) -> str:
+        return str(call.stage.options.get("partition_id", TRAIN))
+
+
+def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:
+    """Rows, then markers, then all roots at once: a group is never over before it is whole."""
+    for rows in replay.rows:
+        if rows:
+            fields, tags = zip(*rows.values(), strict=True)
+            queue.put(list(rows), partition_id, fields, tags)
+    for tags_only in (replay.bare, replay.roots):
+        if tags_only:
+            queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
+
+
+def _whole(match: Sequence[Dumped | None]) -> list[Dumped | None]:
+    return [group if group is not None and group.whole else None for group in match]
+
+
+def _shifted(tag: Tag, steps: int) -> Tag:
+    """As the trajectory would be tagged, had it been generated so many steps later."""
+    return {**tag, GLOBAL_STEPS: tag[GLOBAL_STEPS] + steps} if GLOBAL_STEPS in tag else tag
+
+
+def _replayed(root: Tag, source: int) -> Tag:
+    to_dump: Mapping[str, Any] = dump_tag(0, 0, None)
+    return {**{name: root[name] for name in root if name not in to_dump}, REPLAYED: source}
+
+
+def _renamed(row: Row, old: str, new: str) -> Row:
+    return {**row, "uid": new} if row.get("uid") == old else row

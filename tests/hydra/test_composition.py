@@ -1,0 +1,317 @@
+"""The promises of an option: what a user wrote survives, no ``++``, roles inherit, hosts agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+import rlskip_conf
+from rlskip.config import (
+    AsyncRolloutSkipConfig,
+    RoleConfig,
+    RolloutSkipConfig,
+    RolloutTqSkipConfig,
+    SkipManagerConfig,
+)
+from rlskip.config.skip import RoleSpec, read_roles
+
+CONF = Path(rlskip_conf.__file__).parent
+OPTIONS = sorted(CONF.rglob("*.yaml"))
+SKIP_OPTIONS = sorted(file.stem for file in (CONF / "skip").glob("*.yaml"))
+# As the roles register themselves, without importing torch.
+REGISTRY = {
+    "rollout": RoleSpec(RolloutSkipConfig),
+    "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
+    "rollout_tq": RoleSpec(RolloutTqSkipConfig),
+}
+
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Compose:
+    """``composed("primary yaml", *overrides)``, as an application in another folder would."""
+
+    def make(primary: str, *overrides: str, **others: str) -> DictConfig:
+        for name, text in {"config": primary, **others}.items():
+            (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+        return compose_from(tmp_path, "config", *overrides)
+
+    return make
+
+
+def compose_from(folder: Path, name: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose(name, list(overrides), return_hydra_config=True)
+
+
+def said(config: DictConfig) -> Any:
+    return OmegaConf.to_container(config.skip)
+
+
+def roles(config: DictConfig) -> dict[str, RoleConfig]:
+    return read_roles(config, REGISTRY)
+
+
+# -- an application without a skip node --------------------------------------------------------
+def test_an_application_without_a_skip_node(composed: Compose) -> None:
+    config = composed("a: 1\n", "+skip=rollout_cache")
+    assert said(config) == {"rollout": {"enable": True}}
+    assert config.hydra.callbacks.rlskip._target_ == "rlskip.hooks.SkipCallback"
+    role = roles(config)["rollout"]
+    assert role.steps.everything
+    assert role.dump_dir == str(Path("~/.rlskip/rollout_dump").expanduser())
+    assert (role.action, role.on_miss, role.on_mismatch) == ("cache", "generate", "error")
+    assert (role.experiment_name, role.gbs) == ("default_experiment_name", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "listed"),
+    [
+        ("skip.steps=[1,2]", {1, 2}),
+        ("skip.steps=2", {2}),
+        ("skip.steps=1-3", {1, 2, 3}),
+        ('skip.steps="1-3,8,10-20:10"', {1, 2, 3, 8, 10, 20}),
+        ("skip.rollout.steps=[5]", {5}),
+        ("skip.steps=${rlskip.steps:1-3,7}", {1, 2, 3, 7}),
+    ],
+)
+def test_no_plusplus_is_needed(composed: Compose, override: str, listed: set[int]) -> None:
+    role = roles(composed("a: 1\n", "+skip=rollout_cache", override))["rollout"]
+    assert {step for step in range(30) if step in role.steps} == listed
+
+
+def test_every_key_of_skip_and_of_a_role_is_settable(composed: Compose) -> None:
+    given = {
+        "enable": True, "dump_dir": "dumps", "action": "repeat", "on_miss": "error",
+        "on_mismatch": "ignore", "drop_fields": ["rm_scores"], "restore_rng": True,
+        "background_write": False, "wait_s": 5.0, "keep_last": 6, "max_size": 7,
+        "experiment_name": "e", "project_name": "p",
+        "gbs": 1, "n": 2, "prompt_len": 3, "response_len": 4,
+    }  # fmt: skip
+    expected = {**given, "dump_dir": str(Path.cwd() / "dumps")}
+    for at in ("skip", "skip.rollout"):
+        overrides = [f"{at}.{key}={value}" for key, value in given.items()]
+        role = roles(composed("a: 1\n", "+skip=rollout_cache", *overrides))["rollout"]
+        assert {key: getattr(role, key) for key in given} == expected
+
+
+def test_several_options_at_once(composed: Compose) -> None:
+    chosen = roles(composed("a: 1\n", "+skip=[rollout_cache,async_rollout_repeat]"))
+    assert {name: role.action for name, role in chosen.items()} == {
+        "rollout": "cache",
+        "async_rollout": "repeat",
+    }
+
+
+# -- an application with a skip node of its own ------------------------------------------------
+OWN = """
+skip:
+  steps: 4-6
+  dump_dir: /mine
+  on_miss: error
+  rollout: {dump_dir: /role, n: 7}
+"""
+
+
+def test_what_the_user_wrote_survives_an_option(composed: Compose) -> None:
+    config = composed(OWN, "+skip=rollout_cache")
+    assert said(config) == {
+        "steps": "4-6",
+        "dump_dir": "/mine",
+        "on_miss": "error",
+        "rollout": {"dump_dir": "/role", "n": 7, "enable": True},
+    }
+    role = roles(config)["rollout"]
+    assert (str(role.steps), role.dump_dir, role.on_miss, role.n) == ("4-6", "/role", "error", 7)
+
+
+def test_the_command_line_beats_what_the_user_wrote(composed: Compose) -> None:
+    config = composed(OWN, "+skip=rollout_cache", "skip.steps=[9]", "skip.gbs=2")
+    role = roles(config)["rollout"]
+    assert (str(role.steps), role.gbs, role.dump_dir) == ("9", 2, "/role")
+
+
+@pytest.mark.parametrize("node", ["skip: null\n", "skip: {}\n", "skip: ???\n"])
+def test_an_empty_skip_node(composed: Compose, node: str) -> None:
+    assert str(roles(composed(node, "+skip=rollout_cache", "skip.steps=[2]"))["rollout"].steps)
+
+
+def test_a_role_takes_from_above_what_it_was_not_given(composed: Compose) -> None:
+    config = composed(
+        """
+        trainer: {experiment_name: exp, project_name: proj}
+        data: {gen_batch_size: null, train_batch_size: 8, max_prompt_length: 16}
+        actor_rollout_ref: {rollout: {n: 4}}
+        skip:
+          action: repeat
+          experiment_name: mine
+          async_rollout: {enable: true, action: cache, gbs: 1}
+        """,
+        "+skip=rollout_cache",
+    )
+    whole, single = roles(config)["rollout"], roles(config)["async_rollout"]
+    assert (whole.action, single.action) == ("repeat", "cache")
+    assert (whole.gbs, single.gbs) == (8, 1)
+    for role in (whole, single):
+        assert (role.experiment_name, role.project_name) == ("mine", "proj")
+        assert (role.n, role.prompt_len, role.response_len) == (4, 16, None)
+
+
+# -- through a defaults list -------------------------------------------------------------------
+def test_in_a_defaults_list_the_users_self_wins(composed: Compose) -> None:
+    listed = "defaults:\n  - skip: rollout_cache\n  - _self_\n"
+    config = composed(listed + "skip: {steps: 3-4, rollout: {action: repeat}}\n")
+    assert said(config) == {"rollout": {"enable": True, "action": "repeat"}, "steps": "3-4"}
+    assert "rlskip" in config.hydra.callbacks
+    assert roles(composed(listed, "skip.n=3"))["rollout"].n == 3
+    # Chosen there, the option is overridden without `+`, and taken out with `~`.
+    assert list(roles(composed(listed, "skip=async_rollout_cache"))) == ["async_rollout"]
+    assert "rlskip" not in (composed(listed, "~skip").hydra.callbacks or {})
+
+
+def test_the_users_own_callback_stays(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "hydra" / "callbacks").mkdir(parents=True)
+    (tmp_path / "hydra" / "callbacks" / "mine.yaml").write_text("mine: {_target_: mine.Callback}\n")
+    config = composed("a: 1\n", "+skip=rollout_cache", "hydra/callbacks=mine")
+    assert config.hydra.callbacks.keys() == {"mine", "rlskip"}
+
+
+def test_an_experiment_file_overrides_the_option(composed: Compose) -> None:
+    listed = "defaults:\n  - skip: rollout_cache\n  - exp\n  - _self_\n"
+    exp = "# @package _global_\ndefaults:\n  - override /skip: rollout_repeat\nskip: {steps: 1-3}\n"
+    role = roles(composed(listed, exp=exp))["rollout"]
+    assert (role.action, str(role.steps)) == ("repeat", "1-3")
+
+
+def test_a_static_step_list_can_use_the_resolver(composed: Compose) -> None:
+    """For hosts whose own reader knows only lists of ints."""
+    config = composed("skip: {rollout: {steps: '${rlskip.steps:1-3,9}'}}\n", "+skip=rollout_cache")
+    assert OmegaConf.to_container(config.skip, resolve=True)["rollout"]["steps"] == [1, 2, 3, 9]
+    assert str(roles(config)["rollout"].steps) == "1,2,3,9"
+
+
+# -- the genuine configs of verl ---------------------------------------------------------------
+VERL = ("0.9.1", "0.8.0")
+PPO = """
+hydra:
+  searchpath: [file://{folder}]
+defaults:
+  - ppo_trainer
+  - skip: rollout_repeat
+  - _self_
+skip:
+  steps: 1-10
+"""
+
+
+@pytest.mark.parametrize("version", VERL)
+def test_verl_composes_every_option(verl_configs: Callable[[str], Path], version: str) -> None:
+    folder = verl_configs(version)
+    for option in SKIP_OPTIONS:
+        config = compose_from(folder, "ppo_trainer", f"+skip={option}", "skip.dump_dir=/d")
+        name, _, action = option.rpartition("_")
+        assert list(roles(config)) == [name]
+        role = roles(config)[name]
+        # Where verl filled the role's own leaf, the shared key counts all the same.
+        assert (role.action, role.dump_dir, role.steps.everything) == (action, "/d", True)
+        assert (role.experiment_name, role.project_name) == ("gsm8k", "verl_examples")
+        assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
+
+
+@pytest.mark.parametrize("version", VERL)
+def test_verl_through_a_defaults_list(
+    composed: Compose, verl_configs: Callable[[str], Path], version: str
+) -> None:
+    config = composed(PPO.format(folder=verl_configs(version)))
+    role = roles(config)["rollout"]
+    assert (role.action, str(role.steps), role.gbs) == ("repeat", "1-10", 1024)
+    assert "rlskip" in config.hydra.callbacks
+
+
+LONG = f"[{','.join(map(str, range(1, 129)))}]"  # what bash makes of "[$(seq -s, 1 128)]"
+CLI = [
+    ("rollout", "dump_dir=/path/to/rollout_dump", "steps=[1,2,3,10]"),
+    ("async_rollout", "dump_dir=/path/to/rollout_dump", "steps=[1,2,3,4,5]"),
+    ("async_rollout", "dump_dir=/path/to/rollout_dump", f"steps={LONG}"),
+]
+
+
+@pytest.mark.parametrize("version", VERL)
+@pytest.mark.parametrize(("name", "dump_dir", "steps"), CLI)
+def test_flags_of_skip_manager_work_as_written(
+    verl_configs: Callable[[str], Path], version: str, name: str, dump_dir: str, steps: str
+) -> None:
+    flags = [f"skip.{name}.{flag}" for flag in ("enable=True", dump_dir, steps, "action=cache")]
+    option = f"+skip={name}_cache"
+    # verl 0.9's YAML has these keys, elsewhere the option opens the node for them.
+    for chosen in ([], [option]) if version == "0.9.1" else ([option],):
+        config = compose_from(verl_configs(version), "ppo_trainer", *chosen, *flags)
+        role = roles(config)[name]
+        assert str(role.steps) == steps.removeprefix("steps=").strip("[]")
+        assert (role.dump_dir, role.action) == ("/path/to/rollout_dump", "cache")
+
+
+def test_the_option_file_says_nothing_that_verl_cannot_read(
+    verl_configs: Callable[[str], Path],
+) -> None:
+    """verl converts the node with a dataclass of its own, which refuses any other key."""
+    bare = compose_from(verl_configs("0.9.1"), "ppo_trainer")
+    for option in ("rollout_cache", "async_rollout_repeat"):
+        config = compose_from(verl_configs("0.9.1"), "ppo_trainer", f"+skip={option}")
+        assert said(config).keys() == said(bare).keys()
+        for name in ("rollout", "async_rollout", "rollout_tq"):
+            assert config.skip[name].keys() == bare.skip[name].keys()
+        assert OmegaConf.get_type(config.skip) is dict
+
+
+# -- the files ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: str(file.relative_to(CONF)))
+def test_every_file_composes_alone(composed: Compose, file: Path) -> None:
+    group = str(file.parent.relative_to(CONF))
+    plus = "" if group.startswith("hydra/") else "+"
+    config = composed("a: 1\n", f"{plus}{group}={file.stem}")
+    assert config.a == 1
+    if group == "skip":
+        assert roles(config)
+
+
+@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: str(file.relative_to(CONF)))
+def test_every_file_is_documented(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    # Anything above it, and Hydra ignores the header in silence.
+    assert lines[0].startswith("# @package ")
+    body = yaml.compose("\n".join(lines))
+    assert body is not None
+    for line in _leaves(body):
+        assert lines[line - 1].lstrip().startswith("#"), f"line {line + 1} has no comment above"
+
+
+def _leaves(node: yaml.MappingNode) -> list[int]:
+    """Lines of the keys that hold a value, the defaults list aside."""
+    found = []
+    for key, value in node.value:
+        if isinstance(value, yaml.MappingNode):
+            found += _leaves(value)
+        elif key.value != "defaults":
+            found.append(key.start_mark.line)
+    return found
+
+
+def test_the_schema_file_says_what_the_dataclasses_say(composed: Compose) -> None:
+    schema = said(composed("defaults:\n  - rlskip_schema/skip\n  - _self_\n"))
+    expected = dataclasses.asdict(SkipManagerConfig())
+    for name in REGISTRY:
+        expected[name] = {"enable": expected[name]["enable"]}
+    assert schema == expected
+    listed = "defaults:\n  - rlskip_schema/skip\n  - skip: rollout_cache\n  - _self_\n"
+    full, short = composed(listed), composed("a: 1\n", "+skip=rollout_cache")
+    assert said(full) == {**expected, "rollout": {"enable": True}}
+    assert roles(full) == roles(short)

@@ -1,0 +1,136 @@
+"""Skip flags of older trainers, beside ours and alone."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from rlskip import SkipManager
+from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
+from rlskip.errors import ConfigError
+
+NEW_FORM = "actor_rollout_ref.rollout.skip.enable"
+OLD_FORM = "actor_rollout_ref.rollout.skip_rollout"
+ROLLOUT = {
+    NEW_FORM: {"skip": {"enable": True}},
+    OLD_FORM: {"skip_rollout": True},
+}
+YAML = """
+actor_rollout_ref:
+  rollout:
+    skip: {enable: false, dump_dir: "~/.verl/rollout_dump"}
+    skip_rollout: false
+"""
+SHOW = """
+print("the task sees", cfg.actor_rollout_ref.rollout.skip.enable,
+      cfg.actor_rollout_ref.rollout.skip_rollout)
+train(cfg)
+"""
+ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+def test_in_a_single_run_the_task_sees_it_off(make_app: Callable[..., Any]) -> None:
+    app = make_app(config=YAML, task=SHOW)
+    run = app.run(*ON, *(f"{flag}=True" for flag in ROLLOUT))
+    assert run.returncode == 0, run.said
+    assert "the task sees False False" in run.out
+    for flag in ROLLOUT:
+        assert f"LegacyFlagWarning: {flag} and skip.rollout.enable are both true" in run.err
+    assert "role rollout: 0 hits, 2 misses" in run.out
+
+
+def test_in_a_multirun_it_refuses_and_names_the_override(make_app: Callable[..., Any]) -> None:
+    app = make_app(config=YAML, task=SHOW)
+    run = app.run("-m", *ON, f"{NEW_FORM}=True")
+    assert run.returncode == 1
+    assert f"add the override {NEW_FORM}=False" in run.err
+    assert app.generated == []
+
+
+@pytest.fixture
+def _no_manager() -> Any:
+    yield
+    SkipManager.reset()
+
+
+@pytest.mark.usefixtures("_no_manager")
+@pytest.mark.parametrize("flag", ROLLOUT)
+@pytest.mark.parametrize("kind", ["dict", "DictConfig", "struct", "read-only"])
+def test_init_forces_it_false(flag: str, kind: str, tmp_path: Path) -> None:
+    config: Any = {
+        "skip": {"rollout": {"enable": True}, "dump_dir": str(tmp_path)},
+        "actor_rollout_ref": {"rollout": copy.deepcopy(ROLLOUT[flag])},
+    }
+    if kind != "dict":
+        config = OmegaConf.create(config)
+        OmegaConf.set_struct(config, kind == "struct")
+        # On the inner node, where the flag of the outer one does not count.
+        OmegaConf.set_readonly(config.actor_rollout_ref.rollout, kind == "read-only")
+    with pytest.warns(LegacyFlagWarning, match=f"{flag} and skip.rollout.enable"):
+        SkipManager.init(config)
+    assert OmegaConf.select(OmegaConf.create(config), flag) is False
+
+
+def test_where_it_cannot_be_turned_off_it_is_an_error() -> None:
+    config = {"actor_rollout_ref": {"rollout": MappingProxyType({"skip_rollout": True})}}
+    with pytest.raises(ConfigError, match=f"{OLD_FORM}: is true and cannot be turned off"):
+        retire_legacy_flags(config, rollout_enabled=True)
+
+
+def test_off_or_absent_it_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for config in ({}, {"actor_rollout_ref": {"rollout": {"skip": {"enable": False}}}}):
+            retire_legacy_flags(config, rollout_enabled=True)
+            retire_legacy_flags(config, rollout_enabled=False)
+
+
+# -- alone -------------------------------------------------------------------------------------
+VERL_08 = {"enable": True, "dump_dir": "~/.verl/rollout_dump", "max_dump_step": 3}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "flags"),
+    [
+        (
+            {"skip": {**VERL_08, "action": "cache"}},
+            ["+skip=rollout_cache", "skip.steps=1-3", 'skip.dump_dir="~/.verl/rollout_dump"'],
+        ),
+        (
+            {"skip": {**VERL_08, "action": "repeat_last", "dump_dir": "/dumps/run-1.a"}},
+            ["+skip=rollout_repeat", "skip.dump_dir=/dumps/run-1.a"],
+        ),
+        # One dump for every step: that is repeat.
+        ({"skip_rollout": True}, ["+skip=rollout_repeat"]),
+        (
+            {"skip_rollout": True, "skip_dump_dir": "/my dumps"},
+            ["+skip=rollout_repeat", 'skip.dump_dir="/my dumps"'],
+        ),
+    ],
+)
+def test_alone_the_warning_tells_flags_that_hydra_accepts(
+    rollout: dict[str, Any], flags: list[str], tmp_path: Path
+) -> None:
+    config = {"actor_rollout_ref": {"rollout": rollout}}
+    with pytest.warns(LegacyFlagWarning, match="rlskip is not on") as caught:
+        retire_legacy_flags(config, rollout_enabled=False)
+    told = re.split("Use instead: ", str(caught[0].message))[1]
+    assert shlex.split(told) == flags
+    assert config == {"actor_rollout_ref": {"rollout": rollout}}
+
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        skip = compose("config", shlex.split(told)).skip
+    assert skip.rollout.enable is True
+    old = rollout.get("skip", {}).get("dump_dir") or rollout.get("skip_dump_dir")
+    assert skip.get("dump_dir") == old

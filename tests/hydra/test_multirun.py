@@ -1,0 +1,93 @@
+"""Sweeps: every launcher's workers skip, count and refuse as a single run does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlskip.hooks import SUMMARY, SkipCallback
+
+ON = ("-m", "+skip=rollout_cache", "skip.dump_dir=dumps")
+LAUNCHERS = ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
+
+
+def table(said: str) -> list[list[str]]:
+    """The rows of the sweep's table, without the seconds."""
+    after = said.split("over the jobs of this sweep:\n")[1].splitlines()
+    return [line.split()[:4] for line in after if line[:1].isdigit()]
+
+
+def test_jobs_of_one_process_do_not_leak_into_each_other(app: Any) -> None:
+    run = app.run(*ON, "skip.steps=[1],[1,2]", "skip.enable=true,false")
+    assert run.returncode == 0, run.said
+    # Job 0 dumps step 1; job 1 skips nothing; job 2 replays step 1, dumps step 2; job 3 as 1.
+    assert app.generated == [1, 1, 1, 2, 2, 2, 2]
+    assert table(run.out) == [["0", "rollout", "0", "1"], ["2", "rollout", "1", "1"]]
+    assert app.summary("sweep/2")["rollout"]["hits"] == 1
+    assert not (app.folder / "sweep" / "3" / "rlskip_summary.json").exists()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+def test_workers_of_a_launcher(app: Any, launcher: str) -> None:
+    run = app.run(*ON, f"hydra/launcher={launcher}", "skip.steps=[1],[1,2]")
+    assert run.returncode == 0, run.said
+    rows = table(run.out)
+    assert [row[:2] for row in rows] == [["0", "rollout"], ["1", "rollout"]]
+    # Both jobs look at step 1 and one of them dumps it, the other waits for that or dumps, too.
+    hits, misses = (sum(int(row[at]) for row in rows) for at in (2, 3))
+    assert hits + misses == 3
+    assert len(app.generated) == misses + 1  # step 2 of job 0 is not listed
+    for job in "01":
+        assert app.summary(f"sweep/{job}")["rollout"]["consulted"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any], launcher: str) -> None:
+    app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
+    run = app.run(*ON, f"hydra/launcher={launcher}", "skip.stepz=[1]", "skip.on_miss=never")
+    assert run.returncode == 1
+    for part in (
+        "2 problems in the configuration",
+        "skip.stepz: unknown key; did you mean skip.steps?",
+        "skip.on_miss: 'never' is none of generate, error",
+    ):
+        assert part in run.err
+    assert app.generated == [], "the task was started"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_swept_option_refuses_without_its_callback(app: Any, launcher: str) -> None:
+    """Hydra builds callbacks from a config without the swept choice: ours is not there."""
+    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", f"hydra/launcher={launcher}")
+    assert run.returncode == 1
+    assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.err
+    assert app.generated == []
+
+
+def test_a_swept_option_skips_with_the_callback_named(app: Any) -> None:
+    options = ("+skip=rollout_cache,rollout_repeat", "hydra/callbacks=rlskip")
+    run = app.run("-m", *options, "skip.dump_dir=dumps", "skip.steps=[1]")
+    assert run.returncode == 0, run.said
+    assert table(run.out) == [["0", "rollout", "0", "1"], ["1", "rollout", "1", "0"]]
+    assert app.generated == [1, 2, 2]
+
+
+def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counts = {"hits": 1, "misses": 2, "seconds_saved": -0.001}
+    callback = SkipCallback()
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    callback.on_multirun_start(config)
+    for job, written in (("10", 9e9), ("2", 9e9), ("1", 0.0)):
+        (tmp_path / job).mkdir()
+        summary = {"job": job, "written": written, "roles": {"rollout": counts}}
+        (tmp_path / job / SUMMARY).write_text(json.dumps(summary))
+    with caplog.at_level("INFO"):
+        callback.on_multirun_end(config)
+    # An earlier sweep's job 1 lies in the same directory and is not counted.
+    assert [row[0] for row in table(caplog.text)] == ["2", "10"]
+    assert "-0.0" not in caplog.text

@@ -1,0 +1,148 @@
+"""One job: the callback and its summary, and what becomes of a job that cannot be honoured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
+
+import rlskip
+from rlskip import SkipManager
+from rlskip.config.skip import DIRECTORY_VARIABLE
+from rlskip.hooks import SkipCallback
+from rlskip.skip.records import JOB_VARIABLE
+
+ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+def test_the_second_run_generates_nothing(app: Any) -> None:
+    first = app.run(*ON)
+    assert first.returncode == 0, first.said
+    assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
+    assert app.generated == [1, 2]
+    counts = app.summary()["rollout"]
+    assert (counts["hits"], counts["misses"], counts["bytes_read"]) == (0, 2, 0)
+    assert counts["bytes_written"] > 0
+
+    # The working directory changes, the dumps stay where they are.
+    second = app.run(*ON, "hydra.job.chdir=true")
+    assert second.returncode == 0, second.said
+    assert "rlskip: role rollout: 2 hits, 0 misses" in second.out
+    assert app.generated == [1, 2]
+    counts = app.summary()["rollout"]
+    assert (counts["hits"], counts["misses"], counts["bytes_written"]) == (2, 0, 0)
+
+
+def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..., Any]) -> None:
+    app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
+    run = app.run(*ON, "skip.stepz=[1]", "skip.on_miss=never", "skip.rollout.steps=[[1],2]")
+    assert run.returncode == 1
+    log = (app.folder / "out" / "app.log").read_text(encoding="utf-8")
+    # On stderr too: an application may have logging switched off.
+    for said in (run.err, log):
+        assert "3 problems" in said
+        assert "skip.stepz: unknown key; did you mean skip.steps?" in said
+        assert "skip.on_miss: 'never' is none of generate, error" in said
+        assert "skip.rollout.steps: [1] (list) is no step" in said
+        assert "Traceback" not in said
+    assert app.generated == [], "the task was started"
+
+
+def test_what_skips_nothing_says_so(make_app: Callable[..., Any]) -> None:
+    wrong_role, off = make_app(), make_app()
+    runs = [
+        wrong_role.start("+skip=async_rollout_cache", "skip.dump_dir=dumps"),
+        off.start(*ON, "skip.rollout.enable=false"),
+    ]
+    never, nothing = [run.finish() for run in runs]
+    assert never.returncode == nothing.returncode == 0, never.said + nothing.said
+    assert wrong_role.generated == off.generated == [1, 2]
+    assert "[WARNING] - rlskip: role async_rollout is enabled and was NEVER CONSULTED" in never.out
+    assert wrong_role.summary()["async_rollout"]["consulted"] is False
+    assert "[WARNING] - rlskip: NOTHING is skipped" in nothing.out
+
+
+IN_ANOTHER_PROCESS = """
+import multiprocessing
+worker = multiprocessing.get_context("spawn").Process(target=work, args=(cfg,))
+worker.start()
+worker.join()
+assert worker.exitcode == 0
+"""
+WORK = """
+def work(cfg):
+    SkipManager.init(cfg)
+    train(cfg)
+"""
+
+
+def test_counts_come_from_the_process_that_ran_the_stage(make_app: Callable[..., Any]) -> None:
+    """As in verl, whose task only starts the process that trains."""
+    app = make_app(task=IN_ANOTHER_PROCESS, functions=WORK)
+    # A child that starts in the job's directory must find the same dumps.
+    run = app.run(*ON, "hydra.job.chdir=true")
+    assert run.returncode == 0, run.said
+    assert app.generated == [1, 2]
+    assert "role rollout: 0 hits, 2 misses" in run.out
+    assert "NEVER" not in run.out
+    assert len(list((app.folder / "dumps").rglob("gen_batch.dp"))) == 2
+
+
+def test_a_lost_callback_refuses(app: Any) -> None:
+    run = app.run(*ON, "~hydra.callbacks.rlskip")
+    assert run.returncode == 1
+    assert "+skip=rollout_cache was chosen for this job" in run.err
+    assert "call SkipManager.init(cfg) first" in run.err
+    assert app.generated == []
+
+
+@pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
+def test_who_turns_skip_off_has_not_chosen_it(make_app: Callable[..., Any], override: str) -> None:
+    app = make_app(config="skip: {enable: true, rollout: {enable: false}}\n")
+    assert app.run(override).returncode == 0
+    assert app.generated == [1, 2]
+
+
+def test_a_plug_in_that_hydra_did_not_discover_refuses(app: Any) -> None:
+    """Hydra then takes the unknown group for a value: ``skip`` becomes a plain string."""
+    package = Path(rlskip.__file__).parent
+    if (package.parent / "hydra").exists():
+        pytest.skip("rlskip lies in one folder with Hydra, so its plug-in cannot be hidden")
+    # rlskip itself stays importable, through a link in a folder without hydra_plugins.
+    (app.folder / "lib").mkdir()
+    (app.folder / "lib" / "rlskip").symlink_to(package)
+    elsewhere = [p for p in sys.path if p and not Path(p, "hydra_plugins/rlskip_plugin").exists()]
+    path = [str(app.folder / "lib"), *elsewhere]
+    # -S: an editable install is a .pth file.
+    run = app.run(*ON[:1], flags=["-S"], PYTHONPATH=os.pathsep.join(path))
+    assert run.returncode == 1
+    assert "+skip=rollout_cache was chosen for this job" in run.err
+    assert "if Hydra does not list RlskipSearchPathPlugin under `--info plugins`" in run.err
+    assert app.generated == []
+
+
+def test_the_callback_pickles() -> None:
+    copy = cloudpickle.loads(cloudpickle.dumps(SkipCallback()))
+    assert type(copy) is SkipCallback
+
+
+def test_a_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    places = {"cwd": str(tmp_path), "output_dir": str(tmp_path)}
+    skip = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
+    config = OmegaConf.create({"skip": skip, "hydra": {"runtime": places}})
+    callback = SkipCallback()
+    callback.on_job_start(config)
+    assert "rollout" in SkipManager.skip_instances
+    assert os.environ[DIRECTORY_VARIABLE] == str(tmp_path)
+    callback.on_job_end(config, JobReturn())
+    assert "rollout" not in SkipManager.skip_instances
+    assert not {JOB_VARIABLE, DIRECTORY_VARIABLE} & os.environ.keys()

@@ -1,0 +1,60 @@
+"""A role of one's own in a Hydra application: the four steps of docs/skip.md, no edit of rlskip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+APP = """
+from dataclasses import dataclass
+import hydra
+from rlskip import RoleConfig, SkipManager, register_skip
+from rlskip.skip import RolloutSkip
+
+@dataclass
+class CriticConfig(RoleConfig):
+    warmup: int = 3
+
+@register_skip("critic", config=CriticConfig)
+class CriticSkip(RolloutSkip):
+    def meet_precondition(self, step, func, *args, **kwargs):
+        warm = step > self.local_config.warmup
+        return warm and super().meet_precondition(step, func, *args, **kwargs)
+
+@SkipManager.annotate(role="critic")
+def compute_values(batch):
+    print("COMPUTED", batch["step"])
+    return {"values": [1.0, 2.0]}
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    for step in range(1, 5):
+        SkipManager.set_step(step)
+        assert compute_values({"step": step}) == {"values": [1.0, 2.0]}
+
+main()
+"""
+
+
+def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "app.py", "+skip=rollout_cache", "skip.dump_dir=dumps", *overrides],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_a_role_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    on = ("skip.rollout.enable=false", "skip.critic.enable=true", "skip.critic.warmup=2")
+    first, second = run(tmp_path, *on), run(tmp_path, *on)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.count("COMPUTED") == 4
+    assert [line for line in second.stdout.splitlines() if "COMPUTED" in line] == [
+        "COMPUTED 1",
+        "COMPUTED 2",
+    ]
+    assert "role critic: 2 hits, 2 misses" in second.stdout + second.stderr
+    typo = run(tmp_path, "skip.critic.warmpu=2")
+    assert typo.returncode == 1
+    assert "did you mean skip.critic.warmup?" in typo.stdout + typo.stderr

@@ -1,0 +1,57 @@
+"""Several ranks call the stage together: shards, and hit or miss agreed by all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import rlskip.skip.roles  # noqa: F401 - here once, not in every child
+from rlskip import SkipManager
+
+
+def _rank(rank: int, world: int, folder: str, steps: list[int]) -> None:
+    # This file's own module is not importable by name in the child (importlib mode), so the
+    # stage is made here.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+    )
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
+    generated = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> dict[str, Any]:
+        dist.barrier()  # a rank that generated alone would hang here
+        generated.append(prompts[0])
+        return {"rank": rank, "step": prompts[0]}
+
+    for step in steps:
+        SkipManager.set_step(step)
+        assert generate([step]) == {"rank": rank, "step": step}
+    Path(folder, f"generated-{rank}").write_text(" ".join(map(str, generated)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(folder: Path, steps: list[int], world: int = 2) -> list[str]:
+    (folder / "rendezvous").unlink(missing_ok=True)
+    mp.start_processes(_rank, args=(world, str(folder), steps), nprocs=world, start_method="fork")
+    return [(folder / f"generated-{rank}").read_text() for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_hit_or_all_miss(tmp_path: Path, world: int) -> None:
+    assert run(tmp_path, [1, 2, 3], world) == ["1 2 3"] * world
+    assert run(tmp_path, [1, 2, 3], world) == [""] * world
+    missing, broken = (
+        next(tmp_path.glob(f"dumps/*/*/{step}/gen_batch.r1-of-{world}.dp")) for step in (2, 3)
+    )
+    missing.unlink()
+    broken.write_bytes(broken.read_bytes()[:-9])
+    assert run(tmp_path, [1, 2, 3], world) == ["2 3"] * world
+    assert run(tmp_path, [1, 2, 3], world) == [""] * world
