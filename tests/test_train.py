@@ -1,0 +1,148 @@
+"""The example trainer as a user runs it: real training, real dumps, real replays."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[1]
+TINY = (
+    "trainer.total_training_steps=3",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+)
+
+
+def train(folder: Path, name: str, *overrides: str, tiny: bool = True) -> list[dict[str, Any]]:
+    """Run train.py into ``folder/name``; its metrics, one mapping a step."""
+    out = folder / name
+    command = [sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={out}", *overrides]
+    done = subprocess.run(
+        command + list(TINY if tiny else ()),
+        cwd=folder, capture_output=True, text=True, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (out / "learning_curve.png").stat().st_size > 10_000
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def learned(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The metrics without the times."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics]
+
+
+def counts(folder: Path, name: str) -> tuple[int, int]:
+    """(hits, misses) of a run."""
+    role = json.loads((folder / name / "rlskip_summary.json").read_text())["roles"]["rollout"]
+    return role["hits"], role["misses"]
+
+
+def test_the_second_run_generates_nothing_and_equals_the_first(tmp_path: Path) -> None:
+    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    plain = train(tmp_path, "plain")
+    first = train(tmp_path, "first", *skip)
+    second = train(tmp_path, "second", *skip)
+    assert (counts(tmp_path, "first"), counts(tmp_path, "second")) == ((0, 3), (3, 0))
+    assert learned(first) == learned(second) == learned(plain)
+
+    # A step whose dump is gone is generated again, that one only, and nothing else changes.
+    (step,) = tmp_path.glob("dumps/*/*/2")
+    shutil.rmtree(step)
+    third = train(tmp_path, "third", *skip)
+    assert counts(tmp_path, "third") == (2, 1)
+    assert learned(third) == learned(first)
+    assert step.is_dir()
+
+    # skip.steps says which steps are looked at; merging happens after the replay.
+    merged = train(tmp_path, "merged", *skip, "skip.steps=[1,3]", "+merge=prefix")
+    assert counts(tmp_path, "merged") == (2, 0)
+    before, after = (
+        [row[f"generate/num_seq_{when}_merge"] for row in merged] for when in ("before", "after")
+    )
+    assert after == [16, 16, 16], "one row a session"
+    assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
+
+
+def test_another_seed_is_refused(tmp_path: Path) -> None:
+    """Other prompts: the dumps of the first run do not fit the second."""
+    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    train(tmp_path, "first", *skip)
+    with pytest.raises(AssertionError, match=r"MismatchError.*prompts"):
+        train(tmp_path, "second", *skip, "seed=1")
+
+
+def test_a_session_is_the_same_in_any_company() -> None:
+    """What dispatch counts on: alone or beside others, to the last bit."""
+    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    train_py = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(train_py)
+    cfg = OmegaConf.load(ROOT / "conf" / "config.yaml")
+    torch.manual_seed(0)
+    policy = train_py.make_policy(cfg)
+    for prompt in train_py.draw_prompts(cfg, step=1)[:4]:
+        group = train_py.play(policy, prompt, range(16), cfg, 1)
+        for company in ([0], [15], [3, 9], [1, 2, 5, 11, 14], range(20)):
+            rows = train_py.play(policy, prompt, company, cfg, 1)
+            shared = torch.isin(group["session"], torch.tensor(list(company)))
+            for field, value in rows[rows["session"] < 16].items():
+                assert torch.equal(value, group[shared][field]), field
+
+
+def readme_examples() -> list[str]:
+    """Every `python train.py ...` in README's blocks, as typed."""
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```(?:bash|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [
+        line.split("  #")[0].split(" | ")[0].strip()
+        for line in lines
+        if line.startswith("python train.py")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", readme_examples())
+def test_every_example_of_the_readme_runs(example: str, tmp_path: Path) -> None:
+    python, script, *arguments = shlex.split(example)
+    assert (python, script) == ("python", "train.py")
+    for run in range(2 if "on_miss=error" in example else 1):
+        if run == 0 and "on_miss=error" in example:  # needs dumps to replay
+            arguments.remove("skip.on_miss=error")
+        elif run == 1:
+            arguments.append("skip.on_miss=error")
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "train.py"), *arguments, *TINY],  # flags before overrides
+            cwd=tmp_path, capture_output=True, text=True, timeout=600,
+            env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_policy_learns_and_a_replay_costs_nothing(tmp_path: Path) -> None:
+    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    first = train(tmp_path, "first", *skip, tiny=False)
+    second = train(tmp_path, "second", *skip, tiny=False)
+    assert first[0]["success"] < 0.2
+    last = [row["success"] for row in first[-10:]]
+    assert sum(last) / len(last) > 0.5
+    assert learned(first) == learned(second)
+    spent = [sum(row["time/rollout_s"] for row in run) for run in (first, second)]
+    assert spent[1] < 0.02 * spent[0], spent
