@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.<name> [--json FILE]`, ours beside the genuine peer."""

@@ -1,0 +1,224 @@
+"""Dispatch: hand-outs over Ray, the scheduler alone, and how long the tail is.
+
+ray_dispatch_ratio  seconds from the call to the last marker: 128 prompts of 2048 tokens x 8
+                    sessions, round robin, 4 Ray actors whose workers return at once. Beside it,
+                    in the same run, one remote call per session with its prompt cloned.
+units_per_s         the scheduler alone: sessions handed out and ended per second, 1 000 000 on
+                    a simulated pool of 16 workers x 8 slots. units_*: each policy's.
+makespan_*          simulated: when the last session ends, over the lower bound
+                    max(longest session, total work / slots); 128 prompts x 16 sessions, 16
+                    workers x 8 slots, mean of 160 draws and of three settings of the tail.
+                    *_history knows one earlier draw, *_oracle the true lengths.
+
+Of the makespans: verl >= 0.7.1 already balances *requests* over engines. Dispatching sessions
+shortens what hangs on a worker: CPU, event loop, tools, sandboxes, and whole pools whose workers
+are themselves the engines.
+
+Needs Ray in the same environment: pip install "rlskip[ray]"
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from benchmarks._report import Goal, Row, arguments, best_of, report, versions
+from rlskip.dispatch import POLICIES, Group, Policy, Scheduler
+from rlskip.dispatch.policies import least_loaded, longest_first
+
+WORKERS, SLOTS = 16, 8
+DRAWS = 160
+TAILS = (0.8, 1.2, 1.6)
+MEDIAN, LONGEST = 1500, 32_768  # tokens: with these, chunk comes out as long as measured elsewhere
+
+
+# -- makespan --------------------------------------------------------------------------------
+
+
+def draw(sigma: float, seed: int, prompts: int = 128, n: int = 16) -> tuple[Any, Any]:
+    """Two independent draws of lengths (prompts, n) of the same prompts.
+
+    Lognormal: `sigma` between prompts, 0.6 within a group, cut off at the response limit.
+    """
+    rng = np.random.default_rng(seed)
+    middle = np.log(MEDIAN) + rng.normal(0, sigma, (prompts, 1))
+    both = np.exp(middle + rng.normal(0, 0.6, (2, prompts, n)))
+    return tuple(np.minimum(both, LONGEST))
+
+
+def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = None) -> float:
+    """When the last of `lengths` (prompts, n) ends on a simulated pool."""
+    prompts, n = lengths.shape
+    scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
+    for i in range(prompts):
+        scheduler.add(Group(i, prompts, n, None if history is None else float(history[i])))
+    now, running = 0.0, []
+    while True:
+        while (handed := scheduler.next()) is not None:
+            worker, unit = handed
+            length = float(lengths[unit.group.prompt, unit.session])
+            heapq.heappush(running, (now + length, unit.number, length, worker, unit))
+        if not running:
+            return now
+        now, _, length, worker, unit = heapq.heappop(running)
+        scheduler.done(worker, unit, length)
+
+
+def makespans() -> dict[str, list[float]]:
+    """For each policy its makespan over the lower bound, by setting of the tail."""
+    found: dict[str, list[float]] = {}
+    for sigma in TAILS:
+        sums: dict[str, float] = {}
+        for seed in range(DRAWS):
+            lengths, earlier = draw(sigma, seed)
+            bound = max(lengths.max(), lengths.sum() / (WORKERS * SLOTS))
+
+            spans = {name: makespan(lengths, policy) for name, policy in POLICIES.items()}
+            spans["longest_first_history"] = makespan(lengths, longest_first, earlier.mean(1))
+            # The true lengths, each a group of its own, in order.
+            ordered = -np.sort(-lengths.reshape(-1, 1), axis=0)
+            spans["oracle"] = makespan(ordered, least_loaded)
+            for name, span in spans.items():
+                sums[name] = sums.get(name, 0.0) + span / bound / DRAWS
+        for name, figure in sums.items():
+            found.setdefault(name, []).append(figure)
+    return found
+
+
+def plot(found: dict[str, list[float]], path: Path) -> None:
+    """The makespans, a line per policy, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name in sorted(found, key=lambda name: -found[name][-1]):
+        (line,) = axes.plot(TAILS, found[name], marker="o")
+        axes.annotate(
+            name.replace("_", " "),
+            (TAILS[-1], found[name][-1]),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=line.get_color(),
+        )
+    axes.set_xticks(TAILS)
+    axes.set_xlim(right=TAILS[-1] + 0.45)
+    axes.set_ylim(bottom=0.95)
+    axes.set_xlabel("spread of lengths between prompts (lognormal sigma)")
+    axes.set_ylabel("makespan / lower bound")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+# -- the scheduler alone -----------------------------------------------------------------------
+
+
+def run_units(policy: Policy, units: int, n: int = 16) -> None:
+    """`units` sessions through a scheduler that is given new ones when it has none left."""
+    lengths = np.random.default_rng(0).exponential(1.0, 4096).tolist()
+    scheduler, prompts = Scheduler(WORKERS, policy, per_worker=SLOTS), units // n
+    now, running, sent = 0.0, [], 0
+    while True:
+        handed = scheduler.next()
+        if handed is not None:
+            worker, unit = handed
+            end = now + lengths[unit.number % 4096]
+            heapq.heappush(running, (end, unit.number, worker, unit))
+        elif sent < prompts and scheduler.in_flight < WORKERS * SLOTS:
+            scheduler.add(Group(sent, prompts, n))
+            sent += 1
+        elif running:
+            now, number, worker, unit = heapq.heappop(running)
+            scheduler.done(worker, unit, lengths[number % 4096])
+        else:
+            return
+
+
+# -- over Ray ----------------------------------------------------------------------------------
+
+
+async def at_once(prompt: Any, sampling: Any, session: Any) -> None:
+    return None
+
+
+def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
+    """Seconds for all sessions, ours beside one remote call per session."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    from rlskip.dispatch import RayPool, RolloutDispatcher
+    from rlskip.queue import MemoryQueue
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))
+    tokens = torch.randint(0, 151_936, (prompts, 2048), generator=torch.Generator().manual_seed(0))
+    uids = [f"prompt-{i}" for i in range(prompts)]
+    batch = TensorDict({"input_ids": tokens, "uid": NonTensorStack(*uids)}, batch_size=[prompts])
+
+    @ray.remote(num_cpus=1)
+    class Worker:
+        async def run(self, session_id: int, **prompt: Any) -> None:
+            return None
+
+    workers = [Worker.remote() for _ in range(4)]
+
+    def peer() -> None:
+        calls = [
+            workers[(i * n + session) % 4].run.remote(
+                session, uid=uids[i], input_ids=tokens[i].clone()
+            )
+            for i in range(prompts)
+            for session in range(n)
+        ]
+        ray.get(calls)
+
+    config = {"dispatch": {"rollout_level": True, "policy": "round_robin", "n": n}}
+    with RolloutDispatcher(RayPool(at_once, 4), MemoryQueue(), config) as dispatcher:
+
+        def ours() -> None:
+            assert dispatcher.generate_sequences(batch, step=1).succeeded == prompts * n
+
+        peer(), ours()  # the first round starts processes
+        theirs, mine = best_of(rounds, peer, ours)
+    ray.shutdown()
+    return Row("ray_dispatch_ratio", mine, "s", theirs, Goal("<=", 1 / 8))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--units", type=int, default=1_000_000, help="for units_per_s")
+    parser.add_argument("--rounds", type=int, default=10, help="for ray_dispatch_ratio")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the makespans here")
+    args = parser.parse_args()
+
+    rows = [ray_dispatch(args.rounds)]
+    goals: dict[str, Goal] = {
+        "least_loaded": Goal("<=", 1.46),
+        "longest_first": Goal("<=", 1.20),
+        "longest_first_history": Goal("<=", 1.09),
+    }
+    found = makespans()
+    for name, figures in found.items():
+        mean = sum(figures) / len(figures)
+        rows.append(Row(f"makespan_{name}", mean, "x bound", goal=goals.get(name)))
+    if args.plot is not None:
+        plot(found, args.plot)
+
+    def rate(policy: Policy, units: int) -> float:
+        return units / best_of(1, lambda: run_units(policy, units))[0]
+
+    rates = {name: rate(policy, args.units) for name, policy in POLICIES.items()}
+    # The slowest policy's stands for the scheduler.
+    rows.append(Row("units_per_s", min(rates.values()), "1/s", goal=Goal(">=", 16_667)))
+    rows += [Row(f"units_{name}", figure, "1/s") for name, figure in rates.items()]
+    report(rows, versions("ray", "tensordict"), args.json)
+
+
+if __name__ == "__main__":
+    main()

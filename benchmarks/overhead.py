@@ -1,0 +1,165 @@
+"""What rlskip costs where it has nothing to do.
+
+startup_ms        start-up it adds to a bare Hydra application by being installed (plug-in scan)
+off_ns            what the decorator adds to a call while its role is off
+unlisted_ns       the same with the role on and a step that is not among the 128 listed
+uninitialised_ns  the same before SkipManager.init
+
+Every figure is the difference of two best times, with less without: wall time of calls of a
+method with one positional argument, processor time of whole processes (a start-up waits for
+nothing, and other processes do not blur it). Rows ending in _verl hold ours beside verl 0.9.1's
+decorator in the same process; they have no peer where verl is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from timeit import Timer
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import rlskip
+from benchmarks._report import Goal, Row, arguments, best_of, report, versions
+from rlskip import SkipManager
+
+GOALS = {"startup_ms": 30, "off_ns": 200, "unlisted_ns": 600}
+STEPS = list(range(1, 129))
+UNLISTED = 1000
+CALLS = (
+    2_000  # about a millisecond: short enough to fall between two time slices of other processes
+)
+
+APP = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def main(config):
+    pass
+
+main()
+"""
+
+
+# -- start-up ------------------------------------------------------------------------------
+def startup_ms(rounds: int) -> float:
+    """Processor milliseconds added to a bare Hydra application."""
+    home = Path(rlskip.__file__).parents[1]
+    if (home / "hydra").exists():
+        raise SystemExit(f"{home} holds Hydra too, so rlskip cannot be hidden: pip install -e .")
+    plug_in = "hydra_plugins/rlskip_plugin"
+    elsewhere = [p for p in sys.path if Path(p).is_dir() and not Path(p, plug_in).exists()]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "app.py").write_text(APP, encoding="utf-8")
+
+        def app(path: list[str], *options: str) -> str:
+            # -S: no .pth files, which would put an editable rlskip back on the path.
+            return subprocess.run(
+                [sys.executable, "-S", "app.py", *options],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+
+        with_it, without = [*elsewhere, str(home)], elsewhere
+        assert "RlskipSearchPathPlugin" in app(with_it, "--info", "plugins")
+        assert "Rlskip" not in app(without, "--info", "plugins")
+        quiet = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled")
+
+        def cpu_ms(path: list[str]) -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            app(path, *quiet)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
+
+        pairs = [(cpu_ms(with_it), cpu_ms(without)) for _ in range(rounds)]
+    return min(a for a, _ in pairs) - min(b for _, b in pairs)
+
+
+# -- the decorator -------------------------------------------------------------------------
+class Prompts:
+    """As much of a batch as a decorator looks at."""
+
+    meta_info: dict[str, Any] = {}  # noqa: RUF012
+
+
+def worker(decorate: Callable[[Any], Any]) -> Any:
+    class Worker:
+        @decorate
+        def generate(self, prompts: Prompts) -> Prompts:
+            return prompts
+
+    return Worker()
+
+
+def config(dump_dir: str, enable: bool) -> Any:
+    """A config that both managers read."""
+    role = {"enable": enable, "steps": STEPS, "dump_dir": dump_dir, "action": "cache"}
+    # verl reads a trainer mode for a role that is off, too.
+    trainer = {"v1": {"trainer_mode": "colocate_sync"}}
+    return OmegaConf.create({"skip": {"rollout": role}, "trainer": trainer, "data": {}})
+
+
+def added_ns(rounds: int) -> Iterator[tuple[str, float, float | None]]:
+    """Per state its name, nanoseconds that ours adds to a call, and that verl's adds."""
+    managers = [SkipManager]
+    try:
+        from verl.utils.skip import SkipManager as verl_manager
+
+        managers.append(verl_manager)
+    except ImportError:
+        pass
+    workers = [worker(manager.annotate(role="rollout")) for manager in managers]
+    timers = [
+        Timer("generate(prompts)", globals={"generate": one.generate, "prompts": Prompts()})
+        for one in [worker(lambda method: method), *workers]
+    ]
+
+    def measure() -> tuple[float, float | None]:
+        bare, ours, *peer = best_of(rounds, *(lambda t=t: t.timeit(CALLS) for t in timers))
+        added = [(seconds - bare) / CALLS * 1e9 for seconds in (ours, *peer)]
+        return added[0], added[1] if peer else None
+
+    def state(enable: bool) -> None:
+        for manager in managers:
+            manager.init(config(dump_dir, enable))
+            manager.set_step(UNLISTED)
+
+    with tempfile.TemporaryDirectory() as dump_dir:
+        yield "uninitialised", *measure()
+        state(enable=False)
+        yield "off", *measure()
+        state(enable=True)
+        yield "unlisted", *measure()
+        SkipManager.reset()
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="best of so many (default: 20)")
+    options = parser.parse_args()
+
+    rows = [Row("startup_ms", startup_ms(options.rounds), "ms", goal=goal("startup_ms"))]
+    # Short rounds, many of them: one that nobody disturbs is enough.
+    for name, ours, verl in added_ns(20 * options.rounds):
+        rows += [
+            Row(f"{name}_ns", ours, "ns", goal=goal(f"{name}_ns")),
+            Row(f"{name}_ns_verl", ours, "ns", peer=verl),
+        ]
+    report(rows, versions("hydra-core", "verl"), options.json)
+
+
+def goal(what: str) -> Goal | None:
+    return Goal("<=", GOALS[what]) if what in GOALS else None
+
+
+if __name__ == "__main__":
+    main()
