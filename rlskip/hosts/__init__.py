@@ -1,0 +1,1 @@
+"""Hosts: where rlskip attaches to somebody else's trainer. One small file a host."""

@@ -1,0 +1,152 @@
+"""`wrap` and `when_imported`: functions of modules that know nothing of rlskip."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rlskip.config.attach import TargetError
+from rlskip.hosts.attach import AttachError, when_imported, wrap
+
+TRAINER = """
+    class Base:
+        def inherited(self, x):
+            return ["inherited", x]
+
+    class Trainer(Base):
+        factor = 2
+
+        def method(self, x):
+            return ["method", x]
+
+        @staticmethod
+        def static(x):
+            return ["static", x]
+
+        @classmethod
+        def of_class(cls, x):
+            return [cls.__name__, x]
+
+        class Inner:
+            def method(self, x):
+                return ["inner", x]
+
+    def function(x):
+        return ["function", x]
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A function that names a fresh module (not imported yet) with the trainer above."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+
+    def write(source=TRAINER):
+        name = f"third_party_{tmp_path.name.replace('-', '_')}_{len(names)}"
+        names.append(name)
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        importlib.invalidate_caches()
+        return name
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def marking(mark):
+    def decorate(func):
+        @functools.wraps(func)
+        def wrapper(*args, **kwargs):
+            return [mark, *func(*args, **kwargs)]
+
+        return wrapper
+
+    return decorate
+
+
+@pytest.mark.parametrize("imported_before", [False, True])
+def test_wraps_functions_and_methods_of_every_kind(third_party, imported_before):
+    name = third_party()
+    if imported_before:
+        importlib.import_module(name)
+    paths = ["Trainer.method", "Trainer.static", "Trainer.of_class", "Trainer.inherited"]
+    for path in [*paths, "Trainer.Inner.method", "function"]:
+        wrap(f"{name}:{path}", marking("wrapped"), key="test")
+    assert (name in sys.modules) is imported_before
+    module = importlib.import_module(name)
+    trainer = module.Trainer()
+    assert trainer.method(1) == ["wrapped", "method", 1]
+    assert trainer.static(1) == module.Trainer.static(1) == ["wrapped", "static", 1]
+    assert trainer.of_class(1) == module.Trainer.of_class(1) == ["wrapped", "Trainer", 1]
+    assert trainer.inherited(1) == ["wrapped", "inherited", 1]
+    assert trainer.Inner().method(1) == ["wrapped", "inner", 1]
+    assert module.function(1) == ["wrapped", "function", 1]
+    assert module.Base().inherited(1) == ["inherited", 1]
+
+
+def test_the_same_key_wraps_once_and_another_key_again(third_party):
+    name = third_party()
+    target = f"{name}:Trainer.method"
+    wrap(target, marking("a"), key="a")
+    wrap(target, marking("a"), key="a")
+    module = importlib.import_module(name)
+    wrap(target, marking("a"), key="a")
+    assert module.Trainer().method(1) == ["a", "method", 1]
+    wrap(target, marking("b"), key="b")
+    wrap(target, marking("a"), key="a")
+    assert module.Trainer().method(1) == ["b", "a", "method", 1]
+
+
+def test_whoever_imports_the_function_later_gets_the_wrapped_one(third_party):
+    name = third_party()
+    caller = third_party(f"from {name} import function\n")
+    wrap(f"{name}:function", marking("wrapped"), key="test")
+    assert importlib.import_module(caller).function(1) == ["wrapped", "function", 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("Trainr.method", "module {name} has no 'Trainr'"),
+        ("Trainer.metod", "{name}:Trainer has no 'metod'"),
+        ("Trainer.Iner.method", "{name}:Trainer has no 'Iner'"),
+        ("functon", "module {name} has no 'functon'"),
+        ("Trainer.factor", "'factor' is no function: 2"),
+        ("Trainer", "'Trainer' is no function"),
+    ],
+)
+def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, what):
+    name = third_party()
+    wrap(f"{name}:{path}", marking("wrapped"), key="test")
+    with pytest.raises(AttachError) as caught:
+        importlib.import_module(name)
+    assert str(caught.value).startswith(f"{name}:{path}: {what.format(name=name)}")
+    assert name not in sys.modules
+
+
+@pytest.mark.parametrize("text", ["", "module", "module:", ":f", "a b:f", "m:f()", "m:1f", "m.f"])
+def test_a_target_that_names_no_function_is_refused(text):
+    with pytest.raises(TargetError, match=r"package\.module:Class\.method"):
+        wrap(text, marking("wrapped"), key="test")
+
+
+def test_when_imported_runs_at_the_import_or_at_once(third_party):
+    name, seen = third_party(), []
+    when_imported(name, seen.append)
+    assert seen == []
+    module = importlib.import_module(name)
+    when_imported(name, seen.append)
+    assert seen == [module, module]
+
+
+def test_importing_attach_is_light():
+    heavy = {"torch", "tensordict", "ray", "numpy", "hydra", "omegaconf"}
+    code = f"import sys, rlskip.hosts.attach; print(sorted({heavy} & sys.modules.keys()))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
