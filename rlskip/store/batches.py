@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import Any
 
+import attrs
 import numpy as np
 from tensordict import (
     LazyStackedTensorDict,
@@ -79,9 +80,20 @@ add_kind(
 _DATAPROTO = "verl.protocol"
 
 
+@attrs.define(eq=False)
+class DataProtoParts:
+    """What a DataProto holds, where verl is not there or not wanted; kept as one."""
+
+    batch: Any = None
+    non_tensor_batch: dict[str, Any] = attrs.field(factory=dict)
+    meta_info: dict[str, Any] = attrs.field(factory=dict)
+
+
 def _is_dataproto(value: Any) -> bool:
     kind = type(value)
-    return kind.__name__ == "DataProto" and kind.__module__ == _DATAPROTO
+    return kind is DataProtoParts or (
+        kind.__name__ == "DataProto" and kind.__module__ == _DATAPROTO
+    )
 
 
 def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
@@ -99,18 +111,22 @@ def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
         batch = [*batch[:-1], tensors]
     else:
         (others,) = unpacker.chosen(others)
-    try:
-        kind = (sys.modules.get(_DATAPROTO) or importlib.import_module(_DATAPROTO)).DataProto
-    except ImportError as error:
-        raise UnknownTypeError(
-            "holds a verl DataProto, and verl cannot be imported here",
-            remedy="install verl, or load it where verl is installed",
-        ) from error
+    kind = _dataproto_class() if unpacker.host_classes else DataProtoParts
     return kind(
         batch=unpacker.node(batch),
         non_tensor_batch=dict(unpacker.entries(others)),
         meta_info=unpacker.node(meta_info),
     )
+
+
+def _dataproto_class() -> Any:
+    try:
+        return (sys.modules.get(_DATAPROTO) or importlib.import_module(_DATAPROTO)).DataProto
+    except ImportError as error:
+        raise UnknownTypeError(
+            "holds a verl DataProto, and verl cannot be imported here",
+            remedy="install verl, or load it where verl is installed",
+        ) from error
 
 
 add_kind(Kind("dataproto", _pack_dataproto, _unpack_dataproto), test=_is_dataproto)

@@ -158,10 +158,15 @@ class Unpacker:
         Where the bytes of an array come from.
     fields
         Of the outermost mapping or batch, only these; None for all. Those met are in `found`.
+    host_classes
+        Whether batches of a host's own class become that; else our stand-in for it.
     """
 
-    def __init__(self, source: _Source, fields: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, source: _Source, fields: Sequence[str] | None = None, host_classes: bool = True
+    ) -> None:
         self._source = source
+        self.host_classes = host_classes
         self._fields = fields
         self._used: set[int] = set()
         self.found: set[Any] = set()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
 import attrs
@@ -140,6 +140,7 @@ class Reader:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
         self._verified: set[int] = set()
+        self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
 
     @property
@@ -151,8 +152,16 @@ class Reader:
         """Array `number`, verified, as fresh bytes."""
         if type(number) is not int or not 0 <= number < len(self._entries):
             raise self._corrupt(f"it has no array {number!r}")
-        self._verified.add(number)
-        return self._load(self._entries[number])
+        if number not in self._ready:
+            self._load([number])
+        return self._ready.pop(number)
+
+    def expand_all(self) -> None:
+        """Verify and expand all arrays at once, for :meth:`array` to hand out.
+
+        Sooner done than one by one: the threads part and meet once, not once per array.
+        """
+        self._load(range(len(self._entries)))
 
     def verify(self) -> None:
         """Compare every array not yet read with its checksum; nothing is decompressed."""
@@ -161,22 +170,27 @@ class Reader:
                 for piece in entry.pieces:
                     self._piece(piece)
 
-    def _load(self, entry: _Entry) -> np.ndarray:
-        out = np.empty(entry.nbytes, np.uint8)
+    def _load(self, numbers: Iterable[int]) -> None:
+        """Expand these arrays into fresh memory, all their pieces as one lot of work."""
+        jobs = []
+        for number in numbers:
+            entry = self._entries[number]
+            out = self._ready[number] = np.empty(entry.nbytes, np.uint8)
+            self._verified.add(number)
+            jobs += [
+                (piece, out[i * PIECE : (i + 1) * PIECE], entry.spec)
+                for i, piece in enumerate(entry.pieces)
+            ]
 
-        def restore(job: tuple[_Piece, np.ndarray]) -> None:
-            piece, part = job
+        def restore(job: tuple[_Piece, np.ndarray, str]) -> None:
+            piece, part, spec = job
             packed = self._piece(piece)
             try:
-                pieces.unpack(packed, piece.spec, part, entry.spec)
+                pieces.unpack(packed, piece.spec, part, spec)
             except ValueError as error:
                 raise self._corrupt(str(error)) from error
 
-        pieces.share(
-            restore,
-            [(piece, out[i * PIECE : (i + 1) * PIECE]) for i, piece in enumerate(entry.pieces)],
-        )
-        return out
+        pieces.share(restore, jobs)
 
     def _piece(self, piece: _Piece) -> bytes:
         packed = self._read(piece.offset, piece.size)

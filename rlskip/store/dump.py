@@ -81,8 +81,11 @@ def _check_whose(said: Mapping[str, Any], place: Place, where: str) -> None:
         )
 
 
-def rebuild(reader: container.Reader, part: str, fields: Sequence[str] | None) -> Any:
-    unpacker = Unpacker(reader, fields)
+def rebuild(
+    reader: container.Reader, part: str, fields: Sequence[str] | None, *, host_classes: bool = True
+) -> Any:
+    """One of the file's values; without `host_classes` a DataProto comes as its parts."""
+    unpacker = Unpacker(reader, fields, host_classes)
     try:
         value = unpacker.root(reader.index[part])
     except UnknownTypeError as error:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -222,20 +223,26 @@ def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     """
     results: dict[int, R] = {}
     failures: list[BaseException] = []
-    todo: Iterator[tuple[int, T]] = iter(list(enumerate(jobs)))  # hands each job out once
+    # One thread comes from the front, one from the back: neighbours share a huge page, and two
+    # threads that touch a fresh one at the same time make the kernel zero it twice.
+    todo = deque(enumerate(jobs))
 
-    def work() -> None:
+    def work(take: Callable[[], tuple[int, T]]) -> None:
         try:
-            for number, job in todo:
+            while True:
+                try:
+                    number, job = take()
+                except IndexError:  # the other has met us
+                    return
                 results[number] = function(job)
         except BaseException as error:
             failures.append(error)
 
     helper = None
     if len(jobs) > 2 and (os.cpu_count() or 1) > 1:
-        helper = threading.Thread(target=work, name="rlskip-store", daemon=True)
+        helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
         helper.start()
-    work()
+    work(todo.popleft)
     if helper is not None:
         helper.join()
     if failures:

@@ -278,10 +278,9 @@ class StepStore:
             It is in a newer format, holds a type unknown here, or has no such field.
         """
         with self._reader(step, inner) as reader:
-            rollouts = rebuild(reader, "rollouts", fields)
             if fields is None:
-                reader.verify()
-            return rollouts
+                reader.expand_all()
+            return rebuild(reader, "rollouts", fields)
 
     def load_aside(self, step: int, *, inner: int | None = None) -> Any:
         """What :meth:`save` was given as `aside`; raises as :meth:`load` does."""
