@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.skip import DIRECTORY_VARIABLE, RoleConfig, read_roles
 from rlskip.errors import RlskipAbort, RlskipError
+from rlskip.hosts.attach import install, uninstall
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.records import JOB_VARIABLE, Tally, new_job_id, tally
 
@@ -50,7 +51,7 @@ class SkipCallback(Callback):
             if legacy_flags(config) and "rollout" in _roles_or_none(config):
                 # What is changed from here on, the task does not see.
                 refuse_legacy_flags(config)
-            SkipManager.init(config, flush_at_end=True)
+            install(config, flush_at_end=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             SkipManager.refuse(reason)
@@ -75,7 +76,7 @@ class SkipCallback(Callback):
         except Exception:
             log.exception("rlskip: the last dumps are not on disk")
         roles = dict(SkipManager.skip_instances)
-        SkipManager.reset()
+        uninstall()
         job = os.environ.pop(JOB_VARIABLE, "")
         os.environ.pop(DIRECTORY_VARIABLE, None)
         if not roles:

@@ -17,11 +17,11 @@ OPTIONS = sorted((ROOT / "rlskip_conf" / "skip").glob("*.yaml"))
 def default_of(name: str) -> str:
     value = getattr(SkipManagerConfig(), name)
     return {None: "null", True: "true", False: "false"}.get(
-        value if not isinstance(value, list) else "list", str(value)
+        value if not isinstance(value, (list, dict)) else "collection", str(value)
     )
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(RoleConfig)])
+@pytest.mark.parametrize("field", [*(f.name for f in dataclasses.fields(RoleConfig)), "attach"])
 def test_every_key_is_documented_with_its_default(field: str) -> None:
     default = default_of(field)
     assert f"| `{field}` | `{default}` |" in (ROOT / "docs" / "skip.md").read_text()

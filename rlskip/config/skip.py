@@ -20,6 +20,7 @@ import attrs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlskip.config.attach import AttachConfig, read_attach
 from rlskip.config.check import Problem, did_you_mean, node_of, raise_all, read
 from rlskip.config.steps import Steps, StepsError
 from rlskip.errors import ConfigError
@@ -142,6 +143,11 @@ class SkipManagerConfig:
     n: int | None = field(default=None, metadata=_positive)
     prompt_len: int | None = field(default=None, metadata=_positive)
     response_len: int | None = field(default=None, metadata=_positive)
+
+    # Functions of somebody else's code that are stages: role to "package.module:Class.method", to
+    # a mapping (rlskip.config.attach.AttachConfig), or to a list of these.
+    attach: dict[str, Any] = field(default_factory=dict)
+
     rollout: RolloutSkipConfig = field(default_factory=RolloutSkipConfig)
     async_rollout: AsyncRolloutSkipConfig = field(default_factory=AsyncRolloutSkipConfig)
     rollout_tq: RolloutTqSkipConfig = field(default_factory=RolloutTqSkipConfig)
@@ -171,10 +177,16 @@ _VERL_DEFAULTS: dict[str, Any] = {
 
 @attrs.frozen
 class RoleSpec:
-    """What the registry knows of a role: its dataclass and the actions it supports."""
+    """What the registry knows of a role: its dataclass and the actions it supports.
+
+    `options` are the keyword options that a stage may have; `online_step` says that every call
+    tells its own step.
+    """
 
     config: type[RoleConfig] = RoleConfig
     actions: tuple[str, ...] = ACTIONS
+    options: frozenset[str] = frozenset()
+    online_step: bool = False
 
 
 def skip_node(config: Any) -> dict[str, Any] | None:
@@ -230,6 +242,7 @@ def read_roles(config: Any, registry: Mapping[str, RoleSpec]) -> dict[str, RoleC
     # Parsed here as well as in each role, so that a bad value is named by the key it stands at.
     _parse_steps(shared.steps, "skip.steps", problems)
     _check_dump_dir(shared.dump_dir, "skip.dump_dir", problems)
+    read_attach(shared.attach, registry, problems)
 
     roles: dict[str, RoleConfig] = {}
     for key, value in node.items():
@@ -246,6 +259,14 @@ def read_roles(config: Any, registry: Mapping[str, RoleSpec]) -> dict[str, RoleC
             roles[key] = role
     raise_all(problems)
     return {key: role for key, role in roles.items() if shared.enable and role.enable}
+
+
+def read_attachments(
+    config: Any, registry: Mapping[str, RoleSpec]
+) -> dict[str, list[AttachConfig]]:
+    """What ``skip.attach`` says, of a config that :func:`read_roles` found right."""
+    node = skip_node(config) or {}
+    return read_attach(node.get("attach", {}), registry, [])
 
 
 def look_up(config: Any, key: str) -> Any:
@@ -299,7 +320,7 @@ def _complete(
         role.steps = _parse_steps(role.steps, f"{at}.steps", problems)
     else:
         role.steps = _parse_steps(role.steps, "skip.steps", [])
-    role.max_size = _parse_size(role.max_size, f"{at}.max_size", problems)
+    role.max_size = parse_size(role.max_size, f"{at}.max_size", problems)
     role.dump_dir = str(original_directory() / Path(str(role.dump_dir)).expanduser())
     if role.action not in spec.actions:
         what = (
@@ -318,7 +339,7 @@ def _parse_steps(value: Any, key: str, problems: list[Problem]) -> Steps:
         return Steps()
 
 
-def _parse_size(value: int | str | None, key: str, problems: list[Problem]) -> int | None:
+def parse_size(value: int | str | None, key: str, problems: list[Problem]) -> int | None:
     """Bytes of ``200GB``, ``1.5 TiB`` or a plain number."""
     if value is None or isinstance(value, int):
         return value

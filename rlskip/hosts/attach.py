@@ -1,19 +1,29 @@
 """Attach to code that knows nothing of rlskip: wrap a function when its module is imported.
 
+:func:`wrap` is the tool; :func:`install` is SkipManager.init with what ``skip.attach`` names.
+
 Light on purpose: plug-ins of hosts load this at the start of every process.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import attrs
 import wrapt
 
-from rlskip.config.attach import Target
-from rlskip.errors import RlskipError
+from rlskip.config.attach import AttachConfig, Target, role_options
+from rlskip.errors import ConfigError, RlskipError
+
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +32,7 @@ _WRAPPED_BY = "_rlskip_wrapped_by"
 
 
 class AttachError(RlskipError, AttributeError):
-    """A module was imported and what shall be wrapped is not in it."""
+    """What shall be wrapped, or an argument's path, is not there."""
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
@@ -76,7 +86,7 @@ def _wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key
     function = raw.__func__ if kind else raw
     if not callable(function) or isinstance(function, type):
         raise AttachError(f"{name!r} is no function: {raw!r}", str(target))
-    wrapped_by = getattr(function, _WRAPPED_BY, frozenset())
+    wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
     if key in wrapped_by:
         return
     wrapped = decorate(function)
@@ -91,3 +101,184 @@ def _missing(target: Target, module: ModuleType, owner: str, name: str) -> Attac
         str(target),
         f"is it another version? The module is {getattr(module, '__file__', None) or 'built in'}",
     )
+
+
+# -- skip.attach -----------------------------------------------------------------------------
+
+# What is attached in the job under way. Functions stay wrapped for good (somebody may hold the
+# wrapper under another name) and look here whether they are a stage at present.
+_attached: dict[str, _Attachment] = {}
+
+
+def install(config: Any, *, flush_at_end: bool = False) -> None:
+    """SkipManager.init, and the functions that ``skip.attach`` names become stages.
+
+    The parameters are those of ``SkipManager.init``. Whatever was attached before no longer is.
+
+    Raises
+    ------
+    ConfigError
+        Names every problem of the `skip` node.
+    AttachError
+        A module that is imported already holds no such function.
+    """
+    from rlskip.config.skip import read_attachments
+    from rlskip.skip.base import role_specs
+    from rlskip.skip.manager import SkipManager
+
+    _attached.clear()
+    SkipManager.init(config, flush_at_end=flush_at_end)
+    try:
+        for role, entries in read_attachments(config, role_specs()).items():
+            if role in SkipManager.skip_instances:
+                for entry in entries:
+                    _attach(_Attachment(role, entry))
+            else:
+                log.info("rlskip: skip.attach.%s does nothing: that role is off", role)
+        for attachment in _attached.values():
+            attachment.load_step()
+    except Exception as error:
+        _attached.clear()
+        SkipManager.refuse(f"{type(error).__name__}: {error}")
+        raise
+
+
+def uninstall() -> None:
+    """Back to the state before :func:`install`: every function is as if it were not attached."""
+    from rlskip.skip.manager import SkipManager
+
+    _attached.clear()
+    SkipManager.reset()
+
+
+def _attach(attachment: _Attachment) -> None:
+    name = attachment.config.target
+    target = Target.parse(name)
+    _attached[name] = attachment
+
+    def hook(module: ModuleType) -> None:
+        if name in _attached:  # else left over from an earlier job of this process
+            _wrap_in(module, target, functools.partial(_switched, name), "skip.attach")
+
+    when_imported(target.module, hook)
+    if target.module == _name_of_main():
+        when_imported("__main__", hook)
+
+
+def _switched(target: str, func: F) -> F:
+    """`func`, which is a stage while `target` is attached."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        attachment = _attached.get(target)
+        if attachment is None:
+            return func(*args, **kwargs)
+        return attachment.stage(func)(*args, **kwargs)
+
+    async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await wrapper(*args, **kwargs)
+
+    chosen = async_wrapper if inspect.iscoroutinefunction(func) else wrapper
+    return functools.wraps(func)(chosen)  # type: ignore[return-value]
+
+
+def _name_of_main() -> str | None:
+    """The name under which others would import what runs as ``__main__``."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else None
+
+
+@attrs.define(eq=False)
+class _Attachment:
+    """One entry of ``skip.attach`` at work."""
+
+    role: str
+    config: AttachConfig
+    _step_function: Callable[..., Any] | None = attrs.field(init=False, default=None)
+    _stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
+
+    def load_step(self) -> None:
+        """Import the function that tells the step, so that a wrong name ends the job now."""
+        step = self.config.step
+        if step is None or ":" not in step:
+            return
+        target = Target.parse(step)
+        try:
+            found: Any = import_module(target.module)
+            for name in target.path.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(str(error), self._where("step")) from error
+        self._step_function = found
+
+    def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """`func` as a stage of the role, told its step where the config says how."""
+        if func not in self._stages:
+            self._stages[func] = self._decorate(func)
+        return self._stages[func]
+
+    def _decorate(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        from rlskip.skip.manager import SkipManager
+
+        config = self.config
+        options = role_options(config)
+        if config.queue is not None:
+            options["queue"] = self._reader(func, "queue", config.queue)
+        identity = {path: self._reader(func, "identity", path) for path in config.identity}
+        annotated = SkipManager.annotate(
+            self.role,
+            prompts=None
+            if config.prompts is None
+            else self._reader(func, "prompts", config.prompts),
+            identity=lambda *args, **kwargs: {
+                k: read(*args, **kwargs) for k, read in identity.items()
+            },
+            **options,
+        )(func)
+        if config.step is None:
+            return annotated
+        step_of = self._step_function or self._reader(func, "step", config.step)
+
+        def with_step(*args: Any, **kwargs: Any) -> Any:
+            step = step_of(*args, **kwargs)
+            if step is None and self._step_function:
+                return func(*args, **kwargs)
+            try:
+                SkipManager.set_step(step)
+            except (TypeError, ValueError):
+                raise AttachError(f"{step!r} is no step", self._where("step")) from None
+            return annotated(*args, **kwargs)
+
+        return with_step
+
+    def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
+        """A function of the call's arguments that returns what lies at `path`."""
+        signature = inspect.signature(func)
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            value: Any = {**bound.kwargs, **bound.arguments}
+            for i, name in enumerate(names := path.split(".")):
+                try:
+                    value = _part(value, name)
+                except (AttributeError, LookupError, TypeError):
+                    holder = ".".join(names[:i]) or f"{func.__qualname__}()"
+                    raise AttachError(f"{holder} has no {name!r}", self._where(key)) from None
+            return value
+
+        return read
+
+    def _where(self, key: str) -> str:
+        return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"
+
+
+def _part(value: Any, name: str) -> Any:
+    """An entry of a mapping or a sequence, else an attribute."""
+    if isinstance(value, Mapping) and name in value:
+        return value[name]
+    if name.isdecimal():
+        return value[int(name)]
+    return getattr(value, name) if hasattr(value, name) else value[name]

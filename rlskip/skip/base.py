@@ -35,7 +35,8 @@ class BaseSkip(ABC):
 
     All methods are plain functions. For an ``async`` stage the manager runs them in a thread,
     several at once, so an instance keeps no state of a single call; what belongs to the call
-    under way is in :func:`rlskip.skip.call.current_call`.
+    under way is in :func:`rlskip.skip.call.current_call`. The first parameters are
+    positional-only, for a stage may have arguments of the same names.
 
     Parameters
     ----------
@@ -67,12 +68,14 @@ class BaseSkip(ABC):
 
     @abstractmethod
     def meet_precondition(
-        self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
         """Whether this call can be skipped. Cheap: presence and identity, no loading."""
 
     @abstractmethod
-    def warp_function(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """What stands in for ``func(*args, **kwargs)``.
 
         Raise :class:`rlskip.store.CorruptDumpError` when it turns out unusable: the call then
@@ -80,10 +83,12 @@ class BaseSkip(ABC):
         """
 
     @abstractmethod
-    def prepare_data(self, step: int, result: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         """Keep `result`, which `func` returned, for the next run. Must not change it."""
 
-    def before_stage(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def before_stage(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> None:
         """Nothing stands in for the whole call, and the stage is about to run.
 
         The role may still give it other prompts: :meth:`rlskip.skip.call.Call.replace_prompts`.
@@ -169,6 +174,11 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
 def role_specs() -> dict[str, RoleSpec]:
     """What the config room needs to know of every registered role."""
     return {
-        role: RoleSpec(cls.config_class, tuple(action.value for action in cls.support_actions))
+        role: RoleSpec(
+            cls.config_class,
+            tuple(action.value for action in cls.support_actions),
+            cls.stage_options,
+            cls.support_online_step,
+        )
         for role, cls in SKIP_REGISTRY.items()
     }

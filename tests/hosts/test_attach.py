@@ -1,0 +1,300 @@
+"""`skip.attach`: stages in a library that knows nothing of rlskip, in real processes."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.config.skip import RoleSpec, read_roles
+from rlskip.errors import ConfigError, MismatchError, NotInstalledError
+from rlskip.hosts import install, uninstall
+from rlskip.hosts.attach import AttachError
+from rlskip.skip.manager import StepNotSetError
+
+ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+GENERATE = "somelib.trainer:Trainer.generate"
+
+
+def attach(**entry: str) -> str:
+    """The override that attaches `rollout` to `entry`."""
+    inner = ",".join(f"{key}:{value}" for key, value in entry.items())
+    return f"skip.attach.rollout={{{inner}}}"
+
+
+# -- a Hydra application ----------------------------------------------------------------------
+
+
+def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
+    how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
+    status, said = app.run(*ON, how)
+    assert status == 0, said
+    assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
+    status, said = app.run(*ON, how)
+    assert status == 0, said
+    assert app.generated() == ["method 1 eval", "method 2 eval"]
+    assert "role rollout: 2 hits, 0 misses" in said
+    # Another run without the option: everything is generated, nothing is said.
+    status, said = app.run()
+    assert status == 0, said
+    assert len(app.generated()) == 4
+    assert "rlskip" not in said
+
+
+def test_async_methods_with_the_step_at_a_path(app: Any) -> None:
+    how = attach(target="'somelib.trainer:Trainer.agenerate'", step="batch.meta.step")
+    status, said = app.run("-m", *ON, "fit=fit_async", how, "temperature=1,2")
+    assert status == 0, said
+    assert sorted(app.generated()) == ["async 1", "async 2"]
+    assert "2 hits, 0 misses" in said
+
+
+def test_jobs_of_one_process_attach_and_let_go(app: Any) -> None:
+    how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
+    status, said = app.run("-m", *ON, how, "skip.steps=[1],[1,2]", "skip.enable=true,false")
+    assert status == 0, said
+    # The second job is bare (skip.enable=false), the third replays step 1, the fourth is bare.
+    assert [line for line in app.generated() if "eval" not in line] == [
+        *("method 1", "method 2"),
+        *("method 1", "method 2"),
+        "method 2",
+        *("method 1", "method 2"),
+    ]
+
+
+def test_another_step_source_in_the_next_job_of_the_process(app: Any) -> None:
+    target = f"target:'{GENERATE}',prompts:batch"
+    first = f"{{{target},step:'glue:step_of'}}"
+    second = f"{{{target},step:self.state.nope}}"
+    status, said = app.run("-m", *ON, f"skip.attach.rollout={first},{second}")
+    assert status == 1
+    assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
+    assert "skip.attach.rollout.step=self.state.nope: self.state has no 'nope'" in said
+
+
+def test_a_function_of_the_script_itself(app: Any) -> None:
+    script = (app.folder / "app.py").read_text()
+    script = script.replace(
+        "@hydra.main",
+        "from somelib.trainer import Trainer\nclass Mine(Trainer):\n    pass\n\n@hydra.main",
+    ).replace("from somelib.trainer import Trainer\n    getattr(Trainer", "getattr(Mine")
+    (app.folder / "app.py").write_text(script)
+    for name, command in (("app", ("app.py",)), ("__main__", ("-m", "app"))):
+        how = attach(target=f"'{name}:Mine.generate'", step="'glue:step_of'", prompts="batch")
+        sweep = ("-m", *ON, f"skip.dump_dir=of_{name}", how, "temperature=1,2")
+        status, said = app.run(*sweep, command=command)
+        assert status == 0, said
+        assert "2 hits, 0 misses" in said
+
+
+def test_a_bad_attachment_ends_the_job_with_every_other_problem(app: Any) -> None:
+    status, said = app.run(
+        *ON, "skip.stepz=[1]", "skip.attach.rolout='a:b'", "skip.attach.rollout='somelib.trainer'"
+    )
+    assert status == 1
+    for part in (
+        "3 problems in the configuration",
+        "skip.stepz: unknown key; did you mean skip.steps?",
+        "skip.attach.rolout: nobody registered this role; did you mean skip.attach.rollout?",
+        "skip.attach.rollout: 'somelib.trainer' names no function",
+    ):
+        assert part in said
+    assert app.generated() == []
+
+
+def test_a_module_without_the_target_ends_the_job_before_it_generates(app: Any) -> None:
+    status, said = app.run(*ON, attach(target="'somelib.trainer:Trainer.generat'"))
+    assert status == 1
+    assert "somelib.trainer:Trainer has no 'generat'" in said
+    assert app.generated() == []
+
+
+# -- without Hydra, in this process -----------------------------------------------------------
+
+LOOP = """
+    calls = []
+
+    class Loop:
+        @classmethod
+        def generate(cls, prompts, step):
+            calls.append(step)
+            return {"doubled": [2 * p for p in prompts]}
+
+    def generate(t, batch, n=None, s=None, nothing=None):
+        calls.append(4)
+        return [2 * i for i in batch["ids"]]
+
+    def odd_only(cls, prompts, step):
+        return step if step % 2 else None
+"""
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Any:
+    yield
+    uninstall()
+
+
+def config(tmp_path: Any, attached: Any, **skip: Any) -> dict[str, Any]:
+    on = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
+    return {"skip": {**on, "attach": {"rollout": attached}, **skip}}
+
+
+def test_own_loop_one_call(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    target = {"target": f"{name}:Loop.generate", "step": "step"}
+    for calls in ([1, 2], []):
+        install(config(tmp_path, target))
+        module = importlib.import_module(name)
+        module.calls.clear()
+        for step in (1, 2):
+            assert module.Loop.generate([step], step=step) == {"doubled": [2 * step]}
+        assert module.calls == calls
+        uninstall()
+    module.Loop.generate([1], step=1)
+    assert module.calls == [1], "off means off"
+
+
+def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    target = f"{name}:Loop.generate"
+    install(config(tmp_path, target))
+    module = importlib.import_module(name)
+    with pytest.raises(StepNotSetError, match="nobody said which step it is"):
+        module.Loop.generate([1], 7)
+    for _ in range(2):
+        install(config(tmp_path, target))
+        SkipManager.set_step(1)
+        module.Loop.generate([1], 7)
+    assert module.calls == [7]
+
+
+def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    target = f"{name}:generate"
+    entry = {"target": target, "step": "n.0", "prompts": "batch.ids", "identity": ["t", "s.x"]}
+    module = importlib.import_module(name)
+
+    def call(ids: list[int], t: float, x: int, volatile: int) -> list[int]:
+        install(config(tmp_path, entry))
+        module.calls.clear()
+        settings = types.SimpleNamespace(x=x)
+        batch = {"ids": ids, "seen": volatile}
+        assert module.generate(t, batch, n=(4,), s=settings) == [2 * i for i in ids]
+        return module.calls
+
+    assert call([1], 0.5, 2, volatile=3) == [4]
+    assert call([1], 0.5, 2, volatile=4) == []
+    for ids, t, x, what in (
+        ([2], 0.5, 2, "prompts: "),
+        ([1], 0.7, 2, "extra.t: 0.7 now, 0.5 in the dump"),
+        ([1], 0.5, 3, "extra.s.x: 3 now, 2 in the dump"),
+    ):
+        with pytest.raises(MismatchError, match=what):
+            call(ids, t, x, volatile=3)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "what"),
+    [
+        ({"step": "steps:nope"}, ConfigError, "No module named 'steps'"),
+        ({"step": "NAME:nope"}, ConfigError, "has no attribute 'nope'"),
+        ({"step": "t.x"}, AttachError, "step=t.x: t has no 'x'"),
+        ({"step": "u"}, AttachError, r"step=u: generate\(\) has no 'u'"),
+        ({"step": "batch"}, AttachError, "step=batch: {'ids': .1.} is no step"),
+        ({"step": "nothing"}, AttachError, "step=nothing: None is no step"),
+        (
+            {"step": "t", "prompts": "batch.idx"},
+            AttachError,
+            "prompts=batch.idx: batch has no 'idx",
+        ),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_named_and_nothing_generated(
+    third_party: Any, tmp_path: Any, entry: dict[str, str], error: type[Exception], what: str
+) -> None:
+    name = third_party(LOOP)
+    entry = {key: value.replace("NAME", name) for key, value in entry.items()}
+    module = importlib.import_module(name)
+
+    def run() -> None:
+        install(config(tmp_path, {"target": f"{name}:generate", **entry}))
+        module.generate(1, {"ids": [1]})
+
+    with pytest.raises(error, match=what):
+        run()
+    assert module.calls == []
+
+
+def test_a_function_that_tells_no_step_bypasses_the_call(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    module = importlib.import_module(name)
+    entry = {"target": f"{name}:Loop.generate", "step": f"{name}:odd_only"}
+    for _ in range(2):
+        install(config(tmp_path, entry))
+        for step in (1, 2):
+            assert module.Loop.generate([step], step) == {"doubled": [2 * step]}
+    assert module.calls == [1, 2, 2]
+
+
+def test_a_role_that_is_off_attaches_nothing(
+    third_party: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = third_party(LOOP)
+    module = importlib.import_module(name)
+    with caplog.at_level("INFO"):
+        install(config(tmp_path, f"{name}:generate", rollout={"enable": False}))
+    assert "skip.attach.rollout does nothing: that role is off" in caplog.text
+    assert module.generate(1, {"ids": [1]}) == [2]
+
+
+def test_what_an_earlier_job_attached_in_vain_does_not_hurt_the_next(
+    third_party: Any, tmp_path: Any
+) -> None:
+    name = third_party(LOOP)
+    install(config(tmp_path, f"{name}:Loop.nope"))
+    uninstall()
+    importlib.import_module(name)
+
+
+def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    importlib.import_module(name)
+    with pytest.raises(AttachError, match=f"{name}:Loop has no 'nope'"):
+        install(config(tmp_path, f"{name}:Loop.nope"))
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: Any) -> None: ...
+
+    with pytest.raises(NotInstalledError, match="has no 'nope'"):
+        stage([1])
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        (3, "skip.attach.rollout: expected a function's name or a mapping, got 3"),
+        ({}, "skip.attach.rollout: '' names no function"),
+        ({"target": "m"}, "skip.attach.rollout.target: 'm' names no function"),
+        ({"target": "m:f", "stp": "x"}, "skip.attach.rollout.stp: unknown key"),
+        ({"target": "m:f", "step": "a b"}, "skip.attach.rollout.step: 'a b' is no path"),
+        ({"target": "m:f", "step": ":x"}, "skip.attach.rollout.step: ':x' names no function"),
+        ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is no path"),
+        ({"target": "m:f", "identity": "x"}, "rollout.identity: expected a list of str"),
+        ({"target": "m:f", "phase": "sample"}, "rollout.phase: this role has no such option"),
+        (["m:f", "m:f"], "rollout.1: m:f is attached at skip.attach.rollout.0 already"),
+    ],
+)
+def test_bad_entries_are_named(entry: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_roles({"skip": {"attach": {"rollout": entry}}}, {"rollout": RoleSpec()})
+    assert what in str(caught.value)
+
+
+def test_a_role_that_reads_the_step_itself_takes_none() -> None:
+    entry = {"target": "m:f", "step": "x"}
+    with pytest.raises(ConfigError, match="reads the step from each call by itself"):
+        read_roles({"skip": {"attach": {"a": entry}}}, {"a": RoleSpec(online_step=True)})
