@@ -30,6 +30,8 @@ IS_SESSION = "is_session"
 SESSION_ID = "session_id"
 STATUS = "status"
 GLOBAL_STEPS = "global_steps"
+# what else counts in steps: the weights a trajectory began and ended with (verl)
+STEP_TAGS = (GLOBAL_STEPS, "min_global_steps", "max_global_steps")
 N = "n"
 EXPECTED_ROLLOUTS = "expected_rollouts"
 ATTEMPT = "attempt"

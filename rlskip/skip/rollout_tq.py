@@ -21,11 +21,11 @@ from rlskip.config.skip import RoleConfig, RolloutTqSkipConfig
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.keys import (
     DUMP_STEP,
-    GLOBAL_STEPS,
     REPLAYED,
     ROLLOUT_ROOT_KEYS,
     RUNNING,
     STATUS,
+    STEP_TAGS,
     TRAIN,
     dump_tag,
     split_trajectory,
@@ -105,8 +105,9 @@ class RolloutTqSkip(RolloutSkip):
         super().__init__(local_config, global_config)
         # A step's parts are numbered as they are written; and submitting must not wait.
         self._in_background = self._waits = False
-        # What these steps' dumps lack is under way, not missing (a refill, say).
-        self._submitted: set[int] = set()
+        # step -> when it was submitted. What its dump lacks is under way, not missing (a refill,
+        # say).
+        self._submitted: dict[int, float] = {}
 
     @functools.cached_property
     def store(self) -> StepStore:
@@ -127,7 +128,7 @@ class RolloutTqSkip(RolloutSkip):
     # -- submit ------------------------------------------------------------------------------
 
     def meet_precondition(
-        self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
         call = current_call(func, *args, **kwargs)
         plan = call.identity = self._plan(step, call)
@@ -140,7 +141,9 @@ class RolloutTqSkip(RolloutSkip):
             )
         return not plan.rest
 
-    def warp_function(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> None:
         call = current_call(func, *args, **kwargs)
         plan: _Plan = call.identity
         began = time.perf_counter()
@@ -159,10 +162,12 @@ class RolloutTqSkip(RolloutSkip):
         )
         self._tell(step, plan.source, plan.metas[0])
 
-    def before_stage(self, step: int, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def before_stage(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> None:
         call = current_call(func, *args, **kwargs)
         plan: _Plan = call.identity
-        self._submitted.add(step)
+        self._submitted.setdefault(step, time.perf_counter())
         queue, partition_id = self._queue(call), self._partition(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
@@ -184,7 +189,7 @@ class RolloutTqSkip(RolloutSkip):
 
     # -- sample ------------------------------------------------------------------------------
 
-    def prepare_data(self, step: int, result: Any, *args: Any, **kwargs: Any) -> None:
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         call = current_call(self.prepare_data, *args, **kwargs)
         if not self.observes(call.stage):
             return  # what is submitted is yet to be generated
@@ -203,6 +208,8 @@ class RolloutTqSkip(RolloutSkip):
         self, step: int, groups: list[Group], batch: Any, queue: TrajectoryQueue, call: Call
     ) -> None:
         """Write the part of a sampled batch that was submitted at `step` as its next part."""
+        began = self._submitted.get(step)
+        seconds = call.seconds if began is None else time.perf_counter() - began
         uids = {group.uid for group in groups}
         keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
         mine = secrets.token_hex(8)
@@ -214,7 +221,7 @@ class RolloutTqSkip(RolloutSkip):
         info = {
             "part": mine,
             "groups": [summary(g, g.is_whole(keys, self.local_config.n)) for g in groups],
-            "seconds": call.seconds,
+            "seconds": seconds,
             "job": job_id(),
         }
         inner = len(self._parts(step))
@@ -312,6 +319,7 @@ class RolloutTqSkip(RolloutSkip):
                 zip(part["keys"], to_rows(self._without_dropped(part["fields"])), strict=True)
             )
             rows: dict[str, tuple[Row, Tag]] = {}
+            old_keys: dict[str, str] = {}
             for uid, dumped in chosen:
                 old = Group(**part["groups"][dumped.index])
                 for suffix, tag in old.tags.items():
@@ -323,7 +331,10 @@ class RolloutTqSkip(RolloutSkip):
                         replay.bare[key] = tag
                     else:
                         rows[key] = (_renamed(row, old.uid, uid), tag)
-            replay.rows.append(rows)
+                        old_keys[old.uid + suffix] = key
+            # As they were sampled: who samples in order of arrival then sums in the same order.
+            sampled = (old_keys[old] for old in part["keys"] if old in old_keys)
+            replay.rows.append({key: rows[key] for key in sampled})
         return replay
 
     def _replay_some(self, plan: _Plan, call: Call) -> _Replay | None:
@@ -375,7 +386,10 @@ def _whole(match: Sequence[Dumped | None]) -> list[Dumped | None]:
 
 def _shifted(tag: Tag, steps: int) -> Tag:
     """As the trajectory would be tagged, had it been generated so many steps later."""
-    return {**tag, GLOBAL_STEPS: tag[GLOBAL_STEPS] + steps} if GLOBAL_STEPS in tag else tag
+    return {
+        name: value + steps if name in STEP_TAGS and isinstance(value, int) else value
+        for name, value in tag.items()
+    }
 
 
 def _replayed(root: Tag, source: int) -> Tag:

@@ -582,3 +582,42 @@ def test_prompts_without_uids_or_with_one_twice() -> None:
     with pytest.raises(PromptsError, match="given twice: a"):
         uids_of({"uid": ["a", "a"]})
     assert contents_of({"uid": ["a", "b"], "global_steps": [1, 1]}, {}) == [None, None]
+
+
+def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., Trainer]) -> None:
+    def sampled(trainer: Trainer, batch: dict[str, Any]) -> list[tuple[int, str]]:
+        SkipManager.set_step(1)
+        trainer.submit(batch)
+        [thread.join() for thread in trainer.threads]
+        here = [key for key in trainer.queue.list("train") if key.count("_") == 3]
+        trainer.sample()
+        return [(batch["uid"].index(key.rsplit("_", 2)[0]), key[-3:]) for key in here]
+
+    first = run()
+    in_order = first.buffer.sample
+
+    def backwards(*which: Any) -> Any:
+        batch, metrics = in_order(*which)
+        batch.reorder(range(len(batch))[::-1])
+        return batch, metrics
+
+    first.buffer.sample = backwards  # type: ignore[method-assign]
+    sampled(first, prompts("a", "b"))
+    first.queue.clear(list(first.queue.list("train")), "train")
+    rows = ["1_1", "1_0", "0_0"]
+    again = sampled(run(), prompts("a", "b"))
+    assert again == [(1, row) for row in rows] + [(0, row) for row in rows]
+
+
+def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Trainer]) -> None:
+    trainer = run()
+    weights = {"min_global_steps": 0, "max_global_steps": 1}
+    SkipManager.set_step(1)
+    batch = prompts("a")
+    trainer.submit(batch)
+    [thread.join() for thread in trainer.threads]
+    trainer.queue.put([f"{batch['uid'][0]}_0_0"], "train", tags=[weights])
+    trainer.buffer.clear(trainer.sample()[0])
+    rows = {row["key"]: row for row in run(action="repeat").step(5, prompts("b"))}
+    row = rows[0, 0]
+    assert (row["min_global_steps"], row["max_global_steps"], row["global_steps"]) == (4, 5, 5)
