@@ -63,8 +63,9 @@ class MemoryQueue(TrajectoryQueue):
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             partition = self._partitions.setdefault(partition_id, {})
+            watches = tuple(self._watches)
             for key, row, tag in zip(keys, rows, tags, strict=True):
-                for watch in self._watches:
+                for watch in watches:
                     watch.note(partition_id, key, existed=key in partition)
                 old = partition.get(key, _EMPTY)
                 partition[key] = _Entry({**old.tag, **tag}, {**old.row, **row})
@@ -91,7 +92,7 @@ class MemoryQueue(TrajectoryQueue):
         wanted = held if fields is None else fields
         if found and not (wanted and set(wanted) <= set(held)):
             raise MissingKeysError.of_fields(wanted, held, partition_id)
-        return to_batch([_own({name: entry.row[name] for name in wanted}) for entry in found])
+        return to_batch([{name: entry.row[name] for name in wanted} for entry in found])
 
     def list(self, partition_id: str) -> dict[str, dict[str, Any]]:
         with self._changed:
@@ -101,9 +102,10 @@ class MemoryQueue(TrajectoryQueue):
     def clear(self, keys: Sequence[str], partition_id: str) -> None:
         with self._changed:
             partition = self._partitions.get(partition_id, {})
+            watches = tuple(self._watches)
             for key in keys:
                 if partition.pop(key, None) is not None:
-                    for watch in self._watches:
+                    for watch in watches:
                         watch.note_gone(partition_id, key)
             if not partition:
                 self._partitions.pop(partition_id, None)

@@ -7,6 +7,7 @@ batch looks the same from whichever queue it comes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def to_rows(fields: TensorDict | Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def to_batch(rows: Sequence[Row]) -> TensorDict:
-    """One TensorDict of batch size ``(len(rows),)``; tensors are copied.
+    """One TensorDict of batch size ``(len(rows),)`` that shares no memory with `rows`.
 
     All rows must hold the same fields. Scalars are stacked, other tensors become
     one jagged nested tensor (layout ``torch.jagged``; a NonTensorStack where their shapes or
@@ -65,4 +66,4 @@ def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:
             return torch.nested.as_nested_tensor(values, layout=torch.jagged)
         except RuntimeError:  # ragged in more than the first dimension, or of several dtypes
             pass
-    return NonTensorStack(*values)
+    return NonTensorStack(*copy.deepcopy(values))

@@ -1,0 +1,133 @@
+"""Every benchmark, one table of proof: writes RESULTS.md and results.png beside this file.
+
+Each runs in a process of its own, ours beside the genuine peer there. Needs, in one environment,
+rlskip with its extras `ray` and `train`, and the peers: verl 0.9.1, and the wheel of SkyRL 0.3.0
+(`--wheel`; its package needs Python 3.12, of which the benchmark loads one function).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks._report import arguments, machine
+
+HERE = Path(__file__).parent
+TEMPLATE = """\
+# Results
+
+{met} of {goals} goals met. Missed ones come first; rows without a goal last.
+
+Made by `python -m benchmarks` on {today}: {machine};
+{versions}.
+
+Ours and the peer ran in the same process, best of several rounds. The ratio is ours over the
+peer's; a goal judges the ratio where there is a peer, else ours. What a row measures stands at the
+top of its benchmark: `python -m benchmarks.NAME --help`.
+
+![How far each figure is from its goal](results.png)
+
+| benchmark | what | ours | peer | unit | ratio | goal | |
+|---|---|---:|---:|---|---:|---|---|
+{lines}
+"""
+NAMES = ("overhead", "store", "dispatch", "replay", "merge", "trial")
+
+
+def run(name: str, wheel: Path | None) -> dict[str, Any]:
+    """One benchmark's machine, versions and rows; its table passes through."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(found)]
+        if name == "merge" and wheel is not None:
+            command += ["--wheel", str(wheel)]
+        print(f"\n== {name}", flush=True)
+        subprocess.run(command, check=True, cwd=HERE.parent)
+        results: dict[str, Any] = json.loads(found.read_text())
+    return results
+
+
+def figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    goal = "" if row["goal"] is None else f"{row['goal']['op']} {row['goal']['value']:.4g}"
+    verdict = {True: "met", False: "**MISSED**", None: ""}[row["met"]]
+    cells = [name, f"`{row['what']}`", figure(row["ours"]), figure(row["peer"]), row["unit"]]
+    return "| " + " | ".join([*cells, figure(row["ratio"]), goal, verdict]) + " |"
+
+
+def as_markdown(results: dict[str, dict[str, Any]]) -> str:
+    """The table of all rows: missed first, then those with a goal, then the rest."""
+    rows = [(name, row) for name, found in results.items() for row in found["rows"]]
+    rows.sort(key=lambda pair: (pair[1]["met"] is not False, pair[1]["goal"] is None))
+    versions: dict[str, str] = {}
+    for found in results.values():
+        versions |= {k: v for k, v in found["versions"].items() if v != "not installed"}
+    goals = [row["met"] for _, row in rows if row["met"] is not None]
+    return TEMPLATE.format(
+        met=sum(goals),
+        goals=len(goals),
+        today=f"{date.today():%Y-%m-%d}",
+        machine=machine(),
+        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+        lines="\n".join(line(name, row) for name, row in rows),
+    )
+
+
+def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
+    """Every goal as one bar: how far the figure is from its limit, on a logarithmic axis."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bars = []
+    for name, found in results.items():
+        for row in found["rows"]:
+            if row["goal"] is not None:
+                value = row["ours"] if row["ratio"] is None else row["ratio"]
+                limit = row["goal"]["value"]
+                room = limit / value if row["goal"]["op"] == "<=" else value / limit
+                bars.append((f"{name}  {row['what']}", room, row["met"]))
+    bars.sort(key=lambda bar: bar[1], reverse=True)
+    figure, axes = plt.subplots(figsize=(8, 0.32 * len(bars) + 1.2), layout="constrained")
+    for y, (_, room, met) in enumerate(bars):
+        axes.barh(y, room - 1, left=1, color="#1f6fb4" if met else "#c8443a", height=0.62)
+        axes.annotate(
+            f"{room:.2g}x", (room, y), va="center", ha="left" if room >= 1 else "right",
+            xytext=(4 if room >= 1 else -4, 0), textcoords="offset points", fontsize=8, color="0.3",
+        )  # fmt: skip
+    axes.axvline(1, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.5, *(0.8 * bar[1] for bar in bars)), 1.6 * max(bar[1] for bar in bars))
+    axes.set_xlabel("times better than the goal (left of the line: missed)")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")
+    options = parser.parse_args()
+    results = {name: run(name, options.wheel) for name in options.only}
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    (options.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
+    plot(results, options.out / "results.png")
+    print(f"\n{options.out / 'RESULTS.md'} and results.png")
+
+
+if __name__ == "__main__":
+    main()
