@@ -1,0 +1,200 @@
+"""verl 0.9's V1 trainer: prompts go to TransferQueue, batches are sampled from it.
+
+Four seams, each wrapped when its module is imported:
+
+``PPOTrainer.__init__``
+    The config is judged before any model is loaded, and what `dispatch` and `replay` ask for is
+    plugged in.
+``PPOTrainer._submit_batch_to_rollout``
+    Role ``rollout_tq``: the last place that sees the prompts. Validation does not pass here, so
+    it is never skipped.
+``ReplayBuffer._materialize_batch``
+    Role ``rollout_tq``: the last place that sees the roots; verl clears them before its own
+    ``sample`` returns.
+``FullyAsyncAgentLoopManager.generate_sequences_single``
+    Role ``async_rollout``, in the fully async rollouter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rlskip.config.check import Problem, node_of, raise_all
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.skip import look_up, read_roles
+from rlskip.hosts.attach import wrap
+from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
+from rlskip.queue import KVBatchMeta, TransferQueueAdapter
+from rlskip.skip import SkipManager
+from rlskip.skip.base import role_specs
+
+_KEY = "rlskip.verl_v1"
+_V1 = "verl.trainer.ppo.v1"
+_ROLE = "rollout_tq"
+
+_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_SAMPLER = "trainer.v1.sampler"
+OUR_MANAGER = "rlskip.hosts.verl_dispatch.SessionManager"
+OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl_replay", "name": "FailClosedReplayBuffer"}
+
+
+def attach_v1() -> None:
+    """Wrap the seams, now or when verl imports them."""
+    wrap(f"{_V1}.trainer_base:PPOTrainer.__init__", _prepared, key=_KEY)
+    wrap(f"{_V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
+    wrap(f"{_V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
+    wrap(
+        "verl.experimental.fully_async_policy.fully_async_rollouter:"
+        "FullyAsyncAgentLoopManager.generate_sequences_single",
+        SkipManager.annotate(role="async_rollout"),
+        key=_KEY,
+    )
+
+
+@functools.cache
+def _join_queue() -> TransferQueueAdapter:
+    return TransferQueueAdapter()
+
+
+def queue(*args: Any, **kwargs: Any) -> TransferQueueAdapter:
+    """The run's TransferQueue, as this process reaches it; takes any call's arguments."""
+    return _join_queue()
+
+
+# -- role rollout_tq -----------------------------------------------------------------------
+
+
+def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
+    stage = SkipManager.annotate(role=_ROLE, prompts="batch", queue=queue)(submit)
+
+    @functools.wraps(submit)
+    def submitting(self: Any, batch: Any) -> int:
+        stage(self, batch)
+        return len(batch)  # as verl: replayed prompts are submitted, too
+
+    return submitting
+
+
+@SkipManager.annotate(role=_ROLE, phase="sample", queue=queue)
+def selected(
+    partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
+) -> KVBatchMeta:
+    """The batch that verl is about to make of these prompts, in verl's order of rows."""
+    chosen = set(uids)
+    rows = {
+        key: tag
+        for key, tag in snapshot.items()
+        if (row := split_trajectory(key)) is not None and row[0] in chosen
+    }
+    roots = {ROLLOUT_ROOT_KEYS: list(uids)}
+    return KVBatchMeta(list(rows), [dict(t) for t in rows.values()], partition_id, None, roots)
+
+
+def _materializing(materialize: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(materialize)
+    def materializing(self: Any, partition_id: str, uids: Any, snapshot: Any) -> Any:
+        if partition_id == TRAIN and _ROLE in SkipManager.skip_instances:
+            selected(partition_id, uids, snapshot)
+        return materialize(self, partition_id, uids, snapshot)
+
+    return materializing
+
+
+# -- the config, before any GPU work -------------------------------------------------------
+
+
+def _prepared(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def prepared(self: Any, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        prepare(config)
+        init(self, config, *args, **kwargs)
+
+    return prepared
+
+
+def prepare(config: DictConfig) -> None:
+    """Judge the config of a V1 run, and plug in what it asks for: our manager, our buffer.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem: a role that this trainer has no stage for, a manager or a sampler
+        of the user's own beside ours, verl's options that ours cannot honour.
+    """
+    problems = _foreign_roles(config)
+    dispatch = read_dispatch(config)
+    sessions = dispatch.rollout_level
+    if sessions:
+        _choose(config, _MANAGER, OUR_MANAGER, problems)
+        if dispatch.journal:
+            what = "verl's workers write their rows themselves, so there is nothing to journal"
+            problems.append(Problem("dispatch.journal", what))
+    elif look_up(config, _MANAGER) == OUR_MANAGER:
+        what = f"{OUR_MANAGER} hands out single sessions, and that is not switched on"
+        problems.append(Problem(_MANAGER, what, "set trainer.v1.rollout_level_dispatch=true"))
+    ours = all(
+        look_up(config, f"{_SAMPLER}.custom_sampler.{k}") == v for k, v in OUR_SAMPLER.items()
+    )
+    if sessions or ours or node_of(config, "replay") is not None:
+        settings = read_replay(config)
+        _check_sampler(config, settings, problems)
+        for key, value in OUR_SAMPLER.items():
+            _choose(config, f"{_SAMPLER}.custom_sampler.{key}", value, problems)
+        _set(config, f"{_SAMPLER}.sampler_kwargs", dataclasses.asdict(settings))
+    raise_all(problems)
+
+
+def _foreign_roles(config: DictConfig) -> list[Problem]:
+    import rlskip.skip.roles
+    import rlskip.skip.rollout_tq  # noqa: F401 - register the built-in roles
+
+    return [
+        Problem(
+            f"skip.{role}.enable",
+            f"verl's V1 trainer never calls a stage {role!r}: nothing would be skipped",
+            f"use skip.{_ROLE} (+skip={_ROLE}_cache)"
+            + (", or trainer.use_v1=False" if role == "rollout" else ""),
+        )
+        for role in read_roles(config, role_specs())
+        if role in ("rollout", "async_rollout")
+    ]
+
+
+def _check_sampler(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
+    """What verl's config asks of a sampler and ours does not do."""
+    if look_up(config, f"{_SAMPLER}.sampler_kwargs"):
+        where = f"{_SAMPLER}.sampler_kwargs"
+        problems.append(Problem(where, "rlskip's buffer has its settings from `replay`"))
+    if look_up(config, f"{_SAMPLER}.sync_refill_failed_groups"):
+        where = f"{_SAMPLER}.sync_refill_failed_groups"
+        problems.append(Problem(where, "is verl's own buffer's", "use replay.on_incomplete=refill"))
+    if look_up(config, "algorithm.filter_groups.enable"):
+        problems.append(
+            Problem("algorithm.filter_groups.enable", "rlskip's buffer filters no groups by reward")
+        )
+    if settings.on_incomplete == "refill" and look_up(config, "data.gen_batch_size") != 1:
+        what = "replay.on_incomplete=refill fetches single prompts"
+        problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
+
+
+def _choose(config: DictConfig, key: str, value: str, problems: list[Problem]) -> None:
+    """Set `key` to ours; a problem where the user set something else there."""
+    theirs = look_up(config, key)
+    if theirs in (None, value):
+        _set(config, key, value)
+    else:
+        what = f"{theirs!r} stands where rlskip's own {value} is needed"
+        problems.append(
+            Problem(key, what, "leave it null, or do without rollout-level dispatch and `replay`")
+        )
+
+
+def _set(config: DictConfig, key: str, value: Any) -> None:
+    with open_dict(config):
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
