@@ -1,4 +1,4 @@
-"""Sweeps: every launcher's workers skip, count and refuse as a single run does."""
+"""Sweeps in one process; tests/launchers has those of other launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from rlskip.hooks import SUMMARY, SkipCallback
 
 ON = ("-m", "+skip=rollout_cache", "skip.dump_dir=dumps")
-LAUNCHERS = ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
 
 
 def table(said: str) -> list[list[str]]:
@@ -32,24 +31,9 @@ def test_jobs_of_one_process_do_not_leak_into_each_other(app: Any) -> None:
     assert not (app.folder / "sweep" / "3" / "rlskip_summary.json").exists()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
-def test_workers_of_a_launcher(app: Any, launcher: str) -> None:
-    run = app.run(*ON, f"hydra/launcher={launcher}", "skip.steps=[1],[1,2]")
-    assert run.returncode == 0, run.said
-    rows = table(run.out)
-    assert [row[:2] for row in rows] == [["0", "rollout"], ["1", "rollout"]]
-    # Both jobs look at step 1 and one of them dumps it, the other waits for that or dumps, too.
-    hits, misses = (sum(int(row[at]) for row in rows) for at in (2, 3))
-    assert hits + misses == 3
-    assert len(app.generated) == misses + 1  # step 2 of job 0 is not listed
-    for job in "01":
-        assert app.summary(f"sweep/{job}")["rollout"]["consulted"]
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any], launcher: str) -> None:
+def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any]) -> None:
     app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
-    run = app.run(*ON, f"hydra/launcher={launcher}", "skip.stepz=[1]", "skip.on_miss=never")
+    run = app.run(*ON, "skip.stepz=[1]", "skip.on_miss=never")
     assert run.returncode == 1
     for part in (
         "2 problems in the configuration",
@@ -60,10 +44,9 @@ def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any], launcher: str
     assert app.generated == [], "the task was started"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_swept_option_refuses_without_its_callback(app: Any, launcher: str) -> None:
+def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
     """Hydra builds callbacks from a config without the swept choice: ours is not there."""
-    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", f"hydra/launcher={launcher}")
+    run = app.run("-m", "+skip=rollout_cache,rollout_repeat")
     assert run.returncode == 1
     assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.err
     assert app.generated == []
