@@ -36,7 +36,7 @@ top of its benchmark: `python -m benchmarks.NAME --help`.
 |---|---|---:|---:|---|---:|---|---|
 {lines}
 """
-NAMES = ("overhead", "store", "dispatch", "replay", "merge", "trial")
+NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial")
 
 
 def run(name: str, wheel: Path | None) -> dict[str, Any]:
