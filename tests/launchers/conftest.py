@@ -1,0 +1,56 @@
+"""Hydra's launchers and versions; some live in an environment of their own (`.ci/env`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+
+@attrs.frozen
+class Launcher:
+    """How to choose a launcher, and the python that has it."""
+
+    name: str
+    options: tuple[str, ...]
+    python: str
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    """The launcher that the test's parameter names; the test is skipped where it is missing."""
+    name = request.param
+    options = () if name == "basic" else (f"hydra/launcher={name}",)
+    if name != "ray":
+        return Launcher(name, options, sys.executable)
+    ray = "+hydra.launcher.ray.init"
+    options = (*options, f"{ray}.num_cpus=3", f"{ray}.include_dashboard=false")
+    return Launcher(name, options, python_of("RLSKIP_RAY_LAUNCHER", "ray-launcher"))
+
+
+def python_of(variable: str, environment: str) -> str:
+    """The python that `variable` names; without it the test is skipped."""
+    python = os.environ.get(variable)
+    if not python:
+        pytest.skip(f"set {variable}=$(.ci/env {environment})")
+    return python
+
+
+@pytest.fixture
+def sweep_table() -> Callable[[str], list[list[str]]]:
+    """``sweep_table(said)``: the rows, without the seconds: job, role, hits, misses."""
+    return _rows
+
+
+def _rows(said: str) -> list[list[str]]:
+    after = said.split("over the jobs of this sweep:\n")[1].splitlines()
+    return [line.split()[:4] for line in after if line[:1].isdigit()]
+
+
+@pytest.fixture(scope="session")
+def hydra14() -> str:
+    """The python of an environment with the newest pre-release of Hydra 1.4."""
+    return python_of("RLSKIP_HYDRA14", "hydra14")

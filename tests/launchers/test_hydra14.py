@@ -1,0 +1,88 @@
+"""The newest pre-release of Hydra 1.4: discovery, runs, and its execution whitelist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.launchers
+
+ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+def test_it_is_1_4_and_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14: str) -> None:
+    app = make_app(python=hydra14)
+    shown = app.run("--info", "plugins")
+    assert shown.out.count("RlskipSearchPathPlugin") == 1
+    version = app.run("--version")
+    assert version.said.startswith("Hydra 1.4.")
+
+
+def test_the_second_run_generates_nothing(make_app: Callable[..., Any], hydra14: str) -> None:
+    app = make_app(python=hydra14)
+    first, second = app.run(*ON), app.run(*ON)
+    assert first.returncode == second.returncode == 0, first.said + second.said
+    assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
+    assert "rlskip: role rollout: 2 hits, 0 misses" in second.out
+    assert app.generated == [1, 2]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_sweep(
+    make_app: Callable[..., Any], sweep_table: Any, hydra14: str, launcher: str
+) -> None:
+    app = make_app(python=hydra14)
+    run = app.run("-m", *ON, "a=1,2", f"hydra/launcher={launcher}")
+    assert run.returncode == 0, run.said
+    assert app.generated == [1, 2]
+    assert sorted(row[2:] for row in sweep_table(run.out)) == [["0", "2"], ["2", "0"]]
+
+
+@pytest.mark.parametrize("override", ["skip.stepz=[1]", "~hydra.callbacks.rlskip"])
+def test_what_cannot_be_honoured_is_refused(
+    make_app: Callable[..., Any], hydra14: str, override: str
+) -> None:
+    app = make_app(python=hydra14)
+    run = app.run(*ON, override)
+    assert run.returncode == 1
+    assert "rlskip" in run.err
+    assert app.generated == []
+
+
+@pytest.mark.parametrize(
+    ("whitelist", "permitted"),
+    [
+        ('["my_app.*"]', False),
+        ('["my_app.*", "rlskip.*"]', True),
+        ('["my_app.*", "rlskip.hooks.SkipCallback"]', True),
+    ],
+)
+@pytest.mark.parametrize("mode", [(), ("-m", "a=1,2")], ids=["single run", "multirun"])
+def test_the_execution_whitelist(
+    make_app: Callable[..., Any], hydra14: str, whitelist: str, permitted: bool, mode: Any
+) -> None:
+    """Without an entry for rlskip Hydra ends the application: nothing runs unskipped."""
+    app = make_app(python=hydra14, hydra_main=f", execution_whitelist={whitelist}")
+    run = app.run(*mode, *ON)
+    if permitted:
+        assert run.returncode == 0, run.said
+        assert "rlskip: role rollout is on" in run.out
+        # Hydra 1.4 warns where an application names no whitelist at all; here it did.
+        assert "_target_='rlskip" not in run.err
+        assert app.generated == [1, 2]
+    else:
+        assert run.returncode == 1
+        assert "'rlskip.hooks.SkipCallback' is not in the Hydra execution whitelist" in run.err
+        assert app.generated == []
+
+
+def test_a_refused_callback_cannot_be_taken_out_either(
+    make_app: Callable[..., Any], hydra14: str
+) -> None:
+    app = make_app(python=hydra14, hydra_main=', execution_whitelist=["my_app.*"]')
+    run = app.run(*ON, "~hydra.callbacks.rlskip")
+    assert run.returncode == 1
+    assert "+skip=rollout_cache was chosen for this job" in run.err
+    assert app.generated == []

@@ -1,0 +1,43 @@
+"""A sweep over what comes after the rollouts pays for the rollouts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.launchers
+
+# As trainers have it: every job of a sweep names its experiment after what is swept.
+CONFIG = """
+optim: {lr: 1e-3}
+trainer: {experiment_name: "lr-${optim.lr}", project_name: demo}
+"""
+SWEEP = ("-m", "optim.lr=1e-4,3e-4,1e-3", "+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "ray"], indirect=True)
+def test_jobs_that_share_generate_each_step_once(
+    make_app: Callable[..., Any], sweep_table: Any, launcher: Any
+) -> None:
+    app = make_app(config=CONFIG, python=launcher.python)
+    share = "skip.experiment_name=shared"
+    # Longer than the jobs' starts lie apart: where they run side by side, they meet at step 1.
+    run = app.run(*SWEEP, share, *launcher.options, SECONDS_A_STEP="3")
+    assert run.returncode == 0, run.said
+    assert app.generated == [1, 2]
+    hits, misses = (sum(int(row[at]) for row in sweep_table(run.out)) for at in (2, 3))
+    assert (hits, misses) == (4, 2)
+    assert [place.name for place in (app.folder / "dumps").glob("*_demo")] == ["shared_demo"]
+    if launcher.name == "ray":
+        assert "another job generates step 1; waiting for it, 3600 s at most" in run.out
+
+
+def test_jobs_of_their_own_experiments_share_nothing(make_app: Callable[..., Any]) -> None:
+    app = make_app(config=CONFIG)
+    run = app.run(*SWEEP)
+    assert run.returncode == 0, run.said
+    assert app.generated == [1, 1, 1, 2, 2, 2]
+    names = sorted(place.name for place in (app.folder / "dumps").glob("*_demo"))
+    assert names == ["lr-0.0001_demo", "lr-0.0003_demo", "lr-0.001_demo"]
