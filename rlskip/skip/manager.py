@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -211,7 +212,7 @@ def _eligible_step(
         skip.check_options(stage)
     if stage.role not in SkipManager._recorders:
         recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        recorder.write("consulted", stage=stage.name)
+        recorder.write("consulted", stage=stage.name, **_run_of(skip))
         SkipManager._recorders[skip.role] = recorder
     if stage.role in SkipManager._idle:
         return None
@@ -233,6 +234,12 @@ def _eligible_step(
         )
     step = skip.extract_step(*args, **kwargs)
     return step if step in steps else None
+
+
+def _run_of(skip: BaseSkip) -> dict[str, str]:
+    """For the records: the role's directory below its dump_dir, where it has one."""
+    directory = getattr(skip, "directory", None)
+    return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}
 
 
 def _replay(skip: BaseSkip, step: int, call: Call) -> Any:

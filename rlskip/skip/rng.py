@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlskip.errors import ConfigError
+
 
 def capture_rng() -> dict[str, Any]:
     """States of the global python, numpy and torch generators (CUDA's too, where in use).
@@ -30,8 +32,20 @@ def capture_rng() -> dict[str, Any]:
     }
 
 
-def restore_rng(states: dict[str, Any]) -> None:
-    """Put the generators where :func:`capture_rng` found them."""
+def restore_rng(states: dict[str, Any] | None) -> None:
+    """Put the generators where :func:`capture_rng` found them.
+
+    Raises
+    ------
+    ConfigError
+        The dump has none: it was imported.
+    """
+    if states is None:
+        raise ConfigError(
+            "the dump was imported and holds no generators' states",
+            "skip.restore_rng",
+            "replay it with skip.restore_rng=false",
+        )
     python, np_state = states["python"], states["numpy"]
     words = tuple(int(word) for word in python["words"])
     random.setstate((python["version"], words, python["gauss"]))

@@ -250,7 +250,9 @@ class RolloutTqSkip(RolloutSkip):
         conditions = self._conditions()
         if not repeats and not all(self._same(conditions, meta) for meta in metas):
             metas = []
-        known = any(content is not None for content in contents)
+        # A dump without an identity (an imported one) names no contents: it goes by place.
+        nameless = bool(metas) and all(meta.identity is None for meta in metas)
+        known = not nameless and any(content is not None for content in contents)
         under_way = source in self._submitted
         if under_way and source == step and (repeats or not known):
             metas = []  # nothing tells whether these groups are of this batch or another
