@@ -48,6 +48,8 @@ class Writer:
     timeout_s
         How long a save or a flush waits at most.
 
+    Notes
+    -----
     The copy of a dump is narrowed, so it takes at most the rollouts' size and mostly far
     less. The thread lives while there is something to write and is no daemon: an interpreter
     that ends in the usual way writes everything first. A process that will be killed must

@@ -56,7 +56,6 @@ def test_what_cannot_be_honoured_is_refused(
     [
         ('["my_app.*"]', False),
         ('["my_app.*", "rlskip.*"]', True),
-        ('["my_app.*", "rlskip.hooks.SkipCallback"]', True),
     ],
 )
 @pytest.mark.parametrize("mode", [(), ("-m", "a=1,2")], ids=["single run", "multirun"])
