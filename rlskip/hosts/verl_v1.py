@@ -127,7 +127,11 @@ def prepare(config: DictConfig) -> None:
         Names *every* problem: a role that this trainer has no stage for, a manager or a sampler
         of the user's own beside ours, verl's options that ours cannot honour.
     """
-    problems = _foreign_roles(config)
+    if look_up(config, "async_training") is not None:
+        # The fully async application: its use_v1 says nothing, and it has no V1 trainer.
+        raise_all(_foreign_roles(config, "async_rollout"))
+        return
+    problems = _foreign_roles(config, _ROLE)
     dispatch = read_dispatch(config)
     sessions = dispatch.rollout_level
     if sessions:
@@ -150,25 +154,32 @@ def prepare(config: DictConfig) -> None:
     raise_all(problems)
 
 
-def _foreign_roles(config: DictConfig) -> list[Problem]:
+def _foreign_roles(config: DictConfig, ours: str) -> list[Problem]:
+    """Built-in roles that are on and that this trainer never asks; it asks `ours`."""
     import rlskip.skip.roles
     import rlskip.skip.rollout_tq  # noqa: F401 - register the built-in roles
 
+    trainer = "verl's V1 trainer" if ours == _ROLE else "verl's fully async rollouter"
+    foreign = {"rollout", "async_rollout", _ROLE} - {ours}
     return [
         Problem(
             f"skip.{role}.enable",
-            f"verl's V1 trainer never calls a stage {role!r}: nothing would be skipped",
-            f"use skip.{_ROLE} (+skip={_ROLE}_cache)"
-            + (", or trainer.use_v1=False" if role == "rollout" else ""),
+            f"{trainer} never calls a stage {role!r}: nothing would be skipped",
+            f"use skip.{ours} (+skip={ours}_cache)"
+            + (", or trainer.use_v1=False" if (role, ours) == ("rollout", _ROLE) else ""),
         )
         for role in read_roles(config, role_specs())
-        if role in ("rollout", "async_rollout")
+        if role in foreign
     ]
 
 
 def _check_sampler(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
     """What verl's config asks of a sampler and ours does not do."""
-    if look_up(config, f"{_SAMPLER}.sampler_kwargs"):
+    if look_up(config, f"{_SAMPLER}.sampler_kwargs") not in (
+        None,
+        {},
+        dataclasses.asdict(settings),
+    ):
         where = f"{_SAMPLER}.sampler_kwargs"
         problems.append(Problem(where, "rlskip's buffer has its settings from `replay`"))
     if look_up(config, f"{_SAMPLER}.sync_refill_failed_groups"):

@@ -1,0 +1,161 @@
+"""verl 0.9's V1 trainer on TransferQueue, and its fully async rollouter.
+
+A (seed 1) dumps, B (seed 2) has A's dumps; `failing` (seed 2) has none, runs rollout-level
+dispatch on two workers, and an agent loop of it fails at step 2. Each run serves several tests,
+for each takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+
+STEPS, PROMPTS, N = 2, 4, 2
+SESSIONS = STEPS * PROMPTS * N
+HERE = Path(__file__).parent
+
+# Validation before training, in every run alike.
+ALL = ("trainer.val_before_train=True", "trainer.experiment_name=mine")
+WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
+
+
+# -- role rollout_tq -----------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def a(verl091: Any) -> Any:
+    on = ("+skip=rollout_tq_cache", "skip.steps=[1,2]", "skip.dump_dir=dumps")
+    return verl091.train("v1_a", "v1", *ALL, *on)
+
+
+@pytest.fixture(scope="module")
+def b(verl091: Any, a: Any) -> Any:
+    on = ("+skip=rollout_tq_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps")
+    return verl091.train("v1_b", "v1", *ALL, *on, "skip.on_miss=error", seed=2)
+
+
+@pytest.fixture(scope="module")
+def failing(verl091: Any) -> Any:
+    loops = verl091.folder / "loops.yaml"
+    loops.write_text("- {name: failing, _target_: loops.Failing}\n")
+    agent = "actor_rollout_ref.rollout.agent"
+    return verl091.train(
+        "v1_failing", "v1", *ALL,
+        "+trainer.v1.rollout_level_dispatch=true",
+        "+trainer.v1.max_concurrent_rollouts_per_worker=1",
+        f"{agent}.num_workers=2",
+        f"{agent}.agent_loop_config_path={loops}",
+        f"{agent}.default_agent_loop=failing",
+        seed=2, PYTHONPATH=str(HERE), NOTES=str(verl091.folder / "notes"),
+    )  # fmt: skip
+
+
+def test_the_first_run_dumps_each_step(a: Any) -> None:
+    assert a.returncode == 0, a.said[-4000:]
+    for step in (1, 2):
+        assert sorted(f.name for f in (a.folder / WHERE / str(step) / "0").iterdir()) == [
+            "gen_batch.dp",
+            "meta.json",
+        ]
+
+
+def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) -> None:
+    assert b.returncode == 0, b.said[-4000:]
+    assert len(a.grad_norms) == STEPS
+    assert b.grad_norms == a.grad_norms
+    # The seed that B ran under samples otherwise, and by more than an order of summation.
+    assert float(failing.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
+
+
+def test_validation_is_generated_and_training_is_not(a: Any, b: Any) -> None:
+    assert b.generated == a.generated - SESSIONS > 0
+
+
+def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:
+    assert "[RolloutTqSkip()]" not in a.said + b.said
+    assert not list(a.folder.rglob("tq_batch.pt"))
+
+
+def test_the_jobs_count_what_the_trainer_did(a: Any, b: Any) -> None:
+    first, second = (run.summary["rollout_tq"] for run in (a, b))
+    assert (first["hits"], first["misses"]) == (0, STEPS)
+    assert (second["hits"], second["misses"]) == (STEPS, 0)
+
+
+# -- role rollout, which V1 never asks -----------------------------------------------------
+def test_role_rollout_is_refused_before_ray(verl091: Any) -> None:
+    run = verl091.train("v1_rollout", "v1", "+skip=rollout_cache")
+    assert run.returncode != 0
+    assert "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'" in run.said
+    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.said
+    assert not run.started_ray
+
+
+def test_without_the_option_it_is_refused_before_any_model_is_loaded(verl091: Any) -> None:
+    """No option, no callback: the trainer's own process refuses."""
+    run = verl091.train("v1_leaf", "v1", "skip.rollout.enable=True")
+    assert run.returncode != 0
+    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.said
+    assert run.started_ray
+    assert "WorkerDict" not in run.said
+
+
+# -- dispatch and replay buffer ------------------------------------------------------------
+def test_sessions_of_a_group_spread_over_the_workers(verl091: Any, failing: Any) -> None:
+    ran = [json.loads(line) for line in (verl091.folder / "notes").read_text().splitlines()]
+    groups = defaultdict(list)
+    for session in ran:
+        if session["step"] == 1:
+            groups[session["uid"]].append(session)
+    assert [sorted(s["session"] for s in group) for group in groups.values()] == [[0, 1]] * PROMPTS
+    apart = [group for group in groups.values() if len({s["pid"] for s in group}) == 2]
+    assert len(apart) >= PROMPTS - 1, "one at a time on each of two workers"
+
+
+def test_a_failing_agent_loop_ends_in_the_named_error(failing: Any) -> None:
+    assert failing.returncode != 0
+    assert len(failing.grad_norms) == 1, "step 1 was trained, step 2 was not"
+    assert re.search(
+        r"IncompleteRolloutError: partition 'train', step 2: incomplete groups:\n"
+        r".*: expected 2, got 1 \(session 1 failed: data: ValueError: the sandbox is gone\)",
+        failing.said,
+    )
+
+
+# -- the fully async rollouter -------------------------------------------------------------
+SAMPLES = 3
+
+
+def _rollouter(verl: Any, name: str, *on: str, **more: Any) -> Any:
+    overrides = (
+        "data.train_batch_size=0",
+        "data.gen_batch_size=1",
+        "actor_rollout_ref.hybrid_engine=False",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
+        "rollout.n_gpus_per_node=1",
+        f"rollout.total_rollout_steps={SAMPLES}",
+    )
+    env = {"MAIN": "async_rollouter", "PYTHONPATH": str(HERE)}
+    return verl.train(name, "v1", *overrides, *on, **env, **more)
+
+
+def _samples(run: Any) -> dict[str, str]:
+    return dict(re.findall(r"sample (uid_sample_\S+) ([0-9a-f]+)", run.said))
+
+
+def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
+    on = ("+skip=async_rollout_cache", "skip.dump_dir=../async_dumps")
+    first = _rollouter(verl091, "async_a", *on)
+    assert first.returncode == 0, first.said[-4000:]
+    assert first.generated == SAMPLES * N
+    second = _rollouter(verl091, "async_b", *on, seed=2)
+    assert second.returncode == 0, second.said[-4000:]
+    assert second.generated == 0
+    assert _samples(second) == _samples(first)
+    assert len(_samples(first)) == SAMPLES
+    assert second.summary["async_rollout"]["hits"] == SAMPLES

@@ -1,0 +1,137 @@
+"""What verl's V1 trainer is asked for, judged and plugged in before it is made. No verl needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.errors import ConfigError
+from rlskip.hosts.verl_v1 import OUR_MANAGER, OUR_SAMPLER, prepare
+
+# The leaves of verl 0.9's own YAML that matter here.
+VERL = """
+skip:
+  _target_: verl.utils.skip.SkipManagerConfig
+  rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
+  rollout_tq: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
+  async_rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
+trainer:
+  use_v1: true
+  v1:
+    trainer_mode: sync
+    sampler:
+      max_off_policy_threshold: 8
+      max_off_policy_strategy: drop
+      sync_refill_failed_groups: false
+      custom_sampler: {path: null, name: null}
+      sampler_kwargs: {}
+actor_rollout_ref:
+  rollout: {n: 4, val_kwargs: {n: 2}, agent: {num_workers: 8, agent_loop_manager_class: null}}
+data: {train_batch_size: 4, gen_batch_size: null}
+algorithm: {filter_groups: {enable: false}}
+"""
+
+
+def verl(*more: str) -> DictConfig:
+    config = OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
+    OmegaConf.set_struct(config, True)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def sampler(config: DictConfig) -> Any:
+    return config.trainer.v1.sampler
+
+
+@pytest.mark.parametrize("more", [(), ("skip.rollout_tq.enable=true",)])
+def test_where_neither_is_asked_for_nothing_is_plugged_in(more: tuple[str, ...]) -> None:
+    config = verl(*more)
+    prepare(config)
+    assert config == verl(*more)
+
+
+@pytest.mark.parametrize(
+    "flag", ["trainer.v1.rollout_level_dispatch=true", "dispatch.rollout_level=true"]
+)
+def test_rollout_level_dispatch_plugs_in_the_manager_and_the_buffer(flag: str) -> None:
+    config = verl(flag)
+    prepare(config)
+    prepare(config)  # a second time, as a host may
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == OUR_MANAGER
+    assert sampler(config).custom_sampler == OUR_SAMPLER
+    settings = sampler(config).sampler_kwargs
+    assert (settings.n, settings.val_n, settings.on_incomplete) == (4, 2, "raise")
+
+
+def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
+    config = verl("replay.on_incomplete=min_viable", "replay.min_viable=3")
+    prepare(config)
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class is None
+    assert sampler(config).custom_sampler == OUR_SAMPLER
+    assert sampler(config).sampler_kwargs.min_viable == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ["skip.rollout.enable=true"],
+            "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout': nothing would",
+        ),
+        (
+            ["skip.rollout.enable=true"],
+            "use skip.rollout_tq (+skip=rollout_tq_cache), or trainer.use_v1=False",
+        ),
+        (["skip.async_rollout.enable=true"], "use skip.rollout_tq (+skip=rollout_tq_cache)"),
+        (
+            ["skip.rollout_tq.enable=true", "async_training.staleness_threshold=1"],
+            "verl's fully async rollouter never calls a stage 'rollout_tq'",
+        ),
+        (
+            [
+                "trainer.v1.rollout_level_dispatch=true",
+                "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager",
+            ],
+            "agent_loop_manager_class: 'my.Manager' stands where",
+        ),
+        (
+            [f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={OUR_MANAGER}"],
+            "set trainer.v1.rollout_level_dispatch=true",
+        ),
+        (
+            ["replay.on_incomplete=raise", "trainer.v1.sampler.custom_sampler.name=Mine"],
+            "trainer.v1.sampler.custom_sampler.name: 'Mine' stands where",
+        ),
+        (
+            ["replay.on_incomplete=raise", "trainer.v1.sampler.sampler_kwargs.x=1"],
+            "trainer.v1.sampler.sampler_kwargs: rlskip's buffer has its settings from `replay`",
+        ),
+        (
+            ["replay.on_incomplete=raise", "trainer.v1.sampler.sync_refill_failed_groups=true"],
+            "use replay.on_incomplete=refill",
+        ),
+        (
+            ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
+            "algorithm.filter_groups.enable: rlskip's buffer filters no groups by reward",
+        ),
+        (["replay.on_incomplete=refill"], "data.gen_batch_size"),
+        (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(verl(*more))
+    assert said in str(refused.value)
+
+
+def test_every_problem_is_named() -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(verl("skip.rollout.enable=true", "replay.on_incomplete=refill"))
+    assert "2 problems" in str(refused.value)
+
+
+def test_the_fully_async_application_has_its_own_role() -> None:
+    config = verl("skip.async_rollout.enable=true", "async_training.staleness_threshold=1")
+    prepare(config)
