@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,16 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     new = OmegaConf.register_resolver
     register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
     register(name, resolver, replace=True)
+
+
+def version_of(package: str) -> tuple[int, ...] | None:
+    """The leading numbers of an installed package's version, (0, 9, 1); None without it."""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else None
 
 
 def _takes_replace(function: Callable[..., Any]) -> bool:

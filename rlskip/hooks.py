@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from omegaconf import DictConfig
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.skip import DIRECTORY_VARIABLE, RoleConfig, read_roles
 from rlskip.errors import RlskipAbort, RlskipError
+from rlskip.hosts import verl_job
 from rlskip.hosts.attach import install, uninstall
+from rlskip.skip.base import BaseSkip
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.records import JOB_VARIABLE, Tally, new_job_id, tally
 
@@ -52,6 +55,8 @@ class SkipCallback(Callback):
                 # What is changed from here on, the task does not see.
                 refuse_legacy_flags(config)
             install(config, flush_at_end=True)
+            if SkipManager.skip_instances:
+                verl_job.before_job(config, _dump_dirs(SkipManager.skip_instances))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             SkipManager.refuse(reason)
@@ -81,7 +86,8 @@ class SkipCallback(Callback):
         os.environ.pop(DIRECTORY_VARIABLE, None)
         if not roles:
             return
-        tallies = tally({role: skip.local_config.dump_dir for role, skip in roles.items()}, job)
+        tallies = tally(_dump_dirs(roles), job)
+        verl_job.after_job(job_return, any(counts.consulted for counts in tallies.values()))
         for role, counts in tallies.items():
             if counts.consulted:
                 log.info("rlskip: role %s: %s", role, counts)
@@ -127,6 +133,10 @@ def _roles_or_none(config: DictConfig) -> dict[str, RoleConfig]:
         return read_roles(config, role_specs())
     except RlskipError:
         return {}
+
+
+def _dump_dirs(roles: Mapping[str, BaseSkip]) -> dict[str, str]:
+    return {role: skip.local_config.dump_dir for role, skip in roles.items()}
 
 
 def _write_summary(output_dir: Path, job: str, tallies: dict[str, Tally]) -> None:

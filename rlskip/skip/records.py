@@ -6,6 +6,10 @@ job's summary is made from there::
 
     {dump_dir}/records/{job}/{host}-{pid}-{random}.jsonl
 
+A process that takes a role over in another process's stead acknowledges it, once::
+
+    {dump_dir}/records/{job}/{role}.active
+
 `job` comes from the environment variable ``RLSKIP_JOB``, which the Hydra callback sets and
 child processes inherit.
 """
@@ -79,6 +83,25 @@ class Recorder:
                 file.write(line + "\n")
         except OSError as error:
             log.debug("rlskip: a record could not be written: %s", error)
+
+
+def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
+    """Leave word that this process acts for `role` in the present job.
+
+    Raises
+    ------
+    OSError
+        It cannot be written, and then dumps cannot either.
+    """
+    folder = Path(dump_dir) / FOLDER / job_id()
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
+    (folder / f"{role}.active").write_text(json.dumps(said) + "\n", encoding="utf-8")
+
+
+def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
+    """Whether a process of `job` left word that it acts for `role`."""
+    return (Path(dump_dir) / FOLDER / job / f"{role}.active").exists()
 
 
 def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:

@@ -1,0 +1,302 @@
+"""verl, in the process that starts a job: its trainer is an actor in another process.
+
+Before the job: refuse what cannot be honoured, and see to it that the plug-in and the job's
+name reach that process. verl calls ``ray.init`` in the application's main(), so they travel in
+Ray's ``runtime_env``, to other nodes too, put there by Ray's own hook for it. A process that
+imports verl and lacks rlskip then fails at this import. Where Ray runs already, a worker is
+asked. During the job: a finite wait for the trainer's word that it acts. After it: without
+that word the job has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hydra.core.utils import JobStatus
+
+from rlskip._compat import version_of
+from rlskip.config.skip import DIRECTORY_VARIABLE, look_up
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts.verl import MODULES_VARIABLE, PLUGIN, PLUGINS_VARIABLE, attached_by
+from rlskip.skip.records import FOLDER, JOB_VARIABLE, acknowledged, job_id
+
+log = logging.getLogger(__name__)
+
+#: Seconds to wait for the trainer's word, counted from the job's start: models are loaded first.
+WAIT_VARIABLE = "RLSKIP_ATTACH_TIMEOUT_S"
+WAIT_S = 3600.0
+
+_RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
+_NEXT_HOOK = "RLSKIP_NEXT_RUNTIME_ENV_HOOK"
+_CHANGED = (MODULES_VARIABLE, _RAY_HOOK, _NEXT_HOOK)
+_PROBE_S = 120.0
+
+#: The oldest release that was tried.
+OLDEST = (0, 8)
+
+
+class _Job:
+    """A job under way that this process started: what it set, what it waits for."""
+
+    def __init__(self, dump_dirs: Mapping[str, str]) -> None:
+        self._name = os.environ[JOB_VARIABLE]
+        self._dump_dirs = dict(dump_dirs)
+        self._over = threading.Event()
+        self._environ = {name: os.environ.get(name) for name in _CHANGED}
+
+    def acknowledged(self) -> bool:
+        """Whether some process said that it acts: by a file or, on another disk, through Ray."""
+        return _kv_get(self._name) is not None or any(
+            acknowledged(dump_dir, role, self._name) for role, dump_dir in self._dump_dirs.items()
+        )
+
+    def complaint(self) -> NotInstalledError:
+        folders = {f"{dump_dir}/{FOLDER}/{self._name}" for dump_dir in self._dump_dirs.values()}
+        return NotInstalledError(
+            "skip is on, and no process of this job said that it acts: nothing was skipped or "
+            "cached",
+            ", ".join(sorted(folders)),
+            "either this trainer is none that rlskip knows, or its process does not load rlskip "
+            "(`rlskip doctor` tells what is active here)",
+        )
+
+    def watch(self, wait_s: float) -> None:
+        """End the run once `wait_s` seconds have passed without a word."""
+
+        def wait() -> None:
+            until = time.monotonic() + wait_s
+            while not self._over.wait(min(2.0, max(0.0, until - time.monotonic()))):
+                if self.acknowledged():
+                    return
+                if time.monotonic() >= until:
+                    log.error(
+                        "rlskip ends this run after %g s (%s): %s",
+                        wait_s, WAIT_VARIABLE, self.complaint(),
+                    )  # fmt: skip
+                    main = threading.main_thread().ident
+                    assert main is not None
+                    signal.pthread_kill(main, signal.SIGINT)  # also out of a blocking call
+                    return
+
+        threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+        for name, value in self._environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_job: _Job | None = None
+
+
+def starts_verl(config: Any) -> bool:
+    """Whether the application is one of verl's: its trainer then runs in a Ray actor."""
+    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
+    return "verl" in sys.modules and all(look_up(config, part) is not None for part in parts)
+
+
+def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
+    """Prepare a job of verl whose config enables the roles in `dump_dirs`.
+
+    Does nothing where the application is none of verl's.
+
+    Raises
+    ------
+    ConfigError
+        The config, or the trainer, is none that rlskip can honour.
+    NotInstalledError
+        rlskip would not get into the process that trains.
+    """
+    global _job
+    if not starts_verl(config):
+        return
+    version = version_of("verl") or (0,)
+    _refuse_unknown(version)
+    if version >= (0, 9):
+        _refuse_unattached()
+        _judge(config)
+    job = _Job(dump_dirs)
+    ray = _ray()
+    if ray is not None:
+        _reach_running(ray)
+    else:
+        _reach_next()
+    job.watch(float(os.environ.get(WAIT_VARIABLE, WAIT_S)))
+    _job = job
+
+
+def after_job(job_return: Any, consulted: bool) -> None:
+    """Fail a job that completed and of which nobody said that rlskip acts.
+
+    Parameters
+    ----------
+    job_return
+        Hydra's; changed in place.
+    consulted
+        Whether any stage of it asked rlskip, in whatever process.
+    """
+    global _job
+    job, _job = _job, None
+    if job is None:
+        return
+    job.end()
+    if job_return.status == JobStatus.COMPLETED and not consulted and not job.acknowledged():
+        job_return.status = JobStatus.FAILED
+        job_return.return_value = job.complaint()
+
+
+def _refuse_unknown(version: tuple[int, ...]) -> None:
+    said = ".".join(map(str, version))
+    if version < OLDEST:
+        raise ConfigError(
+            f"verl {said} is not supported, and would train without skipping",
+            "skip",
+            "use verl 0.8 or later, or turn skip off",
+        )
+    if "verl.trainer.main_ppo_sync" in sys.modules or _main() == "verl.trainer.main_ppo_sync":
+        raise ConfigError(
+            f"verl {said}'s main_ppo_sync is not supported, and would train without skipping",
+            "skip",
+            "use verl.trainer.main_ppo; or verl 0.9's V1 trainer with +skip=rollout_tq_cache",
+        )
+
+
+def _refuse_unattached() -> None:
+    if attached_by() is None:
+        raise NotInstalledError(
+            "verl does not load rlskip's plug-in (entry point verl.plugins)",
+            f"{PLUGINS_VARIABLE}={os.environ.get(PLUGINS_VARIABLE, 'auto')}",
+            f"allow it: unset {PLUGINS_VARIABLE} or add rlskip to it; if it is not set, "
+            "reinstall rlskip, whose entry point is missing",
+        )
+    if PLUGIN not in sys.modules:
+        raise NotInstalledError(
+            f"{PLUGIN} could not be loaded by verl",
+            "skip",
+            f'see the reason with: python -c "import verl, {PLUGIN}"',
+        )
+
+
+def _judge(config: Any) -> None:
+    """What the V1 trainer will refuse in its own process, refused before any GPU is taken."""
+    if not look_up(config, "trainer.use_v1"):
+        return
+    import copy
+
+    from rlskip.hosts.verl_v1 import prepare
+
+    prepare(copy.deepcopy(config))
+
+
+def _main() -> str | None:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec is not None else None
+
+
+# -- into the other process --------------------------------------------------------------
+
+
+def _reach_next() -> None:
+    """Ray is yet to be started: have its workers load the plug-in and know the job."""
+    os.environ[MODULES_VARIABLE] = _with_plugin(os.environ.get(MODULES_VARIABLE, ""))
+    hook = f"{__name__}.runtime_env"
+    before = os.environ.get(_RAY_HOOK)
+    if before not in (None, hook):
+        os.environ[_NEXT_HOOK] = before
+    os.environ[_RAY_HOOK] = hook
+
+
+def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Ray's hook: the runtime environment of the job, with the plug-in and the job's name.
+
+    A hook that was set before is called first.
+    """
+    before = os.environ.get(_NEXT_HOOK)
+    if before is not None:
+        given = _load(before)(given)
+    env = dict(given or {})
+    variables = dict(env.get("env_vars") or {})
+    modules = variables.get(MODULES_VARIABLE, os.environ.get(MODULES_VARIABLE, ""))
+    env["env_vars"] = {**variables, **_job_variables(), MODULES_VARIABLE: _with_plugin(modules)}
+    return env
+
+
+def _reach_running(ray: Any) -> None:
+    """Ray runs already, started by a job before or by the user: its workers are as they are."""
+    way = ray.get(ray.remote(num_cpus=0)(attached_by).remote(), timeout=_PROBE_S)
+    if way is None:
+        raise NotInstalledError(
+            "Ray was started before this job, and its workers do not load rlskip's plug-in",
+            MODULES_VARIABLE,
+            f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment, or leave starting "
+            "it to verl",
+        )
+    _kv_put("job", json.dumps(_job_variables()))
+
+
+def find_job() -> None:
+    """In the process that trains: the job's name, where only Ray knows it."""
+    said = _kv_get("job")
+    if said is not None:
+        os.environ.update(json.loads(said))
+
+
+def leave_word(role: str) -> None:
+    """In the process that trains: say through Ray that it acts."""
+    _kv_put(job_id(), role)
+
+
+def _job_variables() -> dict[str, str]:
+    names = (JOB_VARIABLE, DIRECTORY_VARIABLE)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _ray() -> Any:
+    """The module, once Ray is started."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def _kv_put(key: str, value: str) -> None:
+    """Into Ray's own table, which every process of the cluster sees."""
+    if (ray := _ray()) is not None:
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        _internal_kv_put(_kv_key(ray, key), value.encode())
+
+
+def _kv_get(key: str) -> str | None:
+    if (ray := _ray()) is None:
+        return None
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    said = _internal_kv_get(_kv_key(ray, key))
+    return None if said is None else said.decode()
+
+
+def _kv_key(ray: Any, key: str) -> bytes:
+    return f"rlskip/{ray.get_runtime_context().get_job_id()}/{key}".encode()
+
+
+def _with_plugin(modules: str) -> str:
+    named = [name for name in modules.split(",") if name]
+    return ",".join(named if PLUGIN in named else [*named, PLUGIN])
+
+
+def _load(dotted: str) -> Callable[..., Any]:
+    import importlib
+
+    module, _, name = dotted.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

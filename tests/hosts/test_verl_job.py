@@ -1,0 +1,202 @@
+"""The process that starts verl: what it refuses, what it carries over, what it waits for.
+
+The trainer itself is in tests/verl. Here `verl` is an empty package of a version that says so:
+nobody ever takes the job over, which is the case in question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = """
+actor_rollout_ref: {rollout: {n: 2}}
+ray_kwargs: {ray_init: {num_cpus: 1}}
+trainer: {experiment_name: e, use_v1: false}
+"""
+ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+@pytest.fixture
+def make_verl(tmp_path: Path) -> Callable[[str], str]:
+    """``make_verl("0.8.0")``: a folder for PYTHONPATH, in which verl of that version lies."""
+
+    def make(version: str) -> str:
+        (tmp_path / "site" / "verl").mkdir(parents=True)
+        (tmp_path / "site" / "verl" / "__init__.py").write_text("")
+        info = tmp_path / "site" / f"verl-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+        return str(tmp_path / "site")
+
+    return make
+
+
+@pytest.fixture
+def run(make_app: Callable[..., Any], make_verl: Callable[[str], str]) -> Callable[..., Any]:
+    """``run("0.8.0", "task", *overrides)``: a Hydra application that imports that verl."""
+
+    def start(version: str, task: str, *overrides: str, **env: str) -> Any:
+        app = make_app(config=CONFIG, task=task, functions="import time\nimport verl\n")
+        return app.run(*(overrides or ON), PYTHONPATH=make_verl(version), **env)
+
+    return start
+
+
+def test_an_untried_version_is_refused_by_name(run: Callable[..., Any]) -> None:
+    done = run("0.7.1", "print('trained')")
+    assert done.returncode != 0
+    assert "verl 0.7.1 is not supported" in done.said
+    assert "trained" not in done.said
+
+
+def test_a_plugin_that_verl_does_not_load_is_refused(run: Callable[..., Any]) -> None:
+    done = run("0.9.1", "print('trained')", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.returncode != 0
+    assert "VERL_USE_EXTERNAL_PLUGINS=none: verl does not load rlskip's plug-in" in done.said
+    assert "trained" not in done.said
+
+
+def test_a_plugin_that_failed_to_load_is_refused(run: Callable[..., Any]) -> None:
+    # This verl is of 0.9 and yet loads no plug-ins.
+    done = run("0.9.1", "print('trained')")
+    assert done.returncode != 0
+    assert "rlskip.hosts.verl_plugin could not be loaded by verl" in done.said
+    assert "trained" not in done.said
+
+
+def test_a_job_that_nobody_took_over_has_failed(run: Callable[..., Any]) -> None:
+    done = run("0.8.0", "print('trained')")
+    assert "trained" in done.said
+    assert done.returncode != 0
+    assert "no process of this job said that it acts" in done.said
+
+
+def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any]) -> None:
+    began = time.monotonic()
+    done = run("0.8.0", "time.sleep(200)", RLSKIP_ATTACH_TIMEOUT_S="1")
+    assert time.monotonic() - began < 100
+    assert done.returncode != 0
+    assert "rlskip ends this run after 1 s (RLSKIP_ATTACH_TIMEOUT_S)" in done.said
+    assert "no process of this job said that it acts" in done.said
+
+
+def test_a_stage_in_the_same_process_needs_no_word(run: Callable[..., Any]) -> None:
+    done = run("0.8.0", "train(cfg)")
+    assert done.returncode == 0, done.said
+
+
+@pytest.mark.parametrize("overrides", [("a=1",), (*ON, "skip.enable=false")])
+def test_where_skip_is_off_nothing_is_asked(
+    run: Callable[..., Any], overrides: tuple[str, ...]
+) -> None:
+    task = "import os\nassert 'RAY_RUNTIME_ENV_HOOK' not in os.environ"
+    done = run("0.7.1", task, *("+" + o if o == "a=1" else o for o in overrides))
+    assert done.returncode == 0, done.said
+
+
+# -- into Ray's workers ----------------------------------------------------------------------
+# The cluster starts before anything is set, so what a worker has came through Ray.
+REACH = """
+import json, os, sys
+import ray, verl
+from omegaconf import OmegaConf
+from ray.cluster_utils import Cluster
+from rlskip.errors import NotInstalledError
+from rlskip.hosts import verl_job
+
+config = OmegaConf.create(CONFIG)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+said = {}
+
+@ray.remote
+def look():
+    verl_job.find_job()
+    names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "VERL_USE_EXTERNAL_MODULES", "MINE", "THEIRS")
+    verl_job.leave_word("rollout")
+    return {name: os.environ.get(name) for name in names}
+
+def job(name):
+    os.environ["RLSKIP_JOB"] = name
+    verl_job.before_job(config, {"rollout": sys.argv[1]})
+
+class Return:
+    status = verl_job.JobStatus.COMPLETED
+
+os.environ["RLSKIP_DIRECTORY"] = "/typed/here"
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "json"
+os.environ["RAY_RUNTIME_ENV_HOOK"] = "theirs.hook"
+
+job("one")
+ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
+said["one"] = ray.get(look.remote())
+verl_job.after_job(Return, consulted=False)
+said["one failed"] = Return.status.name == "FAILED"
+said["hook"] = os.environ["RAY_RUNTIME_ENV_HOOK"]
+
+job("two")
+said["two"] = ray.get(look.remote())
+verl_job.after_job(Return, consulted=False)
+
+job("three")
+verl_job.after_job(Return, consulted=False)
+said["three failed"] = Return.status.name == "FAILED"
+ray.shutdown()
+
+os.environ.pop("RAY_RUNTIME_ENV_HOOK")
+ray.init(address=cluster.address)
+try:
+    job("four")
+except NotInstalledError as error:
+    said["four"] = str(error)
+print("SAID" + json.dumps(said))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+THEIRS = """
+def hook(runtime_env):
+    env_vars = {**(runtime_env or {}).get("env_vars", {}), "THEIRS": "2"}
+    return {**(runtime_env or {}), "env_vars": env_vars}
+"""
+
+
+@pytest.mark.ray
+def test_the_plugin_and_the_jobs_name_travel_in_runtime_env(
+    make_verl: Callable[[str], str], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    site = make_verl("0.8.0")
+    (Path(site) / "theirs.py").write_text(THEIRS)
+    script = tmp_path / "reach.py"
+    script.write_text(REACH.replace("CONFIG", repr(CONFIG)))
+    env = {**os.environ, "PYTHONPATH": site, "RAY_USAGE_STATS_ENABLED": "0"}
+    env.pop("RAY_RUNTIME_ENV_HOOK", None)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "dumps")],
+        env=env, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(next(x[4:] for x in done.stdout.splitlines() if x.startswith("SAID")))
+    assert said["one"] == {
+        "RLSKIP_JOB": "one",
+        "RLSKIP_DIRECTORY": "/typed/here",
+        "VERL_USE_EXTERNAL_MODULES": "json,rlskip.hosts.verl_plugin",
+        "MINE": "1",
+        "THEIRS": "2",
+    }
+    # The word came through Ray alone: nothing was written below dump_dir.
+    assert not said["one failed"]
+    assert said["hook"] == "theirs.hook"
+    # A second job in a Ray that runs already: its name is found all the same.
+    assert said["two"]["RLSKIP_JOB"] == "two"
+    assert said["three failed"]
+    assert "its workers do not load rlskip's plug-in" in said["four"]

@@ -1,0 +1,137 @@
+"""verl's genuine trainer on this machine's CPU, in environments of its own.
+
+What the tests need, they are told by the environment, and skip without it:
+
+``RLSKIP_VERL091``, ``RLSKIP_VERL080``
+    A python with that verl and rlskip.
+``RLSKIP_VERL_HARNESS``
+    A folder with ``run.sh``, which starts ``python -m verl.trainer.main_ppo`` with a CPU platform
+    and a tiny token server, and leaves ``server.jsonl``: a line for each real generation.
+
+A token server samples by (seed, weights, prompt): two runs of one seed are equal to the last bit,
+and a run of another seed that equals them has replayed their dump.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+_GRAD_NORM = re.compile(r"actor/grad_norm:(?:np\.float64\()?([0-9.e+-]+)")
+_LIMIT_S = 400
+
+
+@attrs.frozen
+class Trained:
+    """A run of the trainer that has ended."""
+
+    folder: Path
+    returncode: int
+    said: str
+
+    @property
+    def grad_norms(self) -> list[str]:
+        """One a step, to the last digit."""
+        return _GRAD_NORM.findall(self.said)
+
+    @property
+    def generated(self) -> int:
+        """Sessions that were really generated, for validation as well."""
+        file = self.folder / "server.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return sum('"generate"' in line for line in lines)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The roles of the job's rlskip_summary.json."""
+        file = self.folder / "hydra" / "rlskip_summary.json"
+        roles: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["roles"]
+        return roles
+
+    @property
+    def started_ray(self) -> bool:
+        return "ray init kwargs" in self.said
+
+
+@attrs.frozen
+class Verl:
+    """One version of verl: its python, and a folder for its runs."""
+
+    python: Path
+    harness: Path
+    folder: Path
+    ray: Path
+
+    def train(
+        self, name: str, mode: str, *overrides: str, seed: int = 1, steps: int = 2, **env: str
+    ) -> Trained:
+        """Run the harness in `mode` (v0, v1, legacy) and wait for its end."""
+        folder = self.folder / name
+        folder.mkdir()
+        env = {
+            **os.environ,
+            # A home of its own: a test that forgets dump_dir must not touch the user's dumps.
+            "HOME": str(self.folder),
+            "VENV": str(self.python.parent.parent),
+            "OUT": str(folder),
+            "ASSETS": str(self.ray / "assets"),
+            "RAY_TMP": str(self.ray),
+            "STEPS": str(steps),
+            "VERLCPU_GEN_SEED": str(seed),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **env,
+        }
+        log = folder / "log"
+        with log.open("w") as file:
+            run = subprocess.Popen(
+                ["bash", str(self.harness / "run.sh"), mode, *overrides],
+                cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                run.wait(_LIMIT_S)
+            finally:
+                if run.poll() is None:
+                    os.killpg(run.pid, signal.SIGKILL)
+                    run.wait()
+        return Trained(folder, run.returncode, log.read_text(errors="replace"))
+
+
+@pytest.fixture(scope="session")
+def _verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Verl]]:
+    # Ray's sockets need a short path.
+    ray = Path(tempfile.mkdtemp(prefix="rv", dir="/tmp"))
+
+    def find(version: str) -> Verl:
+        named = {name: os.environ.get(name) for name in (f"RLSKIP_VERL{version}", _HARNESS)}
+        for name, value in named.items():
+            if not value or not Path(value).exists():
+                pytest.skip(f"{name} names nothing: {value!r}")
+        python, harness = (Path(str(value)).absolute() for value in named.values())
+        return Verl(python, harness, tmp_path_factory.mktemp(f"verl{version}"), ray)
+
+    yield find
+    shutil.rmtree(ray, ignore_errors=True)
+
+
+_HARNESS = "RLSKIP_VERL_HARNESS"
+
+
+@pytest.fixture(scope="session")
+def verl091(_verl: Callable[[str], Verl]) -> Verl:
+    return _verl("091")
+
+
+@pytest.fixture(scope="session")
+def verl080(_verl: Callable[[str], Verl]) -> Verl:
+    return _verl("080")
