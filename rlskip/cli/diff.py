@@ -166,11 +166,12 @@ def _compare_columns(a: Sequence[Columns], b: Sequence[Columns], step: int) -> l
     return found
 
 
-def _cells(parts: Sequence[Columns]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _cells(parts: Sequence[Columns]) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = []
     for part in parts:
         columns = {name: values(column) for name, column in part.columns.items()}
-        rows += [{n: plain(column[i]) for n, column in columns.items()} for i in range(part.n)]
+        # As text, in which a NaN is like a NaN.
+        rows += [{n: repr(plain(c[i])) for n, c in columns.items()} for i in range(part.n)]
     return rows
 
 

@@ -1,0 +1,102 @@
+"""prune: what it chooses, that it only tells, and that it spares what is being read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.store import StepStore
+
+
+def steps(run: Path) -> list[int]:
+    return StepStore(run).steps()
+
+
+def chosen(said: Any) -> list[str]:
+    return sorted(f"{one['run'].split('_')[0]}/{one['name']}" for one in said.json)
+
+
+def test_it_only_tells_without_yes(rlskip: Any, dumps: Path, run_dir: Path) -> None:
+    said = rlskip("prune", dumps, "--keep-last", 1)
+    assert said.code == 0
+    assert "would remove 4 dumps" in said.out
+    assert "nothing was: add --yes" in said.out
+    assert steps(run_dir) == [1, 2, 3]
+
+
+def test_keep_last_counts_per_run_by_when_they_were_written(
+    rlskip: Any, dumps: Path, run_dir: Path
+) -> None:
+    os.utime(run_dir / "1" / "gen_batch.dp", (2e9, 2e9))  # generated again, the last of all
+    said = rlskip("prune", dumps, "--keep-last", 1, "--yes", "--json")
+    assert chosen(said) == ["grpo-lr2/1", "grpo-lr2/2", "grpo/2", "grpo/3"]
+    assert all(one["removed"] for one in said.json)
+    assert steps(run_dir) == [1]
+    assert rlskip("verify", "-d", dumps).code == 0
+
+
+def test_older_than(rlskip: Any, dumps: Path, run_dir: Path) -> None:
+    for step in (2, 3):
+        for file in (run_dir / str(step)).iterdir():
+            os.utime(file)
+    said = rlskip("prune", run_dir, "--older-than", "2h", "--json")
+    assert chosen(said) == ["grpo/1"]
+    assert rlskip("prune", dumps, "--older-than", "9999d", "--json").json == []
+
+
+def test_max_size_is_for_all_runs_together_and_takes_the_oldest(rlskip: Any, dumps: Path) -> None:
+    sizes = {
+        f"{p.parts[-3].split('_')[0]}/{p.name}": sum(f.stat().st_size for f in p.iterdir())
+        for p in dumps.glob("grpo*/*/*")
+    }
+    room = sum(sizes.values()) - 1
+    said = rlskip("prune", dumps, "--max-size", room, "--json")
+    assert chosen(said) in (["grpo/1"], ["grpo-lr2/1"]), "one of the oldest is enough"
+    rlskip("prune", dumps, "--max-size", room - max(sizes.values()) * 2, "--yes")
+    left = sum(f.stat().st_size for f in dumps.glob("grpo*/*/*/*"))
+    assert 0 < left <= room
+    assert rlskip("prune", dumps, "--max-size", "1GB", "--json").json == []
+
+
+def test_set_aside_dumps_go_when_asked_for(rlskip: Any, run_dir: Path) -> None:
+    StepStore(run_dir).set_aside(2, "a test")
+    assert "set aside" in rlskip("ls", run_dir.parents[1]).out
+    said = rlskip("prune", run_dir, "--set-aside", "--yes", "--json")
+    assert [one["name"].split(".")[0] for one in said.json] == ["2"]
+    assert not list(run_dir.glob("*.bad-*"))
+    assert steps(run_dir) == [1, 3]
+
+
+READER = """
+import sys
+from rlskip.store import commit
+with commit.reading(__import__("pathlib").Path(sys.argv[1]), 1):
+    print("reading", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("limit", [("--keep-last", 0), ("--older-than", "1s"), ("--max-size", 0)])
+def test_what_another_process_reads_is_never_removed(
+    rlskip: Any, run_dir: Path, limit: tuple[str, object]
+) -> None:
+    pipe = subprocess.PIPE
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(run_dir)], stdin=pipe, stdout=pipe, text=True
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    try:
+        assert reader.stdout.readline() == "reading\n"
+        said = rlskip("prune", run_dir, *limit, "--yes")
+        assert "kept: it is being read" in said.out
+        assert steps(run_dir) == [1]
+    finally:
+        reader.communicate("\n", timeout=60)
+    rlskip("prune", run_dir, *limit, "--yes")
+    assert steps(run_dir) == []
