@@ -48,8 +48,8 @@ class BaseSkip(ABC):
 
     support_actions: ClassVar[tuple[SkipAction, ...]] = (SkipAction.CACHE, SkipAction.REPEAT)
 
-    #: True: every call tells its own step (:meth:`extract_step`), for concurrent pipelines.
-    #: False: the step is what ``SkipManager.set_step`` said last.
+    #: Whether every call tells its own step (:meth:`extract_step`), for concurrent pipelines;
+    #: else the step is what ``SkipManager.set_step`` said last.
     support_online_step: ClassVar[bool] = False
 
     #: Keyword options of ``annotate`` that this role understands, beside prompts and identity.
