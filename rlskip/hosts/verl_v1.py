@@ -11,6 +11,8 @@ Four seams, each wrapped when its module is imported:
 ``ReplayBuffer._materialize_batch``
     Role ``rollout_tq``: the last place that sees the roots; verl clears them before its own
     ``sample`` returns.
+``PPOTrainer._balance_batch``
+    The first to see a sampled batch: rows that came without their scores get new ones.
 ``FullyAsyncAgentLoopManager.generate_sequences_single``
     Role ``async_rollout``, in the fully async rollouter.
 """
@@ -23,23 +25,35 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 
 from rlskip.config.check import Problem, node_of, raise_all
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.skip import look_up, read_roles
 from rlskip.hosts.attach import wrap
-from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
-from rlskip.queue import KVBatchMeta, TransferQueueAdapter
+from rlskip.keys import (
+    EXPECTED_ROLLOUTS,
+    FINISHED,
+    ROLLOUT_ROOT_KEYS,
+    STATUS,
+    TRAIN,
+    N,
+    split_session,
+    split_trajectory,
+)
+from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAdapter, Watch
 from rlskip.skip import SkipManager
 from rlskip.skip.base import role_specs
 
 _KEY = "rlskip.verl_v1"
 _V1 = "verl.trainer.ppo.v1"
 _ROLE = "rollout_tq"
+_SCORES = "rm_scores"
 
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _SAMPLER = "trainer.v1.sampler"
+_FILTER = "algorithm.filter_groups.enable"
 OUR_MANAGER = "rlskip.hosts.verl_dispatch.SessionManager"
 OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl_replay", "name": "FailClosedReplayBuffer"}
 
@@ -48,6 +62,7 @@ def attach_v1() -> None:
     """Wrap the seams, now or when verl imports them."""
     wrap(f"{_V1}.trainer_base:PPOTrainer.__init__", _prepared, key=_KEY)
     wrap(f"{_V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
+    wrap(f"{_V1}.trainer_base:PPOTrainer._balance_batch", _balancing, key=_KEY)
     wrap(f"{_V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
     wrap(
         "verl.experimental.fully_async_policy.fully_async_rollouter:"
@@ -71,7 +86,7 @@ def queue(*args: Any, **kwargs: Any) -> TransferQueueAdapter:
 
 
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
-    stage = SkipManager.annotate(role=_ROLE, prompts="batch", queue=queue)(submit)
+    stage = SkipManager.annotate(role=_ROLE, prompts="batch", queue=_queue_of)(submit)
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
@@ -79,6 +94,64 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
         return len(batch)  # as verl: replayed prompts are submitted, too
 
     return submitting
+
+
+def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
+    from rlskip.hosts.verl_replay import FailClosedReplayBuffer
+
+    ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
+    return queue() if ours else StatusQueue(queue())
+
+
+class StatusQueue(TrajectoryQueue):
+    """A queue whose reader is verl's own buffer: prompts have a status, and all else is a row.
+
+    A dump made under rollout-level dispatch holds markers, and prompts that are ready by
+    counting them. Such a prompt is put as finished (only whole groups are replayed), and keys
+    that have a tag and no data are not put at all.
+    """
+
+    def __init__(self, inner: TrajectoryQueue) -> None:
+        self._inner = inner
+
+    def put(
+        self,
+        keys: Sequence[str],
+        partition_id: str,
+        fields: TensorDict | Sequence[Row] | None = None,
+        tags: Sequence[Tag] | None = None,
+    ) -> KVBatchMeta:
+        if fields is None and tags is not None:
+            prompts = {
+                key: _with_status(tag)
+                for key, tag in zip(keys, tags, strict=True)
+                if split_trajectory(key) is None and split_session(key) is None
+            }
+            if not prompts:
+                return KVBatchMeta(partition_id=partition_id)
+            keys, tags = list(prompts), list(prompts.values())
+        return self._inner.put(keys, partition_id, fields, tags)
+
+    def get(
+        self, keys: Sequence[str], partition_id: str, fields: Sequence[str] | None = None
+    ) -> TensorDict:
+        return self._inner.get(keys, partition_id, fields)
+
+    def list(self, partition_id: str) -> dict[str, dict[str, Any]]:
+        return self._inner.list(partition_id)
+
+    def clear(self, keys: Sequence[str], partition_id: str) -> None:
+        self._inner.clear(keys, partition_id)
+
+    def watch(self) -> Watch:
+        return self._inner.watch()
+
+
+def _with_status(tag: Tag) -> Tag:
+    if N not in tag:
+        return tag
+    counted = (N, EXPECTED_ROLLOUTS)
+    return {**{k: v for k, v in tag.items() if k not in counted}, STATUS: FINISHED}
 
 
 @SkipManager.annotate(role=_ROLE, phase="sample", queue=queue)
@@ -104,6 +177,20 @@ def _materializing(materialize: Callable[..., Any]) -> Callable[..., Any]:
         return materialize(self, partition_id, uids, snapshot)
 
     return materializing
+
+
+def _balancing(balance: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(balance)
+    def balancing(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        skip = SkipManager.skip_instances.get(_ROLE)
+        workers = self.reward_loop_manager.reward_loop_worker_handles
+        if skip is not None and _SCORES in skip.local_config.drop_fields and workers is not None:
+            from rlskip.hosts.verl_scores import score_again
+
+            score_again(batch, queue(), workers)
+        return balance(self, batch, *args, **kwargs)
+
+    return balancing
 
 
 # -- the config, before any GPU work -------------------------------------------------------
@@ -132,9 +219,18 @@ def prepare(config: DictConfig) -> None:
         raise_all(_foreign_roles(config, "async_rollout"))
         return
     problems = _foreign_roles(config, _ROLE)
+    role = _roles(config).get(_ROLE)
+    if role and _SCORES in role.drop_fields and look_up(config, _FILTER):
+        what = f"verl needs {_SCORES} when it samples, and dropped ones are made after that"
+        problems.append(Problem(f"skip.{_ROLE}.drop_fields", what, f"set {_FILTER}=false"))
+    _plug_in_manager(config, problems)
+    _plug_in_buffer(config, problems)
+    raise_all(problems)
+
+
+def _plug_in_manager(config: DictConfig, problems: list[Problem]) -> None:
     dispatch = read_dispatch(config)
-    sessions = dispatch.rollout_level
-    if sessions:
+    if dispatch.rollout_level:
         _choose(config, _MANAGER, OUR_MANAGER, problems)
         if dispatch.journal:
             what = "verl's workers write their rows themselves, so there is nothing to journal"
@@ -142,23 +238,24 @@ def prepare(config: DictConfig) -> None:
     elif look_up(config, _MANAGER) == OUR_MANAGER:
         what = f"{OUR_MANAGER} hands out single sessions, and that is not switched on"
         problems.append(Problem(_MANAGER, what, "set trainer.v1.rollout_level_dispatch=true"))
-    ours = all(
-        look_up(config, f"{_SAMPLER}.custom_sampler.{k}") == v for k, v in OUR_SAMPLER.items()
-    )
-    if sessions or ours or node_of(config, "replay") is not None:
-        settings = read_replay(config)
-        _check_sampler(config, settings, problems)
-        for key, value in OUR_SAMPLER.items():
-            _choose(config, f"{_SAMPLER}.custom_sampler.{key}", value, problems)
-        _set(config, f"{_SAMPLER}.sampler_kwargs", dataclasses.asdict(settings))
-    raise_all(problems)
+
+
+def _plug_in_buffer(config: DictConfig, problems: list[Problem]) -> None:
+    places = {f"{_SAMPLER}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
+    named = all(look_up(config, key) == value for key, value in places.items())
+    # verl's own does not know the markers that tell when a prompt's sessions are over.
+    needed = read_dispatch(config).rollout_level or node_of(config, "replay") is not None
+    if not (needed or named):
+        return
+    settings = read_replay(config)
+    _check_sampler(config, settings, problems)
+    for key, value in places.items():
+        _choose(config, key, value, problems)
+    _set(config, f"{_SAMPLER}.sampler_kwargs", dataclasses.asdict(settings))
 
 
 def _foreign_roles(config: DictConfig, ours: str) -> list[Problem]:
     """Built-in roles that are on and that this trainer never asks; it asks `ours`."""
-    import rlskip.skip.roles
-    import rlskip.skip.rollout_tq  # noqa: F401 - register the built-in roles
-
     trainer = "verl's V1 trainer" if ours == _ROLE else "verl's fully async rollouter"
     foreign = {"rollout", "async_rollout", _ROLE} - {ours}
     return [
@@ -168,27 +265,29 @@ def _foreign_roles(config: DictConfig, ours: str) -> list[Problem]:
             f"use skip.{ours} (+skip={ours}_cache)"
             + (", or trainer.use_v1=False" if (role, ours) == ("rollout", _ROLE) else ""),
         )
-        for role in read_roles(config, role_specs())
+        for role in _roles(config)
         if role in foreign
     ]
 
 
+def _roles(config: DictConfig) -> dict[str, Any]:
+    """The roles that are on."""
+    import rlskip.skip.roles
+    import rlskip.skip.rollout_tq  # noqa: F401 - register the built-in roles
+
+    return dict(read_roles(config, role_specs()))
+
+
 def _check_sampler(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
     """What verl's config asks of a sampler and ours does not do."""
-    if look_up(config, f"{_SAMPLER}.sampler_kwargs") not in (
-        None,
-        {},
-        dataclasses.asdict(settings),
-    ):
-        where = f"{_SAMPLER}.sampler_kwargs"
+    where = f"{_SAMPLER}.sampler_kwargs"
+    if look_up(config, where) not in (None, {}, dataclasses.asdict(settings)):
         problems.append(Problem(where, "rlskip's buffer has its settings from `replay`"))
-    if look_up(config, f"{_SAMPLER}.sync_refill_failed_groups"):
-        where = f"{_SAMPLER}.sync_refill_failed_groups"
+    where = f"{_SAMPLER}.sync_refill_failed_groups"
+    if look_up(config, where):
         problems.append(Problem(where, "is verl's own buffer's", "use replay.on_incomplete=refill"))
-    if look_up(config, "algorithm.filter_groups.enable"):
-        problems.append(
-            Problem("algorithm.filter_groups.enable", "rlskip's buffer filters no groups by reward")
-        )
+    if look_up(config, _FILTER):
+        problems.append(Problem(_FILTER, "rlskip's buffer filters no groups by reward"))
     if settings.on_incomplete == "refill" and look_up(config, "data.gen_batch_size") != 1:
         what = "replay.on_incomplete=refill fetches single prompts"
         problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))

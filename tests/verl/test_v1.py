@@ -35,8 +35,14 @@ def a(verl091: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def b(verl091: Any, a: Any) -> Any:
-    on = ("+skip=rollout_tq_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps")
-    return verl091.train("v1_b", "v1", *ALL, *on, "skip.on_miss=error", seed=2)
+    """With dropped scores, so that verl's reward workers score again, and leave a line each."""
+    on = (
+        "+skip=rollout_tq_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps",
+        "skip.on_miss=error", "skip.drop_fields=[rm_scores]",
+        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+    )  # fmt: skip
+    rewarded = str(verl091.folder / "v1_rewarded")
+    return verl091.train("v1_b", "v1", *ALL, *on, seed=2, REWARDED=rewarded)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,11 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) ->
 
 def test_validation_is_generated_and_training_is_not(a: Any, b: Any) -> None:
     assert b.generated == a.generated - SESSIONS > 0
+
+
+def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
+    assert (verl091.folder / "v1_rewarded").read_text().split().count("train") == SESSIONS
+    assert "scores are replayed" not in b.said
 
 
 def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:

@@ -8,7 +8,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl_v1 import OUR_MANAGER, OUR_SAMPLER, prepare
+from rlskip.hosts.verl_v1 import OUR_MANAGER, OUR_SAMPLER, StatusQueue, prepare
+from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
+from rlskip.queue import MemoryQueue
 
 # The leaves of verl 0.9's own YAML that matter here.
 VERL = """
@@ -116,6 +118,14 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
             ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
             "algorithm.filter_groups.enable: rlskip's buffer filters no groups by reward",
         ),
+        (
+            [
+                "skip.rollout_tq.enable=true",
+                "skip.drop_fields=[rm_scores]",
+                "algorithm.filter_groups.enable=true",
+            ],
+            "skip.rollout_tq.drop_fields: verl needs rm_scores when it samples",
+        ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),
     ],
@@ -135,3 +145,17 @@ def test_every_problem_is_named() -> None:
 def test_the_fully_async_application_has_its_own_role() -> None:
     config = verl("skip.async_rollout.enable=true", "async_training.staleness_threshold=1")
     prepare(config)
+
+
+def test_to_verls_own_buffer_a_counted_group_looks_like_one_of_its_own() -> None:
+    queue = StatusQueue(MemoryQueue())
+    counted = {**prompt_tag(1, 2), "expected_rollouts": 2, "status": "pending", "replayed": 1}
+    queue.put(["u_0_0", "u_1_0"], "train", [{"x": 1}] * 2, [row_tag(1)] * 2)
+    queue.put(["u_sess0", "u_2_0"], "train", tags=[session_tag(0), row_tag(1)])
+    queue.put(["u", "v"], "train", tags=[counted, status_tag(1, "finished")])
+    assert queue.list("train") == {
+        "u_0_0": row_tag(1),
+        "u_1_0": row_tag(1),
+        "u": {**status_tag(1, "finished"), "replayed": 1},
+        "v": status_tag(1, "finished"),
+    }
