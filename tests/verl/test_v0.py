@@ -1,0 +1,154 @@
+"""verl's V0 trainer, `python -m verl.trainer.main_ppo`: one flag, and no train generation.
+
+A (seed 1) dumps, B (seed 2) has A's dumps, C (seed 2) has none: B's grad norms equal A's to the
+last bit, C's do not. C runs without rlskip and with verl's own skip, so that D (seed 1) has dumps
+of verl's to import. Each run serves several tests, for each takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+
+STEPS, PROMPTS, N = 2, 4, 2
+SESSIONS = STEPS * PROMPTS * N
+
+# Validation before training, in every run alike.
+ALL = ("trainer.val_before_train=True", "trainer.experiment_name=mine")
+WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
+LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.py')}"
+
+
+# -- 0.9.1 ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def a091(verl091: Any) -> Any:
+    on = ("+skip=rollout_cache", "skip.steps=[1,2]", "skip.dump_dir=dumps")
+    return verl091.train("a", "v0", "trainer.use_v1=False", *ALL, *on)
+
+
+@pytest.fixture(scope="module")
+def b091(verl091: Any, a091: Any) -> Any:
+    """Without the option, so without the callback: verl's own leaves, and keys it does not know."""
+    on = (
+        "++skip.rollout.enable=True", "++skip.rollout.steps=[1,2]",
+        f"++skip.rollout.dump_dir={a091.folder}/dumps", "++skip.on_miss=error",
+        "++skip.drop_fields=[rm_scores]", "++skip.gbs=4", "++skip.rollout.n=2",
+    )  # fmt: skip
+    rewarded = str(verl091.folder / "rewarded")
+    return verl091.train("b", "v0", *ALL, *on, LOGGED, seed=2, REWARDED=rewarded)
+
+
+@pytest.fixture(scope="module")
+def c091(verl091: Any) -> Any:
+    theirs = (
+        "skip.rollout.enable=True",
+        "skip.rollout.steps=[1,2]",
+        "skip.rollout.dump_dir=theirs",
+    )
+    return verl091.train("c", "v0", *ALL, *theirs, seed=2, VERL_USE_EXTERNAL_PLUGINS="none")
+
+
+@pytest.fixture(scope="module")
+def d091(verl091: Any, c091: Any) -> Any:
+    ours = verl091.folder / "imported"
+    words = ("import", f"{c091.folder}/theirs", "--dir", str(ours), "--trust-pickle")
+    start = "import sys; from rlskip.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [verl091.python, "-c", start, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    on = ("+skip=rollout_cache", "skip.steps=[1,2]", f"skip.dump_dir={ours}")
+    return verl091.train("d", "v0", *ALL, *on, "skip.on_miss=error", seed=1)
+
+
+def test_091_the_first_run_dumps(a091: Any, c091: Any) -> None:
+    assert a091.returncode == 0, a091.said[-4000:]
+    for step in (1, 2):
+        assert sorted(f.name for f in (a091.folder / WHERE / str(step)).iterdir()) == [
+            "gen_batch.dp",
+            "meta.json",
+        ]
+    # As many generations as without rlskip.
+    assert a091.generated == c091.generated > SESSIONS
+
+
+def test_091_the_process_that_trains_said_so_and_the_job_counts_it(a091: Any) -> None:
+    (word,) = (a091.folder / "dumps" / "records").glob("*/rollout.active")
+    assert '"by": "verl.plugins"' in word.read_text()
+    counts = a091.summary["rollout"]
+    assert (counts["hits"], counts["misses"]) == (0, STEPS)
+    assert counts["bytes_written"] > 0
+
+
+def test_091_the_second_run_replays_to_the_last_bit(a091: Any, b091: Any, c091: Any) -> None:
+    assert b091.returncode == 0, b091.said[-4000:]
+    assert len(a091.grad_norms) == STEPS
+    assert b091.grad_norms == a091.grad_norms
+    assert c091.grad_norms != a091.grad_norms
+
+
+def test_091_validation_is_never_skipped(b091: Any, c091: Any) -> None:
+    assert b091.generated == c091.generated - SESSIONS > 0
+
+
+def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
+    splits = (verl091.folder / "rewarded").read_text().split()
+    assert splits.count("train") == SESSIONS
+    assert "scores are replayed" not in b091.said
+
+
+def test_091_verls_own_manager_and_ours_never_both_act(a091: Any, b091: Any, c091: Any) -> None:
+    verls = "[RolloutSkip()]"
+    assert verls not in a091.said + b091.said
+    assert verls in c091.said
+    assert "rlskip:" not in c091.said
+
+
+def test_091_verls_own_dumps_are_imported_and_replayed(c091: Any, d091: Any, b091: Any) -> None:
+    assert d091.returncode == 0, d091.said[-4000:]
+    assert d091.grad_norms == c091.grad_norms != []
+    assert d091.generated == b091.generated
+    assert d091.summary["rollout"]["hits"] == STEPS
+
+
+def test_091_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> None:
+    run = verl091.train("none", "v0", "+skip=rollout_cache", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert run.returncode != 0
+    assert "verl does not load rlskip's plug-in" in run.said
+    assert not run.started_ray
+
+
+# -- 0.8.0 ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def replayed080(verl080: Any) -> tuple[Any, Any]:
+    on = ("+skip=rollout_cache", "skip.steps=[1,2]", "skip.dump_dir=../dumps")
+    a = verl080.train("a", "legacy", *ALL, *on)
+    return a, verl080.train("b", "legacy", *ALL, *on, seed=2)
+
+
+def test_080_replays_to_the_last_bit(replayed080: Any) -> None:
+    a, b = replayed080
+    assert a.returncode == 0, a.said[-4000:]
+    assert b.returncode == 0, b.said[-4000:]
+    assert a.grad_norms == b.grad_norms != []
+    assert b.generated == a.generated - SESSIONS > 0
+
+
+def test_080_the_jobs_count_what_the_trainer_did(replayed080: Any) -> None:
+    a, b = replayed080
+    assert [(r.summary["rollout"]["hits"], r.summary["rollout"]["misses"]) for r in (a, b)] == [
+        (0, STEPS),
+        (STEPS, 0),
+    ]
+
+
+def test_080_main_ppo_sync_is_refused_before_ray(verl080: Any) -> None:
+    run = verl080.train("sync", "legacy", "+skip=rollout_cache", MAIN="verl.trainer.main_ppo_sync")
+    assert run.returncode != 0
+    assert "main_ppo_sync is not supported" in run.said
+    assert not run.started_ray
