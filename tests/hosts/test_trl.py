@@ -1,0 +1,219 @@
+"""TRL's own GRPOTrainer, a tiny model on the CPU: the second run generates nothing, logs the same.
+
+Real processes of the interpreter that $RLSKIP_TRL names (`.ci/trl` makes it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trl
+
+APP = Path(__file__).with_name("trl_app.py")
+Results = dict[str, Any]
+
+# name -> what differs from four steps that each generate once for two accumulated batches
+CASES: dict[str, dict[str, Any]] = {
+    "once_a_step": {},
+    "twice_a_step": {"args": {"steps_per_generation": 1}},
+    "once_for_two_steps_twice_over": {
+        "args": {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 8}
+    },
+    "with_evaluation": {
+        "args": {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8}
+    },
+    "with_checkpoints": {"args": {"save_strategy": "steps", "save_steps": 2}},
+    "rloo": {"trainer": "rloo", "args": {"beta": 0.0}},
+    "rollout_func": {"rollout_func": True, "reward": "first_token"},
+}
+DUMPS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter with TRL in it."""
+    found = os.environ.get("RLSKIP_TRL")
+    if not found:
+        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/trl` makes one")
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``run(jobs, *launcher)``: the results of each rank, after a process of its own."""
+    folder = tmp_path_factory.mktemp("trl")
+
+    def run(jobs: Results, *launcher: str, ranks: int = 1, **env: str) -> list[Results]:
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        here = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [python, *launcher, str(APP), "jobs.json", "results"],
+            cwd=folder, env={**os.environ, **here, **env}, capture_output=True, text=True,
+            timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        names = ["results"] if ranks == 1 else [f"results{rank}" for rank in range(ranks)]
+        return [json.loads((folder / name).read_text()) for name in names]
+
+    run.folder = folder  # type: ignore[attr-defined]
+    return run
+
+
+def skip(name: str, **more: Any) -> dict[str, Any]:
+    return {"dump_dir": f"dumps/{name}", "rollout": {"enable": True}, **more}
+
+
+def job(name: str, **more: Any) -> dict[str, Any]:
+    case = CASES[name]
+    return {**case, "args": {"output_dir": f"out/{name}", **case.get("args", {})}, **more}
+
+
+@pytest.fixture(scope="module")
+def runs(run: Callable[..., Any]) -> Results:
+    """Every case without rlskip and then with it, and again in a second process."""
+    [first] = run(
+        {f"bare {name}": job(name) for name in CASES}
+        | {f"first {name}": job(name, skip=skip(name)) for name in CASES}
+    )
+    resumed = job("with_checkpoints", skip=skip("with_checkpoints"))
+    resumed["args"]["resume_from_checkpoint"] = "out/with_checkpoints/checkpoint-2"
+    name = "once_a_step"
+    other_sampling = job(name, skip=skip(name))
+    other_sampling["args"]["temperature"] = 0.5
+    place = {"experiment_name": name, "project_name": "trl", "gbs": 2, "n": 4, "response_len": 8}
+    [second] = run(
+        {f"second {name}": job(name, skip=skip(name)) for name in CASES}
+        | {
+            "resumed": resumed,
+            "other reward": job(name, skip=skip(name), reward="length"),
+            "no rng": job(name, skip=skip(name, restore_rng=False)),
+            "some steps": job(name, skip=skip(name, steps=[1, 2])),
+            "off": job(name, skip=skip(name, enable=False)),
+            "other sampling": other_sampling,
+            "installed": job(name, skip=skip(name, **place), installed=True),
+            "typo": job(name, skip=skip(name, stepz=[1])),
+        }
+    )
+    return {**first, **second}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Results) -> None:
+    bare, first, second = (runs[f"{which} {name}"] for which in ("bare", "first", "second"))
+    assert bare["error"] is first["error"] is second["error"] is None
+    # To the last bit, in the same order, and as without rlskip.
+    assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
+    steps = [line for line in bare["log"] if "loss" in line]
+    assert len(steps) == CASES[name].get("args", {}).get("max_steps", 4)
+    reward = CASES[name].get("reward", "different_words")
+    logged = {"reward", f"rewards/{reward}/mean", "completions/mean_length", "num_tokens"}
+    assert logged <= steps[0].keys()
+    assert ("my_metric" in steps[0]) == (reward == "different_words")
+    assert first["generated"] == bare["generated"]
+    assert bare["generated"]["train"] == DUMPS.get(name, 4)
+    assert second["generated"] == {"train": 0, "eval": bare["generated"]["eval"]}
+    assert second["rewarded"] == bare["rewarded"], "rewards are computed, not replayed"
+
+
+def test_dumps_bear_the_steps_that_the_trainer_logs(run: Any, runs: Results) -> None:
+    assert runs["first once_a_step"]["error"] is None
+    found = {
+        name: sorted(int(d.name) for d in (run.folder / "dumps" / name).glob("*/*/[0-9]*"))
+        for name in ("once_a_step", "once_for_two_steps_twice_over", "twice_a_step")
+    }
+    assert found == {
+        "once_a_step": [1, 2, 3, 4],
+        "once_for_two_steps_twice_over": [1, 5],
+        "twice_a_step": [1, 2, 3, 4, 5, 6, 7, 8],
+    }
+    [directory] = (run.folder / "dumps" / "once_a_step").glob("*_*/GBS*")
+    assert directory.relative_to(run.folder / "dumps" / "once_a_step").parts == (
+        "once_a_step_trl",
+        "GBS2_N4_inany_out8",
+    )
+
+
+def test_evaluation_is_never_skipped(runs: Results) -> None:
+    assert runs["bare with_evaluation"]["generated"]["eval"] > 0
+    assert runs["second with_evaluation"]["rewarded"] > runs["second once_a_step"]["rewarded"]
+
+
+def test_a_run_that_resumes_from_a_checkpoint_replays_the_rest(runs: Results) -> None:
+    resumed, bare = runs["resumed"], runs["bare with_checkpoints"]
+    assert resumed["error"] is None
+    assert resumed["generated"]["train"] == 0
+    assert [line for line in resumed["log"] if "loss" in line] == [
+        line for line in bare["log"] if "loss" in line
+    ]
+
+
+def test_another_reward_function_really_runs(runs: Results) -> None:
+    other = runs["other reward"]
+    assert other["error"] is None
+    assert other["generated"]["train"] == 0
+    assert "rewards/length/mean" in other["log"][0]
+    assert other["log"][0]["reward"] != runs["bare once_a_step"]["log"][0]["reward"]
+
+
+def test_without_the_generators_the_batches_are_shuffled_otherwise(runs: Results) -> None:
+    assert runs["no rng"]["error"] is None
+    assert runs["no rng"]["generated"]["train"] == 0
+    losses, others = ([line.get("loss") for line in runs[name]["log"]] for name in
+                      ("bare once_a_step", "no rng"))  # fmt: skip
+    assert losses != others
+
+
+def test_steps_and_switches_hold(runs: Results) -> None:
+    assert runs["some steps"]["generated"]["train"] == 2
+    off, bare = runs["off"], runs["bare once_a_step"]
+    assert (off["log"], off["generated"]) == (bare["log"], bare["generated"])
+
+
+def test_attached_to_what_hydra_installed(runs: Results) -> None:
+    installed, bare = runs["installed"], runs["bare once_a_step"]
+    assert installed["generated"]["train"] == 0
+    assert installed["log"] == bare["log"]
+
+
+def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(
+    runs: Results,
+) -> None:
+    assert "extra.temperature: 0.5 now, 1.0 in the dump" in runs["other sampling"]["error"]
+    assert "did you mean skip.steps?" in runs["typo"]["error"]
+    assert runs["other sampling"]["generated"] == runs["typo"]["generated"] == {
+        "train": 0,
+        "eval": 0,
+    }  # fmt: skip
+
+
+def test_two_ranks_under_accelerate(run: Callable[..., Any]) -> None:
+    """Configured from the environment, on gloo; one shard a rank.
+
+    accelerate's only launcher of several processes but MPI is called --multi_gpu; the trainer's
+    ``use_cpu`` makes it gloo.
+    """
+    flags = "--multi_gpu --num_processes=2 --num_machines=1 --main_process_port=0"
+    defaults = "--mixed_precision=no --dynamo_backend=no"
+    launch = ("-m", "accelerate.commands.launch", *flags.split(), *defaults.split())
+    args = {"output_dir": "out/two_ranks"}
+    config = run.folder / "skip.yaml"  # type: ignore[attr-defined]
+    config.write_text(json.dumps({"skip": skip("two_ranks")}))
+    jobs: Results = {"bare": {"args": args}, "skipped": {"args": args, "skip": None}}
+    env = {"RLSKIP_CONFIG": str(config)}
+    first = run(jobs, *launch, ranks=2, **env)
+    second = run({"skipped": jobs["skipped"]}, *launch, ranks=2, **env)
+    for rank in range(2):
+        bare, one, two = first[rank]["bare"], first[rank]["skipped"], second[rank]["skipped"]
+        assert bare["error"] is one["error"] is two["error"] is None
+        assert json.dumps(bare["log"]) == json.dumps(one["log"]) == json.dumps(two["log"])
+        assert bare["generated"] == one["generated"] == {"train": 4, "eval": 0}
+        assert two["generated"] == {"train": 0, "eval": 0}
+    shards = sorted(f.name for f in (run.folder / "dumps/two_ranks").glob("*/*/1/*.dp"))  # type: ignore[attr-defined]
+    assert shards == ["gen_batch.r0-of-2.dp", "gen_batch.r1-of-2.dp"]

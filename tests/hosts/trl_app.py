@@ -1,0 +1,137 @@
+"""Trains a tiny GRPO model with the genuine TRL, as often as it is told; no rlskip but `attach`.
+
+Run by the interpreter that $RLSKIP_TRL names: ``python trl_app.py JOBS RESULTS``. Both are JSON
+files. A job is ``{"args": {...}, "skip": {...} or null, "installed": ..., ...}``, its result
+``{"log": [...], "generated": {"train": 4, "eval": 0}, "rewarded": 4, "error": null}``.
+Under ``accelerate launch`` every rank writes RESULTS with its rank appended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from rlskip.hosts import install
+from rlskip.hosts import trl as host
+
+WORDS = [*map(str, range(20)), "+", "=", "<pad>", "<eos>"]
+ARGS = {
+    "per_device_train_batch_size": 4,
+    "num_generations": 4,
+    "max_completion_length": 8,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 4,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {word: i for i, word in enumerate(WORDS)}
+    bare = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bare, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
+    )
+
+
+def tiny_model() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, bos_token_id=None,
+            pad_token_id=WORDS.index("<pad>"), eos_token_id=WORDS.index("<eos>"),
+            attention_dropout=0.1,  # another consumer of the global generators
+        )
+    )  # fmt: skip
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    set_seed(job.get("seed", 0))
+    model = tiny_model()
+    generated = {"train": 0, "eval": 0}
+    rewarded = 0
+    generate = model.generate
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        generated["train" if trainer.model.training else "eval"] += 1
+        return generate(*args, **kwargs)
+
+    model.generate = counting
+
+    def different_words(prompts: Any, completions: Any, log_metric: Any = None, **_: Any) -> Any:
+        nonlocal rewarded
+        rewarded += 1
+        if log_metric:
+            log_metric("my_metric", float(len(completions)))
+        return [float(len(set(text.split()))) for text in completions]
+
+    def length(prompts: Any, completions: Any, **_: Any) -> Any:
+        return [float(len(text)) for text in completions]
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """A sampler of one's own, with a field of its own for the reward function."""
+        generated["train" if trainer.model.training else "eval"] += 1
+        tokens = torch.randint(20, (len(prompts), 5))
+        return {
+            "prompt_ids": trainer.processing_class(prompts)["input_ids"],
+            "completion_ids": tokens.tolist(),
+            "logprobs": torch.rand(len(prompts), 5, dtype=torch.float64).log().tolist(),
+            "first": tokens[:, 0].tolist(),
+        }
+
+    def first_token(first: list[int], **_: Any) -> Any:
+        return [float(token) for token in first]
+
+    rewards = {"length": length, "first_token": first_token}
+    more = {"rollout_func": rollout} if job.get("rollout_func") else {}
+    data = Dataset.from_list([{"prompt": f"{i} + {j} ="} for i in range(4) for j in range(4)])
+    rloo = job.get("trainer") == "rloo"
+    config, trainer_class = (RLOOConfig, RLOOTrainer) if rloo else (GRPOConfig, GRPOTrainer)
+    args = {**ARGS, "output_dir": "out", **job.get("args", {})}
+    resume = args.pop("resume_from_checkpoint", None)
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=rewards.get(job.get("reward"), different_words),
+        args=config(**args),
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer(),
+        **more,
+    )
+    result: dict[str, Any] = {"error": None}
+    try:
+        if job.get("installed"):
+            install({"skip": job["skip"]})
+            host.attach(trainer)
+        elif "skip" in job:
+            host.attach(trainer, job["skip"] and {"skip": job["skip"]})
+        trainer.train(resume_from_checkpoint=resume)
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+    timed = ("time", "per_second")
+    log = [
+        {key: value for key, value in line.items() if not any(word in key for word in timed)}
+        for line in trainer.state.log_history
+    ]
+    return {**result, "log": log, "generated": generated, "rewarded": rewarded}
+
+
+if __name__ == "__main__":
+    jobs, results = map(Path, sys.argv[1:])
+    done = {name: train(job) for name, job in json.loads(jobs.read_text()).items()}
+    rank = os.environ.get("RANK", "")
+    Path(f"{results}{rank}").write_text(json.dumps(done))
