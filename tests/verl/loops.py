@@ -1,5 +1,6 @@
-"""Agent loops for verl: one that notes who ran what in $NOTES, one that fails at step 2."""
+"""Agent loops for verl: one that notes who ran what in $NOTES, one that also fails."""
 
+import contextlib
 import json
 import os
 
@@ -15,8 +16,15 @@ class Noting(SingleTurnAgentLoop):
 
 
 class Failing(Noting):
+    """Once in step 1 the machine is to blame, in step 2 the session itself is, every time."""
+
     async def run(self, sampling_params, **kwargs):
         output = await super().run(sampling_params, **kwargs)
-        if kwargs["global_steps"] == 2 and kwargs["session_id"] == 1 and kwargs["index"] == 5:
+        which = kwargs["global_steps"], int(kwargs["index"]), kwargs["session_id"]
+        if which == (1, 2, 0):
+            with contextlib.suppress(FileExistsError):
+                open(os.environ["NOTES"] + ".reset", "x").close()
+                raise ConnectionError("connection reset")
+        if which == (2, 5, 1):
             raise ValueError("the sandbox is gone")
         return output
