@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +34,13 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
 
 
 def version_of(package: str) -> tuple[int, ...] | None:
-    """The leading numbers of an installed package's version, (0, 9, 1); None without it."""
+    """The leading numbers of a package's version, (0, 9, 1); None without it.
+
+    An imported one tells its own: a source tree on the path was never installed.
+    """
+    version = getattr(sys.modules.get(package), "__version__", None)
     try:
-        version = importlib.metadata.version(package)
+        version = str(version or importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return None
     found = re.match(r"\d+(\.\d+)*", version)

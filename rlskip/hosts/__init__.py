@@ -1,7 +1,21 @@
-"""Hosts: where rlskip attaches to somebody else's trainer. One small file a host."""
+"""Hosts: where rlskip attaches to somebody else's trainer. One small file a host.
+
+Its names load on first use, so that verl's plug-in can say what keeps them from loading.
+"""
 
 from __future__ import annotations
 
-from rlskip.hosts.attach import install, uninstall, when_imported, wrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlskip.hosts.attach import install, uninstall, when_imported, wrap
 
 __all__ = ["install", "uninstall", "when_imported", "wrap"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from rlskip.hosts import attach
+
+        return getattr(attach, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import install, when_imported, wrap
 from rlskip.skip import SkipManager
 from rlskip.skip.records import acknowledge, job_id
@@ -82,18 +83,43 @@ def begin(config: Any) -> None:
     global _begun
     if _begun is config:
         return
-    from rlskip.hosts.verl_job import find_job, leave_word
+    from rlskip.hosts.verl_job import find_job, leave_word, refuse_release
 
     find_job()
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only; what was replayed must be seen.
         logging.getLogger("rlskip").setLevel(logging.INFO)
     install(config)
+    if SkipManager.skip_instances:
+        refuse_release()
     for role, skip in SkipManager.skip_instances.items():
         acknowledge(skip.local_config.dump_dir, role, host="verl", by=attached_by())
         leave_word(role)
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _begun = config
+
+
+def next_step(step: int) -> None:
+    """As ``SkipManager.set_step``, and whoever is on must have been asked in the step before.
+
+    Raises
+    ------
+    NotInstalledError
+        A role was not: this trainer has no stage for it, or rlskip does not know where.
+    """
+    before = SkipManager.step
+    for role, skip in SkipManager.skip_instances.items():
+        if before is None or skip.support_online_step:
+            continue
+        if before in skip.local_config.steps and not SkipManager.asked(role):
+            raise NotInstalledError(
+                f"is on, and step {before} went by without any stage that asked for it: nothing "
+                "is skipped or cached",
+                f"skip.{role}",
+                "is it the role of this trainer? An agent_loop_manager_class of your own wants "
+                f"SkipManager.annotate(role={role!r})",
+            )
+    SkipManager.set_step(step)
 
 
 # -- the seams -----------------------------------------------------------------------------
@@ -103,9 +129,27 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def beginning(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         begin(config)
+        if "rollout" in SkipManager.skip_instances:
+            _judge(type(self))
         init(self, config, *args, **kwargs)
 
     return beginning
+
+
+def _judge(manager: type) -> None:
+    """Whether rollouts pass through the stage, where `manager` makes them."""
+    from rlskip.hosts.verl_job import refuse_main_ppo_sync, verl_version
+
+    base = next(c for c in manager.__mro__ if c.__module__ == _AGENT_LOOP)
+    if manager.generate_sequences is base.generate_sequences:  # type: ignore[attr-defined]
+        return
+    if verl_version() < (0, 9) and manager.__name__ == "AgentLoopManagerTQ":
+        refuse_main_ppo_sync()
+    log.warning(
+        "rlskip: %s has a generate_sequences of its own: it is skipped only where it calls "
+        "AgentLoopManager's, or is decorated with SkipManager.annotate(role='rollout')",
+        manager.__qualname__,
+    )
 
 
 def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,5 +215,5 @@ def _take_over(module: ModuleType) -> None:
     """verl 0.9's decorators ask verl's manager at each call: it has no role, and ours begins."""
     theirs = module.SkipManager
     theirs.init = staticmethod(begin)
-    theirs.set_step = staticmethod(SkipManager.set_step)
+    theirs.set_step = staticmethod(next_step)
     theirs.skip_instances = {}

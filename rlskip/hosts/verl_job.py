@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.utils import JobStatus
 
@@ -121,9 +121,10 @@ def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
     global _job
     if not starts_verl(config):
         return
-    version = version_of("verl") or (0,)
-    _refuse_unknown(version)
-    if version >= (0, 9):
+    refuse_release()
+    if "verl.trainer.main_ppo_sync" in sys.modules or _main() == "verl.trainer.main_ppo_sync":
+        refuse_main_ppo_sync()
+    if verl_version() >= (0, 9):
         _refuse_unattached()
         _judge(config)
     job = _Job(dump_dirs)
@@ -156,20 +157,31 @@ def after_job(job_return: Any, consulted: bool) -> None:
         job_return.return_value = job.complaint()
 
 
-def _refuse_unknown(version: tuple[int, ...]) -> None:
-    said = ".".join(map(str, version))
-    if version < OLDEST:
+def verl_version() -> tuple[int, ...]:
+    return version_of("verl") or (0,)
+
+
+def refuse_release() -> None:
+    """Raise :class:`ConfigError` on a verl that is older than those that were tried."""
+    if verl_version() < OLDEST:
         raise ConfigError(
-            f"verl {said} is not supported, and would train without skipping",
+            f"verl {_said(verl_version())} is not supported, and would train without skipping",
             "skip",
-            "use verl 0.8 or later, or turn skip off",
+            f"use verl {_said(OLDEST)} or later, or turn skip off",
         )
-    if "verl.trainer.main_ppo_sync" in sys.modules or _main() == "verl.trainer.main_ppo_sync":
-        raise ConfigError(
-            f"verl {said}'s main_ppo_sync is not supported, and would train without skipping",
-            "skip",
-            "use verl.trainer.main_ppo; or verl 0.9's V1 trainer with +skip=rollout_tq_cache",
-        )
+
+
+def refuse_main_ppo_sync() -> NoReturn:
+    raise ConfigError(
+        f"verl {_said(verl_version())}'s main_ppo_sync is not supported, and would train without "
+        "skipping",
+        "skip",
+        "use verl.trainer.main_ppo; or verl 0.9's V1 trainer with +skip=rollout_tq_cache",
+    )
+
+
+def _said(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _refuse_unattached() -> None:

@@ -102,6 +102,11 @@ class SkipManager:
         )
 
     @classmethod
+    def asked(cls, role: str) -> bool:
+        """Whether a function decorated with `role` was called since `init`, at whatever step."""
+        return role in cls._recorders
+
+    @classmethod
     def flush(cls) -> None:
         """Wait until every dump is on disk."""
         for skip in dict.values(cls.skip_instances):
