@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlskip.config.skip import skip_node
 from rlskip.errors import ConfigError
 
 CONFIG_VARIABLE = "RLSKIP_CONFIG"
@@ -40,3 +41,27 @@ def read_config(config: Any) -> Any:
     if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge"}:
         raise ConfigError("expected a mapping with an entry `skip` or `merge`", where)
     return loaded
+
+
+def host_config(
+    config: Any,
+    *,
+    experiment_name: str | None,
+    project_name: str | None,
+    gbs: int | None,
+    n: int | None,
+    response_len: int | None,
+    prompt_len: int | None = None,
+    model: str | None = None,
+) -> dict[str, Any]:
+    """The `skip` node of `config` beside what the host knows, where SkipManager looks for it."""
+    return {
+        "skip": skip_node(config),
+        "trainer": {"experiment_name": experiment_name, "project_name": project_name},
+        "data": {
+            "train_batch_size": gbs,
+            "max_prompt_length": prompt_len,
+            "max_response_length": response_len,
+        },
+        "actor_rollout_ref": {"rollout": {"n": n}, "model": {"path": model}},
+    }

@@ -18,7 +18,7 @@ import attrs
 from rlskip.config.skip import skip_node
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import read_config
+from rlskip.hosts.source import host_config, read_config
 from rlskip.skip.manager import SkipManager
 
 ROLE = "rollout"
@@ -161,21 +161,14 @@ def _restore_rng_by_default() -> None:
 
 
 def _full_config(config: Any, trainer: Any) -> dict[str, Any]:
-    """The `skip` node beside what the directory of a run is named after."""
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    return {
-        "skip": skip_node(config),
-        "trainer": {
-            "experiment_name": getattr(args, "run_name", None) or Path(args.output_dir).name,
-            "project_name": "trl",
-        },
-        "data": {
-            "train_batch_size": args.generation_batch_size // args.num_generations,
-            "max_response_length": args.max_completion_length,
-        },
-        "actor_rollout_ref": {
-            "rollout": {"n": args.num_generations},
-            "model": {"path": model or None},
-        },
-    }
+    return host_config(
+        config,
+        experiment_name=getattr(args, "run_name", None) or Path(args.output_dir).name,
+        project_name="trl",
+        gbs=args.generation_batch_size // args.num_generations,
+        n=args.num_generations,
+        response_len=args.max_completion_length,
+        model=model or None,
+    )

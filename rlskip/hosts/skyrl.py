@@ -1,0 +1,238 @@
+"""SkyRL: what `BasePPOExp.get_generator` returns becomes the stage `rollout`, and merging ours.
+
+SkyRL has no Hydra: rlskip's configuration comes from a YAML file that ``RLSKIP_CONFIG`` names, or
+from an argument. Either start the training through this module,
+
+    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rlskip.hosts.skyrl ...
+
+or decorate an experiment of your own with :func:`with_rlskip`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.config.merge import read_merge
+from rlskip.config.skip import DIRECTORY_VARIABLE
+from rlskip.errors import ConfigError
+from rlskip.hosts.attach import AttachError, install
+from rlskip.hosts.source import CONFIG_VARIABLE, host_config, read_config
+from rlskip.merge import TrajectoryID, merge
+from rlskip.skip.manager import SkipManager
+
+ROLE = "rollout"
+
+_OVERRIDE = "trainer.override_entrypoint="
+
+E = TypeVar("E", bound=type)
+
+
+def with_rlskip(experiment: E, config: Any = None) -> E:
+    """`experiment` (``BasePPOExp`` or a class of your own), skipping and merging as `config` says.
+
+    Parameters
+    ----------
+    experiment
+        A class with the methods ``get_generator`` and ``get_trainer`` of SkyRL's ``BasePPOExp``.
+    config
+        A mapping or DictConfig with the entries `skip`, `merge` or both, or the path of such a
+        YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
+        one, `experiment` comes back as it is.
+
+    The methods of the class that comes back raise ConfigError, also where the trainer generates
+    several times a step (dynamic sampling, the fully async trainer), and AttachError where it is
+    of a version without the arguments that merging needs.
+    """
+    config = read_config(config)
+    if config is None:
+        return experiment
+
+    class Experiment(experiment):  # type: ignore[valid-type,misc]
+        def get_generator(self, *args: Any, **kwargs: Any) -> Any:
+            generator = super().get_generator(*args, **kwargs)
+            if "skip" in config:
+                skip_generation(generator, self.cfg, config)
+            return generator
+
+        def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
+            trainer = super().get_trainer(*args, **kwargs)
+            if ROLE in SkipManager.skip_instances:
+                _refuse_fully_async(trainer)
+            if "merge" in config:
+                merge_turns(trainer, config)
+            return trainer
+
+    return functools.update_wrapper(Experiment, experiment, updated=())  # type: ignore[return-value]
+
+
+def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
+    """Have `generator`, of a training configured by `cfg`, skip as ``config["skip"]`` says.
+
+    The step is that of the batch's ``batch_metadata``; evaluation is never skipped. Rewards come
+    out of the generator and are replayed with the rest.
+    """
+    install(
+        host_config(
+            config,
+            experiment_name=cfg.trainer.run_name,
+            project_name=cfg.trainer.project_name,
+            gbs=cfg.trainer.train_batch_size,
+            n=cfg.generator.n_samples_per_prompt,
+            prompt_len=cfg.trainer.max_prompt_length,
+            response_len=cfg.generator.sampling_params.max_generate_length,
+            model=cfg.trainer.policy.model.path,
+        )
+    )
+    if ROLE not in SkipManager.skip_instances:
+        return
+    kind = cfg.trainer.algorithm.dynamic_sampling.type
+    if kind is not None:
+        raise ConfigError(
+            f"dynamic sampling ({kind}) generates several times a step, and a step is one dump",
+            "trainer.algorithm.dynamic_sampling.type",
+            "set it to null, or skip.rollout.enable to false",
+        )
+    generator.generate = _skipping(generator.generate)
+
+
+def merge_turns(trainer: Any, config: Any) -> None:
+    """Have `trainer` merge the turns of its trajectories as ``config["merge"]`` says.
+
+    Reward metrics are computed before, of the turns as they came; what rlskip's merge reports
+    joins the trainer's metrics. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
+    """
+    generator = trainer.cfg.generator
+    flag = {"merge_stepwise_output": generator.merge_stepwise_output}
+    settings = read_merge({"merge": config["merge"], "generator": flag})
+    if not settings.stepwise_output:
+        return
+    if not generator.step_wise_trajectories:
+        raise ConfigError(
+            "there are no turns to merge",
+            "merge.stepwise_output",
+            "set generator.step_wise_trajectories=true",
+        )
+    postprocess = trainer.postprocess_generator_output
+    if "metrics_generator_output" not in inspect.signature(postprocess).parameters:
+        raise AttachError(
+            "postprocess_generator_output takes no metrics_generator_output",
+            "rlskip.hosts.skyrl",
+            "merging needs SkyRL 0.3",
+        )
+    generator.merge_stepwise_output = False
+
+    @functools.wraps(postprocess)
+    def merging(
+        generator_output: Any,
+        uids: list[str],
+        metrics_generator_output: Any = None,
+        metrics_uids: list[str] | None = None,
+    ) -> Any:
+        if metrics_generator_output is None:
+            metrics_generator_output, metrics_uids = generator_output, uids
+        merged, merged_uids, report = merge(generator_output, settings, uids, trainer.tokenizer)
+        done = postprocess(merged, merged_uids, metrics_generator_output, metrics_uids)
+        trainer.all_metrics.update(report)
+        return done
+
+    trainer.postprocess_generator_output = merging
+
+
+def main() -> None:
+    """What ``trainer.override_entrypoint=rlskip.hosts.skyrl`` runs: SkyRL's main with rlskip."""
+    import ray
+    from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.utils import validate_cfg
+    from skyrl.train.utils.utils import initialize_ray
+
+    config = read_config(None)
+    if config is None:
+        raise ConfigError(
+            "it names no file",
+            CONFIG_VARIABLE,
+            f"{CONFIG_VARIABLE}=/path/to/skip.yaml python -m ...",
+        )
+    if isinstance(config, DictConfig):
+        config = OmegaConf.to_container(config, resolve=True)
+    cfg = SkyRLTrainConfig.from_cli_overrides(
+        [arg for arg in sys.argv[1:] if not arg.startswith(_OVERRIDE)]
+    )
+    validate_cfg(cfg)
+    initialize_ray(cfg)
+    # Read here and handed over: what trains may run on another node, in another directory.
+    ray.get(ray.remote(num_cpus=1)(_train).remote(cfg, config, os.getcwd()))
+
+
+def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+
+    os.environ.setdefault(DIRECTORY_VARIABLE, directory)
+    with_rlskip(BasePPOExp, config)(cfg).run()
+
+
+def _skipping(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """`generate` of a generator, as a stage."""
+    last: int | None = None
+
+    @SkipManager.annotate(role=ROLE, prompts=_prompts, identity=_sampling)
+    async def stage(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        output = await generate(input_batch, *args, **kwargs)
+        # SkyRL's class is not ours to read back from a dump.
+        ids = output.get("trajectory_ids")
+        return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
+
+    @functools.wraps(generate)
+    async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal last
+        metadata = input_batch.get("batch_metadata")
+        if metadata is None:
+            raise AttachError(
+                "the batch has no batch_metadata, which tells the step", "rlskip.hosts.skyrl"
+            )
+        if metadata.training_phase != "train":
+            return await generate(input_batch, *args, **kwargs)
+        if metadata.global_step == last:
+            raise ConfigError(
+                f"step {last} generates a second time, and a step is one dump",
+                "rlskip.hosts.skyrl",
+                "train without dynamic sampling and not fully async, or without skip",
+            )
+        last = metadata.global_step
+        SkipManager.set_step(last)
+        output = await stage(input_batch, *args, **kwargs)
+        given = input_batch.get("trajectory_ids")
+        id_class = type(given[0]) if given else TrajectoryID
+        ids = output["trajectory_ids"]
+        return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
+
+    return skipping
+
+
+def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """What a batch asks for; the ids of its rows, too, for the rollouts bear them."""
+    ids = input_batch.get("trajectory_ids") or []
+    return {
+        **{name: input_batch.get(name) for name in ("prompts", "env_classes", "env_extras")},
+        "ids": [dataclasses.astuple(id_) for id_ in ids],
+    }
+
+
+def _sampling(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    return dict(input_batch.get("sampling_params") or {})
+
+
+def _refuse_fully_async(trainer: Any) -> None:
+    if any(cls.__name__.startswith("FullyAsync") for cls in type(trainer).__mro__):
+        raise ConfigError(
+            "the fully async trainer generates prompt by prompt, and a step is one dump",
+            "rlskip.hosts.skyrl",
+            "train with BasePPOExp, or without skip",
+        )

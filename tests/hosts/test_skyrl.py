@@ -1,0 +1,386 @@
+"""SkyRL's own experiment, trainer and generator interface, from its wheel.
+
+SkyRL wants Python 3.12, GPUs and vLLM. Its classes are loaded from the wheel's source with what
+is not installed stubbed; genuine are BasePPOExp, the config, prepare_generator_input, and the
+trainer's generate() and postprocess_generator_output() with all that they call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.hosts import skyrl as host
+from rlskip.hosts import uninstall
+from rlskip.hosts.attach import AttachError
+from rlskip.hosts.source import CONFIG_VARIABLE
+
+WHEEL = "skyrl-0.3.0-py3-none-any.whl"
+STUBBED = ("ray", "loguru", "datasets", "transformers", "torchdata", "jaxtyping", "skyrl_gym",
+           "skyrl.backends", "skyrl.utils")  # fmt: skip
+
+
+class _Anything(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (Stub,), {})
+
+
+class Stub(metaclass=_Anything):
+    """Stands for any class, function or decorator of a module that is not there."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __class_getitem__(cls, _: Any) -> type[Stub]:
+        return cls
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if args else self
+
+
+class StubModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (Stub,), {})
+
+
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if any(name == stub or name.startswith(f"{stub}.") for stub in STUBBED):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    """SkyRL's wheel: the one that $RLSKIP_SKYRL_WHEEL names, else from PyPI, kept."""
+    named = os.environ.get("RLSKIP_SKYRL_WHEEL")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
+    if not (folder / WHEEL).exists():
+        pip = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        requirement = "==".join(WHEEL.split("-")[:2])
+        done = subprocess.run(
+            [sys.executable, *pip, "--python-version=3.12", f"--dest={folder}", requirement],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            pytest.skip(f"{WHEEL} could not be fetched: {done.stderr.strip()[-200:]}")
+    return folder / WHEEL
+
+
+@pytest.fixture(scope="module")
+def skyrl(wheel: Path) -> Iterator[Any]:
+    """``skyrl("train.trainer")``: that module of the genuine package."""
+    before, finder, method = dict(sys.modules), StubFinder(), multiprocessing.get_start_method()
+    for name in [n for n in sys.modules if n.split(".")[0] in STUBBED]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(wheel))
+    try:
+        yield lambda name: importlib.import_module(f"skyrl.{name}")
+    finally:
+        sys.path.remove(str(wheel))
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.split(".")[0] in (*STUBBED, "skyrl")]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        multiprocessing.set_start_method(method, force=True)  # SkyRL forces spawn
+
+
+@pytest.fixture(autouse=True)
+def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def make(skyrl: Any) -> Any:
+    """``make(config, **overrides)``: an experiment's genuine trainer, its generator ours."""
+    base = skyrl("train.generators.base")
+    trainer_class = skyrl("train.trainer").RayPPOTrainer
+    config_class = skyrl("train.config").SkyRLTrainConfig
+
+    class Turns(base.GeneratorInterface):  # type: ignore[misc,name-defined]
+        """Answers with random tokens: two turns a trajectory where the training is step-wise."""
+
+        calls: list[tuple[str, int]]
+
+        def __init__(self, turns: int) -> None:
+            self.turns, self.calls = turns, []
+
+        async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
+            meta = input_batch["batch_metadata"]
+            self.calls.append((meta.training_phase, meta.global_step))
+            await asyncio.sleep(0)
+            out: dict[str, Any] = {
+                name: []
+                for name in ("prompt_token_ids", "response_ids", "rewards", "loss_masks",
+                             "stop_reasons", "rollout_logprobs", "trajectory_ids", "is_last_step")
+            }  # fmt: skip
+            for id_ in input_batch["trajectory_ids"]:
+                context = [random.randrange(99) for _ in range(4)]
+                for turn in range(self.turns):
+                    answer = [random.randrange(99) for _ in range(3)]
+                    out["prompt_token_ids"].append(list(context))
+                    out["response_ids"].append(answer)
+                    out["rewards"].append(random.random())
+                    out["loss_masks"].append([1, 1, 1])
+                    out["stop_reasons"].append("stop")
+                    out["rollout_logprobs"].append([random.random() for _ in answer])
+                    out["trajectory_ids"].append(copy.copy(id_))
+                    out["is_last_step"].append(turn == self.turns - 1)
+                    context += [*answer, 7]
+            return {**out, "rollout_metrics": {"generate/mean": random.random()}}
+
+    class Experiment(skyrl("train.entrypoints.main_base").BasePPOExp):  # type: ignore[misc]
+        """A user's: everything that needs a GPU left out."""
+
+        def __init__(self, cfg: Any) -> None:
+            self.cfg = cfg
+
+        def get_generator(self, cfg: Any, tokenizer: Any, client: Any) -> Any:
+            return Turns(turns=2 if cfg.generator.step_wise_trajectories else 1)
+
+        def get_trainer(self, trainer_class: Any = trainer_class, **given: Any) -> Any:
+            trainer = object.__new__(trainer_class)
+            vars(trainer).update(given, all_metrics={})
+            return trainer
+
+    def make(config: Any, trainer_class: Any = trainer_class, **overrides: Any) -> Any:
+        overrides = {"generator.n_samples_per_prompt": 2, **overrides}
+        cfg = config_class.from_cli_overrides(overrides)
+        experiment = host.with_rlskip(Experiment, config)(cfg)
+        generator = experiment.get_generator(cfg, None, None)
+        assert isinstance(generator, base.GeneratorInterface)
+        return experiment.get_trainer(
+            trainer_class=trainer_class, cfg=cfg, generator=generator, tokenizer=None
+        )
+
+    return make
+
+
+@pytest.fixture
+def batch(skyrl: Any) -> Any:
+    """``batch(step, phase)``: a genuine GeneratorInput of two prompts, two samples each."""
+
+    def batch(step: int, phase: str = "train", **sampling: Any) -> tuple[Any, list[str]]:
+        prompts = [
+            {"prompt": [{"role": "user", "content": f"{step} + {i}"}], "env_class": None,
+             "env_extras": {"answer": step + i}, "uid": str(i)}
+            for i in range(2)
+        ]  # fmt: skip
+        return skyrl("train.generators.utils").prepare_generator_input(  # type: ignore[no-any-return]
+            prompts, 2, {"temperature": 1.0, **sampling}, "toy", phase, step
+        )
+
+    return batch
+
+
+def on(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    return {"skip": {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}, **more}}
+
+
+def train(trainer: Any, batch: Any, steps: tuple[int, ...] = (1, 2)) -> list[Any]:
+    """What the training loop of SkyRL does with each step before it comes to tensors."""
+    seen = []
+    for step in steps:
+        input_batch, uids = batch(step)
+        out = asyncio.run(trainer.generate(input_batch))
+        if trainer.cfg.generator.step_wise_trajectories:
+            uids = [id_.instance_id for id_ in out["trajectory_ids"]]
+        trainer.all_metrics["reward/before"] = sum(out["rewards"])
+        out, uids = trainer.postprocess_generator_output(out, uids)
+        seen.append((out, uids, dict(trainer.all_metrics)))
+    return seen
+
+
+# -- skip -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+def test_the_second_run_generates_nothing_and_sees_the_same(
+    make: Any, batch: Any, tmp_path: Path, step_wise: bool
+) -> None:
+    how = {"generator.step_wise_trajectories": step_wise}
+    first = make(on(tmp_path), **how)
+    seen = train(first, batch)
+    assert first.generator.calls == [("train", 1), ("train", 2)]
+    second = make(on(tmp_path), **how)
+    assert train(second, batch) == seen
+    assert second.generator.calls == []
+    # The ids are SkyRL's own class again, and the metrics of the rollouts reach the trainer.
+    [(out, _, metrics), _] = seen
+    assert type(out["trajectory_ids"][0]) is type(batch(1)[0]["trajectory_ids"][0])
+    assert "generate/mean" in metrics
+    [run] = (tmp_path / "dumps").glob("*_*")
+    assert run.name == "test_run_skyrl"
+    assert [d.name for d in run.iterdir()] == ["GBS1024_N2_in512_out1024"]
+
+
+def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer = make(on(tmp_path))
+        train(trainer, batch, steps=(1,))
+        input_batch, _ = batch(1, "eval")
+        asyncio.run(trainer.generator.generate(input_batch, disable_tqdm=True))
+        assert ("eval", 1) in trainer.generator.calls
+
+
+def test_other_prompts_or_sampling_are_refused(make: Any, batch: Any, tmp_path: Path) -> None:
+    train(make(on(tmp_path)), batch, steps=(1,))
+    trainer = make(on(tmp_path))
+    with pytest.raises(MismatchError, match=r"extra\.temperature: 0\.5 now, 1\.0 in the dump"):
+        asyncio.run(trainer.generate(batch(1, temperature=0.5)[0]))
+    trainer = make(on(tmp_path))
+    other, _ = batch(1)
+    other["prompts"][0] = [{"role": "user", "content": "another"}]
+    with pytest.raises(MismatchError, match="prompts: "):
+        asyncio.run(trainer.generate(other))
+    assert trainer.generator.calls == []
+
+
+def test_what_generates_several_times_a_step_is_refused(
+    make: Any, batch: Any, tmp_path: Path, skyrl: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"dynamic_sampling\.type: dynamic sampling \(filter\)"):
+        make(on(tmp_path), **{"trainer.algorithm.dynamic_sampling.type": "filter"})
+    fully_async = skyrl("train.fully_async_trainer").FullyAsyncRayPPOTrainer
+    with pytest.raises(ConfigError, match="the fully async trainer"):
+        make(on(tmp_path), trainer_class=fully_async)
+    trainer = make(on(tmp_path))
+    train(trainer, batch, steps=(1,))
+    with pytest.raises(ConfigError, match="step 1 generates a second time"):
+        train(trainer, batch, steps=(1,))
+    without, _ = batch(2)
+    without["batch_metadata"] = None
+    with pytest.raises(AttachError, match="no batch_metadata"):
+        asyncio.run(trainer.generate(without))
+
+
+def test_without_a_config_the_class_is_the_same(make: Any, batch: Any) -> None:
+    class Own: ...
+
+    assert host.with_rlskip(Own) is Own
+    assert host.with_rlskip(Own, {"skip": {}}).__name__ == "Own"
+    trainer = make({"skip": {"rollout": {"enable": False}}})
+    train(trainer, batch)
+    train(trainer, batch)
+    assert len(trainer.generator.calls) == 4
+
+
+def test_a_bad_config_ends_the_set_up(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean skip\.steps\?"):
+        make(on(tmp_path, stepz=[1]))
+
+
+# -- merge ------------------------------------------------------------------------------------
+
+STEP_WISE = {"generator.step_wise_trajectories": True}
+MERGE = {"merge": {"stepwise_output": True}}
+
+
+def test_ours_in_place_of_skyrls_merge(make: Any, batch: Any) -> None:
+    random.seed(1)
+    [(theirs, their_uids, their_metrics)] = train(
+        make(None, **STEP_WISE, **{"generator.merge_stepwise_output": True}), batch, (1,)
+    )
+    random.seed(1)
+    trainer = make(MERGE, **STEP_WISE)
+    [(ours, our_uids, our_metrics)] = train(trainer, batch, (1,))
+    assert our_uids == their_uids
+    assert len(ours["response_ids"]) == 4
+    # All that SkyRL's has, but the metrics of the format, which nobody reads any more.
+    for name in {name for name in theirs if theirs[name] is not None} - {"rollout_metrics"}:
+        assert ours[name] == theirs[name], name
+    # Rewards are counted before merging, as SkyRL counts them; and our report joins in.
+    assert {name: our_metrics[name] for name in their_metrics} == their_metrics
+    assert our_metrics["generate/num_seq_after_merge"] == 4
+    assert our_metrics["generate/num_merge_breaks_drift"] == 0
+
+
+def test_skyrls_own_flag_is_taken_over(make: Any) -> None:
+    trainer = make({"merge": {}}, **STEP_WISE, **{"generator.merge_stepwise_output": True})
+    assert trainer.cfg.generator.merge_stepwise_output is False
+    assert trainer.postprocess_generator_output.__wrapped__ is not None
+    untouched = make({"merge": {}}, **STEP_WISE)
+    assert "postprocess_generator_output" not in vars(untouched)
+
+
+def test_merging_what_has_no_turns_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"set generator\.step_wise_trajectories=true"):
+        make(MERGE)
+
+
+def test_skip_and_merge_together(make: Any, batch: Any, tmp_path: Path) -> None:
+    config = {**on(tmp_path), **MERGE}
+    seen = train(make(config, **STEP_WISE), batch)
+    second = make(config, **STEP_WISE)
+    assert train(second, batch) == seen
+    assert second.generator.calls == []
+
+
+# -- from the command line --------------------------------------------------------------------
+
+
+class OneProcessRay:
+    """`ray` as far as main() needs it, without processes."""
+
+    @staticmethod
+    def remote(**_: Any) -> Any:
+        return lambda func: types.SimpleNamespace(remote=func)
+
+    @staticmethod
+    def get(value: Any) -> Any:
+        return value
+
+
+def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SkyRL's genuine main() hands over to ours, which parses what SkyRL's would."""
+    main_base = skyrl("train.entrypoints.main_base")
+    ran: list[Any] = []
+    monkeypatch.setitem(sys.modules, "ray", OneProcessRay)
+    monkeypatch.setattr(skyrl("train.utils"), "validate_cfg", lambda cfg: None)
+    monkeypatch.setattr(skyrl("train.utils.utils"), "initialize_ray", lambda cfg: None)
+    monkeypatch.setattr(main_base.BasePPOExp, "__init__", lambda self, cfg: ran.append(cfg))
+    monkeypatch.setattr(main_base.BasePPOExp, "run", lambda self: ran.append(type(self)))
+    monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
+    override = "trainer.override_entrypoint=rlskip.hosts.skyrl"
+    monkeypatch.setattr(sys, "argv", ["main_base", override, "trainer.run_name=mine"])
+    with pytest.raises(ConfigError, match="RLSKIP_CONFIG: it names no file"):
+        main_base.main()
+    assert ran == []
+    file = tmp_path / "skip.yaml"
+    file.write_text(json.dumps(on(tmp_path)))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    main_base.main()
+    cfg, experiment = ran
+    assert cfg.trainer.run_name == "mine"
+    assert issubclass(experiment, main_base.BasePPOExp)
+    assert "get_generator" in vars(experiment)
