@@ -143,8 +143,8 @@ def compose(command: _Command) -> DictConfig:
                 "it printed no config: this is no Hydra application",
                 remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
             )
-        advice = "Set the environment variable HYDRA_FULL_ERROR"
-        said = [line for line in said if not line.startswith(advice)]
+        noise = ("Set the environment variable HYDRA_FULL_ERROR", "Config search path", "provider=")
+        said = [line.strip() for line in said if not line.strip().startswith(noise)]
         raise _CannotComposeError(
             f"it cannot be composed: {' / '.join(said[-4:]) or 'it said nothing'}",
             remedy="mend the command first; it fails without rlskip's doing",

@@ -34,12 +34,13 @@ def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise RayUnreachableError("Ray is not installed", "--ray", "pip install ray") from error
+    address = os.environ.get("RAY_ADDRESS", "auto")
     began = not ray.is_initialized()
     try:
         if began:
-            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False,
-                     logging_level="error")  # fmt: skip
-    except (ConnectionError, RuntimeError) as error:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         remedy = "start it (ray start --head), or name it: RAY_ADDRESS=HOST:PORT"
         raise RayUnreachableError(f"no Ray answers: {reason}", "--ray", remedy) from error
@@ -61,6 +62,13 @@ def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
             probe.unlink(missing_ok=True)
         if began:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Where nobody listens Ray itself would wait for minutes; raises OSError."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 def _wait_for(ray: Any, answer: Any) -> list[Finding]:

@@ -1,0 +1,281 @@
+"""doctor: what it says of this environment, and of commands that it composes and never runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.store import Identity, StepStore
+
+DUMPS = "dumps/e_p/GBS4_N2_in3_out5"
+HOST = """
+trainer: {experiment_name: e, project_name: p, total_training_steps: 5}
+data: {train_batch_size: 4, max_prompt_length: 3, max_response_length: 5}
+actor_rollout_ref: {rollout: {n: 2, temperature: 1.0}}
+"""
+
+
+def findings(said: Any, section: int = -1) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = said.json[section]["findings"]
+    return found
+
+
+def errors(said: Any) -> list[str]:
+    return [f"{f['topic']}: {f['what']}" for f in findings(said) if f["level"] == "error"]
+
+
+def said_of(said: Any, topic: str) -> str:
+    return " / ".join(f["what"] for f in findings(said) if f["topic"] == topic)
+
+
+@pytest.fixture
+def explain(
+    rlskip: Any, make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """``explain(*overrides, config=...)``: doctor of an application with these overrides."""
+    monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
+
+    def run(*overrides: str, config: str = HOST, app: Any = None) -> Any:
+        app = app or make_app(config=config, task="raise SystemExit('it was run')")
+        monkeypatch.chdir(app.folder)
+        said = rlskip("doctor", "--json", "--", sys.executable, "app.py", *overrides)
+        assert "it was run" not in said.out + said.err
+        assert not (app.folder / "out").exists(), "Hydra made no output directory"
+        return said
+
+    return run
+
+
+def save(folder: Path, *steps: int, temperature: float = 1.0) -> None:
+    identity = Identity(
+        prompts="x", n=2, prompt_len=3, response_len=5, sampling={"temperature": temperature}
+    )
+    for step in steps:
+        StepStore(folder / DUMPS).save(step, [step], identity=identity)
+
+
+# -- this environment --------------------------------------------------------------------------
+
+
+def test_a_sound_environment(rlskip: Any, tmp_path: Path) -> None:
+    said = rlskip("doctor", "-d", tmp_path / "new" / "dumps", "--json")
+    assert said.code == 0
+    topics = {finding["topic"]: finding for finding in findings(said)}
+    assert "the namespace package hydra_plugins" in topics["plug-in"]["what"]
+    assert "the entry point hydra.plugins" in topics["plug-in"]["what"]
+    assert topics["hydra"]["what"].startswith("1.")
+    options = " ".join(f["what"] for f in findings(said) if f["topic"] == "options")
+    assert "rollout_cache" in options
+    assert "rollout_level" in options
+    assert "rlskip.hooks.SkipCallback" in topics["callback"]["what"]
+    assert f"to be made in {tmp_path}" in topics["dump dir"]["what"]
+    assert not (tmp_path / "new").exists(), "it only looks"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_dump_dir_without_permission(rlskip: Any, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    said = rlskip("doctor", "-d", tmp_path, "--json")
+    tmp_path.chmod(0o700)
+    assert said.code == 1
+    assert "is not writable" in said_of(said, "dump dir")
+
+
+def test_a_dump_dir_that_cannot_be(rlskip: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = rlskip("doctor", "-d", tmp_path / "file" / "dumps", "--json")
+    assert said.code == 1
+    assert "not writable" in said_of(said, "dump dir")
+    procfs = rlskip("doctor", "-d", "/proc/dumps", "--json")
+    assert "not writable" in said_of(procfs, "dump dir")
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs here")
+def test_dumps_in_memory_are_warned_of(rlskip: Any) -> None:
+    said = rlskip("doctor", "-d", "/dev/shm/rlskip-dumps", "--json")
+    assert "tmpfs is memory" in said_of(said, "dump dir")
+
+
+# -- a command ---------------------------------------------------------------------------------
+
+
+def test_it_says_which_steps_would_be_replayed(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1, 2, 4, 9)
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", 'skip.steps="1-4"', app=app)
+    assert said.code == 0
+    assert f"{app.folder}/{DUMPS}" in said_of(said, "rollout"), "relative to where it is typed"
+    assert "steps 1,2,4 have dumps and would be replayed" in said_of(said, "rollout")
+    assert "steps 3 would be generated and dumped" in said_of(said, "rollout")
+    assert "is writable" in said_of(said, "dump dir")
+    strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error", app=app)
+    assert errors(strict) == ["rollout: on_miss=error, and the job would end at step 3: no dump"]
+    again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
+    assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
+
+
+def test_it_says_how_the_config_differs_from_the_dumps(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1)
+    save(app.folder, 2, temperature=0.5)
+    arguments = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    said = explain(*arguments, app=app)
+    (error,) = errors(said)
+    assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
+    assert "the job would end there" in error
+    assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
+
+
+def test_damaged_dumps_are_named_and_left_alone(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1, 2)
+    (app.folder / DUMPS / "2" / "meta.json").write_text("{}")
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", app=app)
+    assert "unusable, and generated again: 2" in said_of(said, "rollout")
+    assert (app.folder / DUMPS / "2").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config", "error"),
+    [
+        ([], "a: 1\n", "skip: the config has no skip"),
+        (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
+        (["+skip=rollout_cache", "skip.enable=false"], "a: 1\n", "skip.enable is false"),
+        (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n", "no role under skip is"),
+        (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
+        (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
+         "callback: hydra.callbacks has no rlskip"),
+        (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
+        (["-m", "+skip=rollout_cache,rollout_repeat"], "a: 1\n",
+         "sweep: the skip option itself is swept"),
+        (["+skip=rollout_cache"], "trainer: {use_v1: true}\n", "verl's V1 trainer"),
+        (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
+    ],
+)  # fmt: skip
+def test_why_nothing_would_be_skipped(
+    explain: Callable[..., Any], overrides: list[str], config: str, error: str
+) -> None:
+    said = explain(*overrides, config=config)
+    assert said.code == 1
+    assert any(error in one for one in errors(said)), said.out
+
+
+def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
+    said = explain(
+        "-m", "+skip=rollout_cache", "skip.steps=[1,2],[1,2,3]", "data.train_batch_size=4,8"
+    )
+    assert errors(said) == []
+    assert "its first job is explained" in said_of(said, "command")
+    assert "steps 1,2;" in said_of(said, "rollout"), "the first of the swept values"
+    kept = explain("-m", "hydra/callbacks=rlskip", "+skip=rollout_cache,rollout_repeat")
+    assert errors(kept) == []
+
+
+def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:
+    legacy = "actor_rollout_ref: {rollout: {skip_rollout: true}}\n"
+    said = explain("+skip=rollout_cache", config=legacy)
+    assert "forced to False" in said_of(said, "legacy flag")
+    own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
+    assert errors(own) == []
+    assert "role critic is the application's own" in said_of(own, "skip")
+
+
+def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
+    """As in an environment without rlskip: `+skip=...` arrives as text."""
+    (tmp_path / "app.py").write_text(
+        "import sys\n"
+        "sys.path[:] = [p for p in sys.path if not p.endswith('-packages')] + sys.path\n"
+        "from hydra.core.plugins import Plugins\n"
+        "from hydra.plugins.search_path_plugin import SearchPathPlugin\n"
+        "import hydra\n"
+        "real = Plugins.discover\n"
+        "Plugins.discover = lambda self, kind=None: [\n"
+        "    p for p in real(self, kind) if p.__name__ != 'RlskipSearchPathPlugin']\n"
+        "@hydra.main(version_base=None, config_path=None)\n"
+        "def main(cfg): raise SystemExit('it was run')\n"
+        "main()\n"
+    )
+    said = rlskip(
+        "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
+    )
+    assert [one.split(":")[0] for one in errors(said)] == ["plug-in", "skip"]
+    assert "plain string, 'rollout_cache'" in said.out
+
+
+def test_what_is_no_hydra_application_is_said_so(rlskip: Any, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('hello')\n")
+    said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
+    assert "this is no Hydra application" in errors(said)[0]
+    nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
+    assert "there is no /no/such/python" in errors(nowhere)[0]
+
+
+def test_launchers_are_left_out(explain: Callable[..., Any], rlskip: Any) -> None:
+    explain("+skip=rollout_cache")  # goes to the application's folder
+    said = rlskip(
+        "doctor", "--json", "--", "torchrun", "--nproc-per-node=2", "app.py", "+skip=rollout_cache"
+    )
+    assert "without torchrun" in said_of(said, "command")
+    assert errors(said) == []
+
+
+@pytest.mark.verl
+def test_verls_own_application(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = os.environ.get("RLSKIP_VERL091", "")
+    if not Path(python).is_file():
+        pytest.skip(f"RLSKIP_VERL091 names no python with verl 0.9.1: {python!r}")
+    monkeypatch.chdir(tmp_path)
+    command = (python, "-m", "verl.trainer.main_ppo", f"++skip.dump_dir={tmp_path}")
+    v1 = rlskip("doctor", "--json", "--", *command, "+skip=rollout_cache")
+    assert any("verl's V1 trainer" in one for one in errors(v1))
+    tq = rlskip("doctor", "--json", "--", *command, "+skip=rollout_tq_cache", "trainer.use_v1=True")
+    assert errors(tq) == []
+    assert f"on: cache at steps all; {tmp_path}/" in said_of(tq, "rollout_tq")
+
+
+# -- Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_every_node_is_asked(rlskip: Any, local_ray: Any, dumps: Path) -> None:
+    said = rlskip("doctor", "-d", dumps, "--ray", "--json")
+    assert said.code == 0, said.out + said.err
+    assert said.json[-1]["about"].startswith("node ")
+    topics = [finding["topic"] for finding in findings(said)]
+    assert {"rlskip", "plug-in", "callback"} <= set(topics)
+    assert "is the one that the asking node has" in said_of(said, "dump dir")
+    assert not list(dumps.glob(".rlskip-doctor-*")), "the probe is gone"
+    assert local_ray.is_initialized(), "who started Ray ends it"
+
+
+@pytest.mark.ray
+def test_without_a_ray_it_says_how_to_start_one(
+    rlskip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    said = rlskip("doctor", "--ray")
+    assert said.code == 2
+    assert "no Ray answers" in said.err
