@@ -57,15 +57,20 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
 
         sections += ask_nodes(dump_dirs)
     view: list[RenderableType] = []
-    for title, findings in sections:
-        view += [text(""), text(title, "bold"), _table(findings)]
+    for i, (title, findings) in enumerate(sections):
+        shown = findings
+        if command and i == 0:
+            # What is well here is no news to who asks about a command.
+            shown = [finding for finding in findings if finding.level in (WARNING, ERROR)]
+            title = title if shown else f"{title} is well"
+        view += [text(""), text(title, "bold"), *([_table(shown)] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
         {"about": title, "findings": [attrs.asdict(finding) for finding in findings]}
         for title, findings in sections
     ]
     view.append(text(""))
-    view.append(text(f"{levels.count(ERROR)} errors, {levels.count(WARNING)} warnings"))
+    view.append(text(f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"))
     return Answer(data, view[1:], exit_code=1 if ERROR in levels else 0)
 
 

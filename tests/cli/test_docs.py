@@ -1,0 +1,125 @@
+"""docs/cli.md: every command that it shows is run again, and says what is shown there.
+
+python tests/cli/test_docs.py      writes the outputs anew
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "cli.md"
+COLUMNS = "100"
+BLOCK = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
+# What another machine, day or release says otherwise.
+VARIES = [
+    (r"(?<![\w/])/[^\s,]*[\w/]", "PATH"),
+    (r"\b\d+(\.\d+)?\s(bytes|[kMGT]?B)\b", "SIZE"),
+    (r"\b\d+(\.\d+)? (s|min|h|d)\b", "AGE"),
+    (r"\b\d+\.\d+(\.\w+)+\b", "VERSION"),
+    (r"20\d\d-\d\d-\d\dT[\d:+]+", "TIME"),
+    (r"(is writable;) \w+,", r"\1 FS,"),
+    (r"─+", "-"),
+    (r"\s+", " "),
+]
+
+
+def prepare(folder: Path) -> None:
+    made = runpy.run_path(str(Path(__file__).with_name("example_store.py")))
+    made["make"](folder / "dumps")
+    made["make_foreign"](folder / "verl-dumps")
+    for name in ("train.py", "conf"):
+        (folder / name).symlink_to(ROOT / name)
+
+
+def commands(block: str) -> Iterator[tuple[str, str]]:
+    """Each command of a block, and what is shown below it."""
+    for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, shown = piece.partition("\n")
+        yield command, shown
+
+
+def run(command: str) -> str:
+    """What a command says, on either stream."""
+    from rlskip.cli.main import main
+
+    name, *arguments = shlex.split(command)
+    assert name == "rlskip"
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        main(arguments)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    # What torch logs is no part of the answer.
+    return "".join(f"{line}\n" for line in lines if not re.match(r"[WI]\d{4} ", line))
+
+
+def steady(said: str) -> str:
+    for pattern, word in VARIES:
+        said = re.sub(pattern, word, said)
+    return said.strip()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short, because a long path would be cut to fit into its column."""
+    with tempfile.TemporaryDirectory(prefix="r") as folder:
+        yield Path(folder).resolve()
+
+
+@pytest.mark.timeout(240)
+def test_every_shown_command_says_what_is_shown(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(short_path)
+    monkeypatch.chdir(short_path)
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    shown = [pair for block in BLOCK.findall(PAGE.read_text()) for pair in commands(block)]
+    assert len(shown) > 12
+    for command, expected in shown:
+        assert steady(run(command)) == steady(expected), command
+
+
+def test_every_command_is_documented() -> None:
+    from rlskip.cli.main import app
+
+    names = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    headings = set(re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE))
+    assert headings == names
+
+
+def write() -> None:
+    """Put what the commands say today below them, with neutral paths."""
+    os.environ["COLUMNS"] = COLUMNS
+    page = PAGE.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder))
+        os.chdir(folder)
+        neutral = [
+            (folder, "/home/me"),
+            (str(ROOT), "/home/me/rlskip"),
+            (sys.prefix, "/home/me/venv"),
+        ]
+
+        def fill(match: re.Match[str]) -> str:
+            said = "".join(f"$ {c}\n{run(c)}" for c, _ in commands(match[1]))
+            for real, word in neutral:
+                said = said.replace(real, word)
+            return f"```console\n{said}```\n"
+
+        PAGE.write_text(BLOCK.sub(fill, page))
+
+
+if __name__ == "__main__":
+    write()
