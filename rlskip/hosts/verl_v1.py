@@ -13,6 +13,8 @@ Four seams, each wrapped when its module is imported:
     ``sample`` returns.
 ``PPOTrainer._balance_batch``
     The first to see a sampled batch: rows that came without their scores get new ones.
+``AgentLoopManagerTQ.generate_sequences``
+    Where prompts say themselves how many sessions they get, rlskip's buffer is told.
 ``FullyAsyncAgentLoopManager.generate_sequences_single``
     Role ``async_rollout``, in the fully async rollouter.
 """
@@ -35,9 +37,11 @@ from rlskip.hosts.attach import wrap
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
     FINISHED,
+    ROLLOUT_N,
     ROLLOUT_ROOT_KEYS,
     STATUS,
     TRAIN,
+    VAL,
     N,
     split_session,
     split_trajectory,
@@ -45,6 +49,7 @@ from rlskip.keys import (
 from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAdapter, Watch
 from rlskip.skip import SkipManager
 from rlskip.skip.base import role_specs
+from rlskip.skip.call import is_validation
 
 _KEY = "rlskip.verl_v1"
 _V1 = "verl.trainer.ppo.v1"
@@ -56,6 +61,7 @@ _SAMPLER = "trainer.v1.sampler"
 _FILTER = "algorithm.filter_groups.enable"
 OUR_MANAGER = "rlskip.hosts.verl_dispatch.SessionManager"
 OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl_replay", "name": "FailClosedReplayBuffer"}
+_BUFFER = {f"{_SAMPLER}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
 def attach_v1() -> None:
@@ -64,6 +70,7 @@ def attach_v1() -> None:
     wrap(f"{_V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
     wrap(f"{_V1}.trainer_base:PPOTrainer._balance_batch", _balancing, key=_KEY)
     wrap(f"{_V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
+    wrap(f"{_V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", _expecting, key=_KEY)
     wrap(
         "verl.experimental.fully_async_policy.fully_async_rollouter:"
         "FullyAsyncAgentLoopManager.generate_sequences_single",
@@ -193,6 +200,27 @@ def _balancing(balance: Callable[..., Any]) -> Callable[..., Any]:
     return balancing
 
 
+# -- our buffer beside verl's manager --------------------------------------------------------
+
+
+def _expecting(generate: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(generate)
+    def expecting(self: Any, prompts: TensorDict) -> None:
+        if ROLLOUT_N in prompts.keys() and _samples_with_ours(self.config):  # noqa: SIM118
+            queue().put(
+                [str(uid) for uid in prompts.get("uid").tolist()],
+                VAL if is_validation(prompts) else TRAIN,
+                tags=[{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()],
+            )
+        generate(self, prompts)
+
+    return expecting
+
+
+def _samples_with_ours(config: DictConfig) -> bool:
+    return all(look_up(config, key) == value for key, value in _BUFFER.items())
+
+
 # -- the config, before any GPU work -------------------------------------------------------
 
 
@@ -241,15 +269,13 @@ def _plug_in_manager(config: DictConfig, problems: list[Problem]) -> None:
 
 
 def _plug_in_buffer(config: DictConfig, problems: list[Problem]) -> None:
-    places = {f"{_SAMPLER}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
-    named = all(look_up(config, key) == value for key, value in places.items())
     # verl's own does not know the markers that tell when a prompt's sessions are over.
     needed = read_dispatch(config).rollout_level or node_of(config, "replay") is not None
-    if not (needed or named):
+    if not (needed or _samples_with_ours(config)):
         return
     settings = read_replay(config)
     _check_sampler(config, settings, problems)
-    for key, value in places.items():
+    for key, value in _BUFFER.items():
         _choose(config, key, value, problems)
     _set(config, f"{_SAMPLER}.sampler_kwargs", dataclasses.asdict(settings))
 

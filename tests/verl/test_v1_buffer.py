@@ -123,6 +123,31 @@ def test_refill_has_the_trainer_submit_fresh_prompts(train: Any) -> None:
     assert metrics["training/rollout_failure/refilled_samples"] == 1
 
 
+def test_prompts_that_say_how_many_sessions_they_get_are_held_to_that(train: Any) -> None:
+    """Beside verl's own manager, which leaves nothing of it in the queue."""
+    from omegaconf import OmegaConf
+    from tensordict import NonTensorStack, TensorDict
+
+    from rlskip.hosts.verl_v1 import OUR_SAMPLER, _expecting
+
+    uids = submit(train, 2)
+    config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
+    prompts = {"uid": NonTensorStack(*uids), "__rollout_n__": torch.tensor([N, N + 1])}
+
+    class Manager:
+        def __init__(self) -> None:
+            self.config = config
+
+        @_expecting
+        def generate_sequences(self, prompts: TensorDict) -> None:
+            finish(train, prompts["uid"])
+
+    Manager().generate_sequences(TensorDict(prompts, batch_size=2))
+    with pytest.raises(IncompleteRolloutError, match=f"{uids[1]}: expected 3, got 2") as error:
+        buffer().sample(1, "train", 2)
+    assert [outcome.uid for outcome in error.value.prompts] == [uids[1]]
+
+
 def test_verls_staleness_counts_in_async_modes_only(train: Any) -> None:
     finish(train, submit(train, 1, step=1))
     assert buffer("sync").get_sampleable_count(5, "train") == 1
