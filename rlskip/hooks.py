@@ -87,7 +87,11 @@ class SkipCallback(Callback):
         if not roles:
             return
         tallies = tally(_dump_dirs(roles), job)
-        verl_job.after_job(job_return, any(counts.consulted for counts in tallies.values()))
+        verl_job.after_job(
+            job_return,
+            consulted=any(counts.consulted for counts in tallies.values()),
+            one_of_many=config.hydra.mode == RunMode.MULTIRUN,
+        )
         for role, counts in tallies.items():
             if counts.consulted:
                 log.info("rlskip: role %s: %s", role, counts)

@@ -47,6 +47,7 @@ class _Job:
     """A job under way that this process started: what it set, what it waits for."""
 
     def __init__(self, dump_dirs: Mapping[str, str]) -> None:
+        self.found_ray = _ray() is not None
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
         self._over = threading.Event()
@@ -128,16 +129,15 @@ def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
         _refuse_unattached()
         _judge(config)
     job = _Job(dump_dirs)
-    ray = _ray()
-    if ray is not None:
-        _reach_running(ray)
+    if job.found_ray:
+        _reach_running(_ray())
     else:
         _reach_next()
     job.watch(float(os.environ.get(WAIT_VARIABLE, WAIT_S)))
     _job = job
 
 
-def after_job(job_return: Any, consulted: bool) -> None:
+def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
     """Fail a job that completed and of which nobody said that rlskip acts.
 
     Parameters
@@ -146,6 +146,9 @@ def after_job(job_return: Any, consulted: bool) -> None:
         Hydra's; changed in place.
     consulted
         Whether any stage of it asked rlskip, in whatever process.
+    one_of_many
+        Whether this process may run further jobs of a sweep. The Ray that verl started for this
+        one is then shut down: its actors hold the GPUs, and verl's next job would find none.
     """
     global _job
     job, _job = _job, None
@@ -155,6 +158,8 @@ def after_job(job_return: Any, consulted: bool) -> None:
     if job_return.status == JobStatus.COMPLETED and not consulted and not job.acknowledged():
         job_return.status = JobStatus.FAILED
         job_return.return_value = job.complaint()
+    if one_of_many and not job.found_ray and (ray := _ray()) is not None:
+        ray.shutdown()
 
 
 def verl_version() -> tuple[int, ...]:

@@ -138,16 +138,16 @@ os.environ["RAY_RUNTIME_ENV_HOOK"] = "theirs.hook"
 job("one")
 ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
 said["one"] = ray.get(look.remote())
-verl_job.after_job(Return, consulted=False)
+verl_job.after_job(Return, consulted=False, one_of_many=False)
 said["one failed"] = Return.status.name == "FAILED"
 said["hook"] = os.environ["RAY_RUNTIME_ENV_HOOK"]
 
 job("two")
 said["two"] = ray.get(look.remote())
-verl_job.after_job(Return, consulted=False)
+verl_job.after_job(Return, consulted=False, one_of_many=False)
 
 job("three")
-verl_job.after_job(Return, consulted=False)
+verl_job.after_job(Return, consulted=False, one_of_many=False)
 said["three failed"] = Return.status.name == "FAILED"
 ray.shutdown()
 
