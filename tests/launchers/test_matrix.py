@@ -12,6 +12,7 @@ pytestmark = pytest.mark.launchers
 LAUNCHERS = pytest.mark.parametrize(
     "launcher", ["basic", "joblib", "submitit_local", "ray"], indirect=True
 )
+STARTED = """open(os.environ["GENERATED"], "a").write("0\\n")"""
 BAD = ("skip.stepz: unknown key", "did you mean skip.steps?")
 
 # What the application's own config says under skip, and what is left to the command line.
@@ -35,7 +36,10 @@ def test_a_job_skips_or_is_refused(
 ) -> None:
     config, place, typo = NODES[node]
     arguments = [*MODES[mode], *place, "skip.steps=[1]", *launcher.options]
-    good, bad = (make_app(config=f"a: 1\n{config}", python=launcher.python) for _ in range(2))
+    good, bad = (
+        make_app(config=f"a: 1\n{config}", python=launcher.python, task=task)
+        for task in ("train(cfg)", STARTED)
+    )
     # One job is enough to be refused.
     alone = [argument.replace("a=1,2", "a=1") for argument in arguments]
     started = good.start(*arguments), bad.start(*alone, *typo)
