@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from rlskip.config.legacy import retire_legacy_flags
@@ -22,6 +24,9 @@ from rlskip.skip.records import Recorder
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Roles whose stage is running around the present call.
+_inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
 
 
 class _Miss:
@@ -176,8 +181,8 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
         if replayed is not _Miss:
             return replayed
         with call.cleanup:
-            call.generation_begins()
-            result = func(*call.args, **call.kwargs)
+            with _running(skip, call):
+                result = func(*call.args, **call.kwargs)
             _dump(skip, step, call, result)
         return result
 
@@ -201,8 +206,8 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
         if replayed is not _Miss:
             return replayed
         with call.cleanup:
-            call.generation_begins()
-            result = await func(*call.args, **call.kwargs)
+            with _running(skip, call):
+                result = await func(*call.args, **call.kwargs)
             await asyncio.to_thread(_dump, skip, step, call, result)
         return result
 
@@ -225,6 +230,8 @@ def _eligible_step(
     step = SkipManager.step
     if skip.observes(stage):
         return -1 if step is None else step
+    if skip.role in _inside.get():
+        return None
     if step is not None and not skip.support_online_step:
         if step not in steps:
             return None
@@ -239,6 +246,18 @@ def _eligible_step(
         )
     step = skip.extract_step(*args, **kwargs)
     return step if step in steps else None
+
+
+@contextmanager
+def _running(skip: BaseSkip, call: Call) -> Iterator[None]:
+    """The stage runs; calls of the role within it (of its base class, say) are part of it."""
+    call.generation_begins()
+    inside = _inside.get()
+    token = _inside.set(inside if skip.observes(call.stage) else inside | {skip.role})
+    try:
+        yield
+    finally:
+        _inside.reset(token)
 
 
 def _run_of(skip: BaseSkip) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rlskip.errors import ConfigError, MismatchError, NotInstalledError
 from rlskip.hosts import install, uninstall
 from rlskip.hosts.attach import AttachError
 from rlskip.skip.manager import StepNotSetError
+from rlskip.skip.records import job_id, tally
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 GENERATE = "somelib.trainer:Trainer.generate"
@@ -123,6 +124,11 @@ LOOP = """
             calls.append(step)
             return {"doubled": [2 * p for p in prompts]}
 
+    class Special(Loop):
+        @classmethod
+        def generate(cls, prompts, step):
+            return super().generate(prompts, step)
+
     def generate(t, batch, n=None, s=None, nothing=None):
         calls.append(4)
         return [2 * i for i in batch["ids"]]
@@ -156,6 +162,20 @@ def test_own_loop_one_call(third_party: Any, tmp_path: Any) -> None:
         uninstall()
     module.Loop.generate([1], step=1)
     assert module.calls == [1], "off means off"
+
+
+def test_a_stage_within_a_stage_is_part_of_it(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    both = [{"target": f"{name}:{cls}.generate", "step": "step"} for cls in ("Loop", "Special")]
+    for calls in ([1], []):
+        install(config(tmp_path, both, wait_s=1))
+        module = importlib.import_module(name)
+        module.calls.clear()
+        assert module.Special.generate([1], step=1) == {"doubled": [2]}
+        assert module.calls == calls
+    # As a miss of its own, the inner call would have waited for the outer one to generate.
+    counts = tally({"rollout": str(tmp_path / "dumps")}, job_id())["rollout"]
+    assert (counts.misses, counts.hits) == (1, 1)
 
 
 def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
