@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from hydra.core.utils import JobStatus
@@ -127,7 +127,7 @@ def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
         refuse_main_ppo_sync()
     if verl_version() >= (0, 9):
         _refuse_unattached()
-        _judge(config)
+    _judge(config, dump_dirs)
     job = _Job(dump_dirs)
     if job.found_ray:
         _reach_running(_ray())
@@ -205,15 +205,20 @@ def _refuse_unattached() -> None:
         )
 
 
-def _judge(config: Any) -> None:
-    """What the V1 trainer will refuse in its own process, refused before any GPU is taken."""
-    if not look_up(config, "trainer.use_v1"):
-        return
-    import copy
+def _judge(config: Any, roles: Iterable[str]) -> None:
+    """What the trainer would refuse or never ask for, refused before any GPU is taken."""
+    if look_up(config, "trainer.use_v1"):
+        import copy
 
-    from rlskip.hosts.verl_v1 import prepare
+        from rlskip.hosts.verl_v1 import prepare
 
-    prepare(copy.deepcopy(config))
+        prepare(copy.deepcopy(config))
+    elif "rollout_tq" in roles:
+        raise ConfigError(
+            "verl's V0 trainer never calls a stage 'rollout_tq': nothing would be skipped",
+            "skip.rollout_tq.enable",
+            "use skip.rollout (+skip=rollout_cache), or on verl 0.9 trainer.use_v1=True",
+        )
 
 
 def _main() -> str | None:
