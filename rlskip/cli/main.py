@@ -192,6 +192,32 @@ def export(
     return 0 if answer is None else _put(answer, as_json)
 
 
+@app.command()
+def report(
+    where: Annotated[Path | None, typer.Argument(help="A run, or a dump_dir with one.")] = None,
+    html: Annotated[Path, typer.Option(help="The page to write.")] = Path("rlskip.html"),
+    directory: Dir = None,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 50,
+    tokenizer: Tokenizer = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="The job's dispatch.timeline_dir, if there was one.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """One page about a run: hits, time saved, lengths, rewards, a sample of its rollouts."""
+    from rlskip.cli.dumps import the_run
+    from rlskip.cli.report import report
+
+    answer = report(
+        the_run(_where(where or directory).resolve()),
+        html,
+        rows=rows,
+        decoder=_decoder(tokenizer),
+        timeline_dir=timeline,
+    )
+    return _put(answer, as_json)
+
+
 def _where(directory: Path | None) -> Path:
     from rlskip.cli.dumps import default_dir
 

@@ -141,12 +141,50 @@ def _length(value: Any) -> int | None:
 
 
 def rows_of(columns: Columns, limit: int | None = None) -> list[Row]:
-    """The trajectories; none where no column holds tokens."""
+    """The trajectories, or the first few; none where no column holds tokens."""
+    return rows_at(columns, range(columns.n)[:limit])
+
+
+def rows_at(columns: Columns, places: Sequence[int]) -> list[Row]:
+    """The trajectories at these places; none where no column holds tokens."""
     found = {what: named[1] for what in NAMES if (named := columns.of(what)) is not None}
     if not found.keys() & {"response", "whole"}:
         return []
-    n = columns.n if limit is None else min(limit, columns.n)
-    return [_row(i, {what: column[i] for what, column in found.items()}) for i in range(n)]
+    return [_row(i, {what: column[i] for what, column in found.items()}) for i in places]
+
+
+def lengths_of(columns: Columns) -> list[int]:
+    """Tokens of each response, without padding; none where no column holds tokens.
+
+    Worked out for whole columns where they are tensors: a step may have 10 000 rows.
+    """
+    response = _tensor(columns, "response")
+    attention, mask = _tensor(columns, "attention"), _tensor(columns, "mask")
+    if response is not None and not response.is_nested and response.dim() == 2:
+        real = mask
+        if attention is not None and attention.shape[1] > response.shape[1]:
+            real = attention[:, -response.shape[1] :]
+        if real is None or real.is_nested:
+            return [response.shape[1]] * columns.n
+        at = torch.arange(1, real.shape[1] + 1)
+        return [int(n) for n in (at * (real != 0)).amax(1).tolist()]
+    return [len(row.response) for row in rows_of(columns)]
+
+
+def rewards_of(columns: Columns) -> list[float]:
+    """The reward of each row that has one."""
+    reward = _tensor(columns, "reward")
+    if reward is not None and not reward.is_nested:
+        return [float(r) for r in reward.double().reshape(columns.n, -1).sum(1).tolist()]
+    named = columns.of("reward")
+    totals = [_total(cell) for cell in named[1]] if named is not None else []
+    return [total for total in totals if total is not None]
+
+
+def _tensor(columns: Columns, what: str) -> torch.Tensor | None:
+    name = next((name for name in NAMES[what] if name in columns.columns), None)
+    column = None if name is None else columns.columns[name]
+    return column if isinstance(column, torch.Tensor) else None
 
 
 def _row(index: int, cell: dict[str, Any]) -> Row:

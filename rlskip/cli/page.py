@@ -1,0 +1,168 @@
+"""The report as one HTML file: no script, nothing fetched, whatever a dump says escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import fmean
+
+import rlskip
+from rlskip.cli.charts import bars, histogram, timeline
+from rlskip.cli.report import Report, Sampled, StepFigures
+from rlskip.cli.screen import duration, number, size
+
+# Even what escaped us could neither run nor be fetched.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_MAX_ROWS = 500
+
+_STYLE = """
+:root { color-scheme: light dark; --a: #1f6f8b; --b: #8fc1a9; --r: #c9a227; --f: #b3362b;
+  --dim: #777; --line: #8884; --other: #8882 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2.2rem }
+svg { display: block; width: 100%; font: 10px system-ui, sans-serif; fill: currentColor }
+svg line { stroke: var(--line) } .a { fill: var(--a) } .b { fill: var(--b) }
+.r { fill: var(--r) } .f { fill: var(--f) }
+table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; text-align: right }
+th { color: var(--dim); font-weight: normal; border-bottom: 1px solid var(--line) }
+td:last-child { text-align: left; color: var(--f) }
+dl { display: flex; flex-wrap: wrap; gap: .5rem 2rem } dt { color: var(--dim) }
+dd { margin: 0; font-size: 1.3rem } dl div { min-width: 7rem }
+.dim { color: var(--dim) } .key::before { content: ""; display: inline-block; width: .8em;
+  height: .8em; margin: 0 .4em 0 .9em; background: var(--c) }
+details { border-top: 1px solid var(--line); padding: .4rem 0 } summary { cursor: pointer }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0; font-size: .85rem }
+.said { background: color-mix(in srgb, var(--a) 25%, transparent) }
+.other { background: var(--other); color: var(--dim) }
+"""
+
+
+def render(report: Report) -> str:
+    name = escape(report.run.name)
+    sections = [
+        f"<h1>{name}</h1>",
+        _totals(report),
+        _times(report),
+        _distribution("Response length", report.lengths, "tokens", report.counted),
+        _distribution("Reward", report.rewards, "reward", report.counted),
+        *_timelines(report),
+        _sample(report),
+        _table(report.steps),
+        f'<p class="dim">rlskip {escape(rlskip.__version__)}</p>',
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{name}</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(sections)
+        + "\n</body></html>\n"
+    )
+
+
+def _totals(report: Report) -> str:
+    told = report.told
+    steps = {step.step for step in report.steps}
+    pairs = [
+        ("steps dumped", str(len(steps))),
+        ("on disk", size(sum(step.size for step in report.steps))),
+        ("hits", str(told.hits)),
+        ("misses", str(told.misses)),
+        ("generation saved", duration(max(0.0, told.seconds_saved))),
+    ]
+    if report.rewards:
+        pairs.append(("mean reward", number(fmean(report.rewards))))
+    if report.lengths:
+        pairs.append(("mean response", f"{number(fmean(report.lengths))} tokens"))
+    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
+    return f"<dl>{items}</dl>"
+
+
+def _times(report: Report) -> str:
+    steps = [step for step in report.steps if step.seconds is not None or step.told.hits]
+    if not steps:
+        return ""
+    chart = bars(
+        [str(step.step) for step in steps],
+        [
+            ("a", [step.seconds or 0.0 for step in steps]),
+            ("b", [max(0.0, step.told.seconds_saved) for step in steps]),
+        ],
+        "s",
+        "step",
+    )
+    keys = _keys([("--a", "spent generating, once"), ("--b", "saved by replaying, in all")])
+    return f"<h2>Time per step</h2><p>{keys}</p>{chart}"
+
+
+def _distribution(title: str, values: Sequence[float], x: str, counted: int) -> str:
+    if not values:
+        return ""
+    low, high, mean = number(min(values)), number(max(values)), number(fmean(values))
+    said = f"{len(values)} of {counted} rows; from {low} to {high}, {mean} on average"
+    chart = histogram([float(value) for value in values], x)
+    return f'<h2>{title}</h2><p class="dim">{escape(said)}</p>{chart}'
+
+
+def _timelines(report: Report) -> Iterable[str]:
+    if not report.timelines:
+        return
+    keys = _keys([("--a", "session"), ("--r", "retried"), ("--f", "failed attempt")])
+    yield f"<h2>Dispatch</h2><p>{keys}</p>"
+    for i, one in enumerate(report.timelines):
+        chart = timeline(one.boxes, one.lanes)
+        state = " open" if i == 0 else ""
+        yield f"<details{state}><summary>{escape(one.name)}</summary>{chart}</details>"
+
+
+def _keys(pairs: Sequence[tuple[str, str]]) -> str:
+    return "".join(f'<span class="key" style="--c: var({v})">{escape(n)}</span>' for v, n in pairs)
+
+
+def _sample(report: Report) -> str:
+    if not report.sample:
+        return ""
+    what = "text" if report.decoded else "token ids; name a tokenizer to read them"
+    head = (
+        f"<h2>A sample of the rollouts</h2><p>{len(report.sample)} rows, as {what}. "
+        '<span class="said">sampled by the policy</span> '
+        '<span class="other">put in between (tools, templates)</span></p>'
+    )
+    return head + "".join(_row(one, i == 0) for i, one in enumerate(report.sample))
+
+
+def _row(one: Sampled, is_open: bool) -> str:
+    row = one.row
+    title = f"step {one.step}, row {row.index}" + (f", uid {row.uid}" if row.uid else "")
+    if row.reward is not None:
+        title += f", reward {number(row.reward)}"
+    sampled = len(row.response) if row.mask is None else sum(row.mask)
+    title += f", {len(row.response)} tokens, {sampled} of them sampled"
+    turns = " ".join(
+        f'<span class="{"said" if said else "other"}">{escape(what)}</span>'
+        for said, what in one.turns
+    )
+    return (
+        f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>"
+        f'<pre class="dim">{escape(one.prompt)}</pre><pre>{turns}</pre></details>'
+    )
+
+
+def _table(steps: Sequence[StepFigures]) -> str:
+    heads = ("step", "rows", "on disk", "generated in", "hits", "misses", "saved", "")
+    lines = []
+    for step in steps[-_MAX_ROWS:]:
+        cells = (
+            str(step.step),
+            "" if step.rows is None else str(step.rows),
+            size(step.size),
+            "" if step.seconds is None else duration(step.seconds),
+            str(step.told.hits),
+            str(step.told.misses),
+            duration(max(0.0, step.told.seconds_saved)),
+            step.problem or "",
+        )
+        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    note = f"<p>The last {_MAX_ROWS} of {len(steps)}.</p>" if len(steps) > _MAX_ROWS else ""
+    head = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    return f"<h2>Steps</h2>{note}<table><tr>{head}</tr>{''.join(lines)}</table>"

@@ -1,0 +1,28 @@
+"""What starting costs: rlskip loads nothing of the command, and its help nothing of torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded(source: str) -> set[str]:
+    program = f"{source}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_rlskip_brings_no_command_line() -> None:
+    assert not loaded("import rlskip, rlskip.hooks") & {"typer", "rich", "rlskip.cli"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"]])
+def test_help_is_light(arguments: list[str]) -> None:
+    modules = loaded(f"from rlskip.cli.main import main; main({arguments})")
+    assert "rlskip.cli.main" in modules
+    assert not modules & {"torch", "tensordict", "ray", "numpy", "hydra"}
