@@ -23,5 +23,7 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "rlskip"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sphinx = False
 html_copy_source = False
