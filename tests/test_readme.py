@@ -1,0 +1,68 @@
+"""README's tour: every command is run, every line of output it shows is really said."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def tour() -> list[tuple[str, list[str]]]:
+    """(command, lines shown) of the console blocks after ``<!-- tour -->``, in order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- tour -->\n```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    steps: list[tuple[str, list[str]]] = []
+    for line in "".join(blocks).splitlines():
+        if line.startswith("$ "):
+            steps.append((line.removeprefix("$ "), []))
+        elif line != "...":
+            steps[-1][1].append(line)
+    return steps
+
+
+def says(shown: str, line: str) -> bool:
+    """Whether `line` is what the page shows, ``...`` standing for anything."""
+    pattern = ".*".join(map(re.escape, shown.split("...")))
+    return re.fullmatch(pattern, line.rstrip()) is not None
+
+
+def test_an_ellipsis_stands_for_anything() -> None:
+    assert says("...5 hits, ... saved", "[log] 5 hits, 2 s saved")
+    assert not says("...5 hits", "4 hits")
+    assert not says("5 hits", "15 hits")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_tour_is_what_happens(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "train.py", tmp_path)
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+    }
+    commands = tour()
+    assert len(commands) > 8
+    for command, shown in commands:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
+        lines = iter(done.stdout.splitlines())
+        for expected in shown:
+            # In order, with anything between.
+            assert any(says(expected, line) for line in lines), (
+                f"$ {command}\nnot said, or not there: {expected}\n{done.stdout}"
+            )
