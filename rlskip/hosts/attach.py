@@ -127,6 +127,7 @@ def install(config: Any, *, flush_at_end: bool = False) -> None:
     from rlskip.skip.manager import SkipManager
 
     _attached.clear()
+    SkipManager.attaches = True
     SkipManager.init(config, flush_at_end=flush_at_end)
     try:
         for role, entries in read_attachments(config, role_specs()).items():
@@ -148,6 +149,7 @@ def uninstall() -> None:
     from rlskip.skip.manager import SkipManager
 
     _attached.clear()
+    SkipManager.attaches = False
     SkipManager.reset()
 
 
@@ -184,8 +186,9 @@ def _switched(target: str, func: F) -> F:
 def _name_of_main() -> str | None:
     """The name under which others would import what runs as ``__main__``."""
     main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m
-        return main.__spec__.name
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m
+        return str(spec.name)
     file = getattr(main, "__file__", None)
     return Path(file).stem if file else None
 

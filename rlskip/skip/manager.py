@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from rlskip.config.legacy import retire_legacy_flags
-from rlskip.config.skip import read_roles
-from rlskip.errors import MissError, NotInstalledError, RlskipError
+from rlskip.config.skip import read_attachments, read_roles
+from rlskip.errors import ConfigError, MissError, NotInstalledError, RlskipError
 from rlskip.skip.base import BaseSkip, role_specs
 from rlskip.skip.call import Call, IdentitySpec, PromptsSpec, Stage, is_validation
 from rlskip.skip.records import Recorder
@@ -50,6 +50,9 @@ class SkipManager:
     #: What `set_step` said last.
     step: ClassVar[int | None] = None
 
+    #: Whether somebody sees to ``skip.attach``, as :func:`rlskip.hosts.install` does.
+    attaches: ClassVar[bool] = False
+
     # Roles with nothing to do at this step: worked out once a step, not on every call.
     _idle: ClassVar[frozenset[str]] = frozenset()
 
@@ -72,7 +75,8 @@ class SkipManager:
         Raises
         ------
         ConfigError
-            Names every problem of the `skip` node; whatever was on before stays off.
+            Names every problem of the `skip` node; whatever was on before stays off. Also where
+            ``skip.attach`` is there and nobody sees to it.
         """
         cls.refuse("SkipManager.init failed")
         # Here, because these need torch and a job that skips nothing does not.
@@ -80,6 +84,12 @@ class SkipManager:
         import rlskip.skip.rollout_tq
 
         roles = read_roles(config, role_specs())
+        if roles and not cls.attaches and read_attachments(config, role_specs()):
+            raise ConfigError(
+                "SkipManager.init attaches nothing",
+                "skip.attach",
+                "call rlskip.hosts.install(config) in its place",
+            )
         for local_config in roles.values():
             if local_config.background_write == "auto":
                 local_config.background_write = flush_at_end

@@ -271,6 +271,16 @@ def test_a_role_that_is_off_attaches_nothing(
     assert module.generate(1, {"ids": [1]}) == [2]
 
 
+def test_skip_manager_alone_refuses_what_it_cannot_attach(third_party: Any, tmp_path: Any) -> None:
+    given = config(tmp_path, f"{third_party(LOOP)}:Loop.generate")
+    with pytest.raises(ConfigError, match=r"call rlskip\.hosts\.install\(config\) in its place"):
+        SkipManager.init(given)
+    SkipManager.init({"skip": {**given["skip"], "enable": False}})
+    install(given)
+    SkipManager.init(given)  # as a trainer does by itself, under the callback
+    assert "rollout" in SkipManager.skip_instances
+
+
 def test_what_an_earlier_job_attached_in_vain_does_not_hurt_the_next(
     third_party: Any, tmp_path: Any
 ) -> None:
