@@ -166,10 +166,10 @@ def _hosts() -> list[Finding]:
     if installed["verl"]:
         findings.append(_verl(installed["verl"]))
     if installed["trl"]:
-        what = f"{installed['trl']}: attached by one line in the script or a callback"
+        what = f"{installed['trl']}: attached by rlskip.hosts.trl.attach(trainer, config)"
         findings.append(Finding("trl", OK, what))
     if installed["skyrl"]:
-        what = f"{installed['skyrl']}: attached by wrapping the generator (it is no Hydra app)"
+        what = f"{installed['skyrl']}: attached by trainer.override_entrypoint=rlskip.hosts.skyrl"
         findings.append(Finding("skyrl", OK, what))
     absent = [name for name, version in installed.items() if version is None]
     if absent:

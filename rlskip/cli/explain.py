@@ -22,7 +22,14 @@ from rlskip.cli.doctor import ERROR, NOTE, OK, WARNING, Finding, dump_dir_findin
 from rlskip.cli.dumps import Run, compact
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.register import register
-from rlskip.config.skip import RoleConfig, RoleSpec, look_up, read_roles, skip_node
+from rlskip.config.skip import (
+    RoleConfig,
+    RoleSpec,
+    look_up,
+    read_attachments,
+    read_roles,
+    skip_node,
+)
 from rlskip.errors import RlskipError
 from rlskip.skip.base import SKIP_REGISTRY, role_specs
 
@@ -43,6 +50,7 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     findings += _wiring(config, split, bool(roles))
     findings += about
     findings += _legacy(config, "rollout" in roles)
+    findings += _attached(config, roles)
     for name, role in roles.items():
         findings += _role(name, role, config)
     dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
@@ -258,6 +266,18 @@ def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
     for role in roles:
         del kept.skip[role]
     return kept
+
+
+def _attached(config: DictConfig, roles: Mapping[str, RoleConfig]) -> list[Finding]:
+    """The functions that ``skip.attach`` makes stages."""
+    if not roles:
+        return []
+    found = read_attachments(config, role_specs())
+    return [
+        Finding("attach", OK, f"{one.target} becomes the stage {role}")
+        for role, entries in found.items()
+        for one in entries
+    ]
 
 
 def _legacy(config: DictConfig, on: bool) -> list[Finding]:

@@ -191,6 +191,12 @@ def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., A
     assert "role critic is the application's own" in said_of(own, "skip")
 
 
+def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:
+    said = explain("+skip=rollout_cache", "+skip.attach.rollout='lib.trainer:Trainer.generate'")
+    assert errors(said) == []
+    assert said_of(said, "attach") == "lib.trainer:Trainer.generate becomes the stage rollout"
+
+
 def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
     """As in an environment without rlskip: `+skip=...` arrives as text."""
     (tmp_path / "app.py").write_text(

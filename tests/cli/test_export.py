@@ -144,6 +144,34 @@ def test_the_real_data_proto_reads_it_back(
 
 
 @pytest.mark.verl
+def test_a_tokenizer_makes_text_of_tokens(
+    run_dir: Path, tmp_path: Path, in_verl: Callable[..., str]
+) -> None:
+    """verl's environment has transformers; ours has not."""
+    said = in_verl(
+        """
+        import sys
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+        words = {f"w{i}": i for i in range(100)}
+        made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+        PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(sys.argv[2])
+        from rlskip.cli.main import main
+        main(["show", sys.argv[1], "--tokenizer", sys.argv[2], "--rows", "1"])
+        main(["report", sys.argv[3], "--html", sys.argv[4], "--tokenizer", sys.argv[2], "--json"])
+        page = open(sys.argv[4]).read()
+        assert main(["show", sys.argv[1], "--tokenizer", sys.argv[3]]) == 2
+        print([line for line in page.split("<pre") if "w88 w11" in line][0].strip())
+        """,
+        run_dir / "2",
+        tmp_path / "tokenizer",
+        run_dir,
+        tmp_path / "page.html",
+    )
+    assert said.startswith('class="dim">w88 w11 w29 w39 w24 w56</pre>')
+
+
+@pytest.mark.verl
 def test_verl_finds_it_and_its_queue_role_reads_it(
     rlskip: Any, imported: Path, tmp_path: Path, in_verl: Callable[..., str]
 ) -> None:
