@@ -90,7 +90,7 @@ class SkipCallback(Callback):
         verl_job.after_job(
             job_return,
             consulted=any(counts.consulted for counts in tallies.values()),
-            one_of_many=config.hydra.mode == RunMode.MULTIRUN,
+            one_of_many=config.hydra.get("mode") == RunMode.MULTIRUN,
         )
         for role, counts in tallies.items():
             if counts.consulted:
