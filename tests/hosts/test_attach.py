@@ -328,3 +328,49 @@ def test_a_role_that_reads_the_step_itself_takes_none() -> None:
     entry = {"target": "m:f", "step": "x"}
     with pytest.raises(ConfigError, match="reads the step from each call by itself"):
         read_roles({"skip": {"attach": {"a": entry}}}, {"a": RoleSpec(online_step=True)})
+
+
+QUEUE_TRAINER = """
+    from rlskip.keys import prompt_tag, row_tag, session_tag
+    from rlskip.queue import MemoryQueue
+    from rlskip.replay import ReplayBuffer
+
+    class Trainer:
+        def __init__(self):
+            self.bus = {"queue": MemoryQueue()}
+            self.queue = self.bus["queue"]
+            self.buffer = ReplayBuffer(self.queue, {"replay": {"timeout_s": 10.0}})
+            self.submitted = []
+
+        def submit(self, step, prompts):
+            for uid, text in zip(prompts["uid"], prompts["text"]):
+                self.submitted.append(text)
+                self.queue.put([uid], "train", tags=[prompt_tag(step, 1)])
+                row = {"uid": uid, "text": text.upper()}
+                self.queue.put([f"{uid}_0_0"], "train", [row], [row_tag(step, length=1)])
+                self.queue.put([f"{uid}_sess0"], "train", tags=[session_tag(0)])
+
+        def sample(self, step):
+            return self.buffer.sample(step, "train", None)
+
+        def rows(self, step):
+            batch, _ = self.sample(step)
+            rows = self.queue.get(batch.keys, "train")
+            self.buffer.clear(batch)
+            return sorted(rows["text"])
+"""
+
+
+def test_a_trainer_with_a_queue_has_two_functions(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(QUEUE_TRAINER)
+    functions = [
+        {"target": f"{name}:Trainer.submit", "step": "step", "queue": "self.bus.queue"},
+        {"target": f"{name}:Trainer.sample", "phase": "sample", "queue": "self.bus.queue"},
+    ]
+    on = {"dump_dir": str(tmp_path), "rollout_tq": {"enable": True, "n": 1}}
+    for run, submitted in enumerate((["a", "b"], [])):
+        install({"skip": {**on, "attach": {"rollout_tq": functions}}})
+        trainer = importlib.import_module(name).Trainer()
+        trainer.submit(1, {"uid": [f"{run}x", f"{run}y"], "text": ["a", "b"]})
+        assert trainer.rows(1) == ["A", "B"]
+        assert trainer.submitted == submitted
