@@ -32,7 +32,6 @@ from rlskip.keys import (
     SUCCESS,
     N,
     SessionKey,
-    split_trajectory,
 )
 from rlskip.queue import Tag
 
@@ -103,7 +102,7 @@ class Group:
         rows: list[tuple[int, int, str, Tag]] = []
         last: dict[int, int] = {}  # the attempt that counts, by session id
         for key, tag in self.rows.items():
-            session_id, attempt = _session_and_index(key)[0], _integer(tag.get(ATTEMPT)) or 0
+            session_id, attempt = self._place_of(key)[0], _integer(tag.get(ATTEMPT)) or 0
             rows.append((session_id, attempt, key, tag))
             last[session_id] = max(attempt, last.get(session_id, 0))
         failed: dict[int, str] = {}
@@ -135,7 +134,12 @@ class Group:
     def successful_rows(self) -> list[tuple[str, Tag]]:
         """What a batch takes of this group: its successful sessions' rows, by session and index."""
         rows = [row for session in self.tally()[0].values() for row in session.items()]
-        return sorted(rows, key=lambda row: _session_and_index(row[0]))
+        return sorted(rows, key=lambda row: self._place_of(row[0]))
+
+    def _place_of(self, key: str) -> tuple[int, int]:
+        """Session id and index of a row filed here: what follows the uid in its key."""
+        session_id, _, index = key[len(self.uid) + 1 :].partition("_")
+        return int(session_id), int(index)
 
 
 @attrs.frozen
@@ -230,12 +234,6 @@ def state_of(group: Group, otherwise: int | None, min_viable: int | None) -> Sta
         min_viable, outcome.expected or min_viable
     )
     return State.WHOLE if enough or outcome.complete else State.BROKEN
-
-
-def _session_and_index(key: str) -> tuple[int, int]:
-    parts = split_trajectory(key)
-    assert parts is not None, key  # only trajectories are filed as rows
-    return parts[1:]
 
 
 def _integer(value: Any) -> int | None:
