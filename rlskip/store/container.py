@@ -175,7 +175,7 @@ class Reader:
         jobs = []
         for number in numbers:
             entry = self._entries[number]
-            out = self._ready[number] = np.empty(entry.nbytes, np.uint8)
+            out = self._ready[number] = _fresh(entry.nbytes)
             self._verified.add(number)
             jobs += [
                 (piece, out[i * PIECE : (i + 1) * PIECE], entry.spec)
@@ -234,6 +234,18 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
+
+
+def _fresh(nbytes: int) -> np.ndarray:
+    """Memory that nobody used; of a large array each piece lies in a huge page (2 MiB) of its own.
+
+    A page that two pieces share is met by both threads, or falls apart into small ones.
+    """
+    if nbytes < 8 * PIECE:  # the last page may be zeroed beyond the array's end
+        return np.empty(nbytes, np.uint8)
+    room = np.empty(nbytes + PIECE, np.uint8)
+    start = -room.ctypes.data % PIECE
+    return room[start : start + nbytes]
 
 
 def _is_sound(entry: _Entry) -> bool:

@@ -179,8 +179,8 @@ def squeeze(data: np.ndarray, spec: str) -> bytes:
 
 
 def _filter(spec: str) -> blosc2.Filter:
-    """Text as it is, two-byte elements by bytes, all others by bits: as measured."""
-    if spec == "x1":
+    """Single bytes as they are, two-byte elements by bytes, all others by bits: as measured."""
+    if spec[1] == "1":
         return blosc2.Filter.NOFILTER
     return blosc2.Filter.SHUFFLE if spec[1] == "2" else blosc2.Filter.BITSHUFFLE
 
