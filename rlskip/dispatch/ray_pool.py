@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 COALESCE_S = 0.002
 """How long a hand-out or a result may wait for others to travel with it."""
-FULL = 64
+FULL = 128
 """So many hand-outs wait for no more."""
 
 START_S = 300.0
