@@ -1,5 +1,7 @@
 """Every benchmark, one table of proof: writes RESULTS.md and results.png beside this file.
 
+With `--only` the others stay as they were measured last (results.json).
+
 Each runs in a process of its own, ours beside the genuine peer there. Needs, in one environment,
 rlskip with its extras `ray` and `train`, and the peers: verl 0.9.1, and the wheel of SkyRL 0.3.0
 (`--wheel`; its package needs Python 3.12, of which the benchmark loads one function).
@@ -15,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks._report import arguments, machine
+from benchmarks._report import arguments
 
 HERE = Path(__file__).parent
 TEMPLATE = """\
@@ -23,18 +25,18 @@ TEMPLATE = """\
 
 {met} of {goals} goals met. Missed ones come first; rows without a goal last.
 
-Made by `python -m benchmarks` on {today}: {machine};
-{versions}.
-
-Ours and the peer ran in the same process, best of several rounds. The ratio is ours over the
-peer's; a goal judges the ratio where there is a peer, else ours. What a row measures stands at the
-top of its benchmark: `python -m benchmarks.NAME --help`.
+Made by `python -m benchmarks`. Ours and the peer ran in the same process, best of several rounds.
+The ratio is ours over the peer's; a goal judges the ratio where there is a peer, else ours. What a
+row measures stands at the top of its benchmark: `python -m benchmarks.NAME --help`. In trial the
+column `peer` holds the stage's limit.
 
 ![How far each figure is from its goal](results.png)
 
 | benchmark | what | ours | peer | unit | ratio | goal | |
 |---|---|---:|---:|---|---:|---|---|
 {lines}
+
+{measured}
 """
 NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial")
 
@@ -49,7 +51,7 @@ def run(name: str, wheel: Path | None) -> dict[str, Any]:
         print(f"\n== {name}", flush=True)
         subprocess.run(command, check=True, cwd=HERE.parent)
         results: dict[str, Any] = json.loads(found.read_text())
-    return results
+    return {"date": f"{date.today():%Y-%m-%d}", **results}
 
 
 def figure(value: float | None) -> str:
@@ -67,18 +69,20 @@ def as_markdown(results: dict[str, dict[str, Any]]) -> str:
     """The table of all rows: missed first, then those with a goal, then the rest."""
     rows = [(name, row) for name, found in results.items() for row in found["rows"]]
     rows.sort(key=lambda pair: (pair[1]["met"] is not False, pair[1]["goal"] is None))
-    versions: dict[str, str] = {}
-    for found in results.values():
-        versions |= {k: v for k, v in found["versions"].items() if v != "not installed"}
     goals = [row["met"] for _, row in rows if row["met"] is not None]
     return TEMPLATE.format(
         met=sum(goals),
         goals=len(goals),
-        today=f"{date.today():%Y-%m-%d}",
-        machine=machine(),
-        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         lines="\n".join(line(name, row) for name, row in rows),
+        measured="\n".join(map(measured, results.items())),
     )
+
+
+def measured(benchmark: tuple[str, dict[str, Any]]) -> str:
+    """When, where and with what a benchmark was run."""
+    name, found = benchmark
+    versions = [f"{k} {v}" for k, v in found["versions"].items() if v != "not installed"]
+    return f"- {name}: {found['date']}, {found['machine']}; {', '.join(versions)}"
 
 
 def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
@@ -101,13 +105,15 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
     for y, (_, room, met) in enumerate(bars):
         axes.barh(y, room - 1, left=1, color="#1f6fb4" if met else "#c8443a", height=0.62)
         axes.annotate(
-            f"{room:.2g}x", (room, y), va="center", ha="left" if room >= 1 else "right",
+            f"{room:.3g}x", (room, y), va="center", ha="left" if room >= 1 else "right",
             xytext=(4 if room >= 1 else -4, 0), textcoords="offset points", fontsize=8, color="0.3",
         )  # fmt: skip
     axes.axvline(1, color="0.3", linewidth=1)
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(min(0.5, *(0.8 * bar[1] for bar in bars)), 1.6 * max(bar[1] for bar in bars))
+    axes.set_xticks([0.5, 1, 2, 5, 10], ["0.5x", "1x", "2x", "5x", "10x"])
+    axes.minorticks_off()
     axes.set_xlabel("times better than the goal (left of the line: missed)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
@@ -121,9 +127,13 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")
     options = parser.parse_args()
-    results = {name: run(name, options.wheel) for name in options.only}
+    kept = options.out / "results.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    results |= {name: run(name, options.wheel) for name in options.only}
+    results = {name: results[name] for name in NAMES if name in results}
+    kept.write_text(json.dumps(results, indent=2) + "\n")
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        options.json.write_text(kept.read_text())
     (options.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
     plot(results, options.out / "results.png")
     print(f"\n{options.out / 'RESULTS.md'} and results.png")
