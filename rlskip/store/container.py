@@ -190,7 +190,8 @@ class Reader:
             except ValueError as error:
                 raise self._corrupt(str(error)) from error
 
-        pieces.share(restore, jobs)
+        # A second thread costs more of the interpreter than it saves on a few small arrays.
+        pieces.share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * PIECE)
 
     def _piece(self, piece: _Piece) -> bytes:
         packed = self._read(piece.offset, piece.size)

@@ -214,8 +214,8 @@ def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
         raise ValueError("a compressed run cannot be expanded") from error
 
 
-def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
-    """`function` over `jobs` in this thread and a second one; the results in order.
+def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
+    """`function` over `jobs` in this thread and, unless `alone`, a second; the results in order.
 
     The thread is made for the call: kept threads do not survive a fork, and hosts fork; and
     the interpreter's own pools refuse work once it is shutting down, when a last dump may
@@ -239,7 +239,7 @@ def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
             failures.append(error)
 
     helper = None
-    if len(jobs) > 2 and (os.cpu_count() or 1) > 1:
+    if not alone and len(jobs) > 2 and (os.cpu_count() or 1) > 1:
         helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
         helper.start()
     work(todo.popleft)
