@@ -356,7 +356,7 @@ def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -
     """How the config differs from the one that the dumps were made with."""
     if role.action == "repeat":
         return []
-    now = skip._conditions()
+    now = skip._conditions
     differ: dict[str, list[int]] = {}
     nameless = [dump.step for dump in dumps if dump.meta.identity is None]
     for dump in dumps:

@@ -195,11 +195,12 @@ class RolloutSkip(BaseSkip):
 
     def _identity(self, call: Call) -> Identity:
         return attrs.evolve(
-            self._conditions(),
+            self._conditions,
             prompts=fingerprint(call.prompts),
             extra=dict(call.stage.identity_of(call.args, call.kwargs)),
         )
 
+    @functools.cached_property
     def _conditions(self) -> Identity:
         """What the config alone says of how rollouts are made."""
         c, config = self.local_config, self.global_config

@@ -231,7 +231,7 @@ class RolloutTqSkip(RolloutSkip):
             meta = self.store.save(
                 step,
                 part,
-                identity=self._conditions(),
+                identity=self._conditions,
                 info=info,
                 aside=capture_rng(),
                 inner=inner,
@@ -249,7 +249,7 @@ class RolloutTqSkip(RolloutSkip):
         source = self._source(step)
         metas = self._parts(source)
         repeats = self.local_config.action == SkipAction.REPEAT
-        conditions = self._conditions()
+        conditions = self._conditions
         if not repeats and not all(self._same(conditions, meta) for meta in metas):
             metas = []
         # A dump without an identity (an imported one) names no contents: it goes by place.
