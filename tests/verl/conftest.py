@@ -77,8 +77,8 @@ class Verl:
         self, name: str, mode: str, *overrides: str, seed: int = 1, steps: int = 2, **env: str
     ) -> Trained:
         """Run the harness in `mode` (v0, v1, legacy) and wait for its end."""
-        folder = self.folder / name
-        folder.mkdir()
+        # Of this run alone: one worker's files of tests share self.folder.
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
         env = {
             **os.environ,
             # A home of its own: a test that forgets dump_dir must not touch the user's dumps.
