@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,10 @@ class Stage:
     def name(self) -> str:
         return f"{self.func.__module__}.{self.func.__qualname__}"
 
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.func)
+
     def prompts_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The prompts argument: named, computed, or found (`prompts`, else the first).
 
@@ -44,7 +49,7 @@ class Stage:
         """
         if callable(self.prompts):
             return self.prompts(*args, **kwargs)
-        bound = inspect.signature(self.func).bind(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if isinstance(self.prompts, str):
             if self.prompts not in bound.arguments:

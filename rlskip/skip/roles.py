@@ -166,15 +166,14 @@ class RolloutSkip(BaseSkip):
 
     # -- which dump, and what is in it ---------------------------------------------------
 
-    def _stand_in(self, step: int) -> DumpMeta | None:
-        """The dump that stands in for `step`; worked out anew on every call."""
-        if self.local_config.action == SkipAction.REPEAT:
-            source = self.store.nearest(step)
-            return None if source is None else self.store.peek(source)
-        return self.store.peek(step)
+    def _stand_in(self, step: int) -> int | None:
+        """The step whose dump is to stand in for `step`; worked out anew on every call."""
+        repeats = self.local_config.action == SkipAction.REPEAT
+        return self.store.nearest(step) if repeats else step
 
     def _can_replay(self, step: int, identity: Identity) -> bool:
-        meta = self._stand_in(step)
+        source = self._stand_in(step)
+        meta = None if source is None else self.store.peek(source)
         if meta is None:
             return False
         return self.local_config.action == SkipAction.REPEAT or self._same(identity, meta)
@@ -183,10 +182,10 @@ class RolloutSkip(BaseSkip):
         """The rollouts that stand in for `step`, verified; on every rank or on none."""
         loaded = None
         try:
-            meta = self._stand_in(step)
-            if meta is None:
+            source = self._stand_in(step)
+            if source is None:
                 raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
-            loaded = self.store.load(meta.step), meta
+            loaded = self.store.load_with_meta(source)
         finally:
             everywhere = self.ranks.agree(loaded is not None, f"step {step}")
         if not everywhere:
@@ -338,7 +337,8 @@ def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _versions() -> Mapping[str, str]:
-    return {"rlskip": rlskip.__version__, "torch": torch.__version__}
+    # Plain text: torch's own kind of string parses both sides whenever it is compared.
+    return {"rlskip": rlskip.__version__, "torch": str(torch.__version__)}
 
 
 def _age(created: str) -> str:

@@ -113,7 +113,7 @@ def reading(root: Path, step: int) -> Iterator[None]:
     """Tell other processes that `step` is being read, where they can be told."""
     mark = root / WORK / f"{_READING}{step}-{secrets.token_hex(8)}"
     with contextlib.suppress(OSError):  # no writer was here yet, or read-only
-        mark.touch()
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     try:
         yield
     finally:

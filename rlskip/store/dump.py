@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,10 @@ def whose(place: Place) -> dict[str, int | None]:
 
 def has_own(here: OpenPlace) -> bool:
     """Whether our own files are there; raises CorruptDumpError where only one of them is."""
-    place, names = here.place, here.names()
+    return _has_own(here.place, here.names())
+
+
+def _has_own(place: Place, names: frozenset[str]) -> bool:
     present = {place.dump, place.meta} & names
     # A shard's two files come one after the other, a whole dump's in one rename.
     if len(present) == 1 and place.world_size == 1:
@@ -38,7 +40,9 @@ def has_own(here: OpenPlace) -> bool:
 def is_complete(here: OpenPlace) -> bool:
     """Whether the files of all ranks are there."""
     names = here.names()
-    return has_own(here) and all({s.dump, s.meta} <= names for s in here.place.shards())
+    return _has_own(here.place, names) and all(
+        {s.dump, s.meta} <= names for s in here.place.shards()
+    )
 
 
 def read_meta(here: OpenPlace) -> DumpMeta:
@@ -50,8 +54,7 @@ def read_meta(here: OpenPlace) -> DumpMeta:
         raise CorruptDumpError("meta.json is impossibly large", where=where)
     meta = DumpMeta.from_bytes(data, where)
     _check_whose({name: getattr(meta, name) for name in whose(place)}, place, where)
-    with here.open(place.dump) as file:
-        size = os.fstat(file.fileno()).st_size
+    size = here.size(place.dump)
     if size != meta.stored:
         raise CorruptDumpError(
             f"it has {size} bytes of {meta.stored}", where=str(place.directory / place.dump)

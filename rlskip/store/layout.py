@@ -197,3 +197,11 @@ class OpenPlace:
             os.close(handle)
             raise CorruptDumpError("a directory or a pipe, not a file", where=where)
         return os.fdopen(handle, "rb")
+
+    def size(self, name: str) -> int:
+        """Bytes of a file of the dump; raises as :meth:`open` does."""
+        found = os.stat(name, dir_fd=self.handle, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            where = str(self.place.directory / name)
+            raise CorruptDumpError("a link, a directory or a pipe, not a file", where=where)
+        return found.st_size

@@ -277,14 +277,20 @@ class StepStore:
         DumpError
             It is in a newer format, holds a type unknown here, or has no such field.
         """
-        with self._reader(step, inner) as reader:
+        return self.load_with_meta(step, inner=inner, fields=fields)[0]
+
+    def load_with_meta(
+        self, step: int, *, inner: int | None = None, fields: Sequence[str] | None = None
+    ) -> tuple[Any, DumpMeta]:
+        """As :meth:`load`, with what that very dump says about itself."""
+        with self._reader(step, inner) as (reader, meta):
             if fields is None:
                 reader.expand_all()
-            return rebuild(reader, "rollouts", fields)
+            return rebuild(reader, "rollouts", fields), meta
 
     def load_aside(self, step: int, *, inner: int | None = None) -> Any:
         """What :meth:`save` was given as `aside`; raises as :meth:`load` does."""
-        with self._reader(step, inner) as reader:
+        with self._reader(step, inner) as (reader, _):
             return rebuild(reader, "aside", None)
 
     def verify(self, step: int, *, inner: int | None = None) -> DumpMeta:
@@ -344,14 +350,16 @@ class StepStore:
                 os.close(handle)
 
     @contextlib.contextmanager
-    def _reader(self, step: int, inner: int | None) -> Iterator[container.Reader]:
+    def _reader(
+        self, step: int, inner: int | None
+    ) -> Iterator[tuple[container.Reader, DumpMeta]]:
         with (
             _absent(self._place(step, inner)),
             commit.reading(self.directory, step),
             self._opened(step, inner) as here,
-            open_dump(here) as (reader, _),
+            open_dump(here) as opened,
         ):
-            yield reader
+            yield opened
 
 
 @contextlib.contextmanager
