@@ -248,12 +248,14 @@ class Dispatch:
 
     def __init__(self, cfg: DictConfig) -> None:
         self.queue = MemoryQueue()
-        self.buffer = ReplayBuffer(self.queue)
-        self.dispatcher = RolloutDispatcher.from_config(cfg, partial(Player, cfg), self.queue)
+        self.buffer = ReplayBuffer(self.queue, cfg)
+        self.dispatcher = RolloutDispatcher.from_config(
+            cfg, partial(Player, cfg), self.queue, store=SkipManager.store("rollout")
+        )
 
     def generate(self, prompts: TensorDict, policy: Policy, step: int) -> TensorDict:
         self.dispatcher.broadcast("load", policy.state_dict())
-        self.dispatcher.submit(prompts, step=step)
+        self.dispatcher.generate_sequences(prompts, step=step)
         batch, _ = self.buffer.sample(step, "train")
         found = self.queue.get(batch.keys, "train")
         self.buffer.clear(batch)

@@ -121,7 +121,7 @@ def read_dispatch(config: Any) -> DispatchConfig:
     problems: list[Problem] = []
     for key, alias in _ALIASES.items():
         value = look_up(config, alias)
-        if value is None:
+        if value is None or value is False:  # false is the host's default, and says nothing
             continue
         if node.get(key) is None:
             at_alias: list[Problem] = []

@@ -19,7 +19,7 @@ from rlskip.dispatch.batch import Attempt, Batch, BatchReport, Progress, Prompt
 from rlskip.dispatch.failures import InfrastructureFailure, WorkerLostError, as_failure
 from rlskip.dispatch.history import History, length_of
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
-from rlskip.dispatch.pools import LocalPool, Pool, Rows, Worker
+from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Rows, Worker
 from rlskip.dispatch.read import read_batch
 from rlskip.dispatch.resume import journal_identity, open_journal, resumable
 from rlskip.dispatch.scheduler import Scheduler, Unit
@@ -30,7 +30,7 @@ from rlskip.dispatch.units import (
     session_seed,
 )
 from rlskip.dispatch.writer import Leaving, Writer
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import (
     ERROR,
     EXPECTED_ROLLOUTS,
@@ -52,6 +52,10 @@ from rlskip.store import Identity, StepStore
 logger = logging.getLogger(__name__)
 
 _BLIND = (chunk, round_robin, least_loaded)  # policies that ask for no lengths
+
+
+class DispatcherClosedError(RlskipError, RuntimeError):
+    """A dispatcher was closed, and is asked for more."""
 
 
 class RolloutDispatcher:
@@ -90,7 +94,10 @@ class RolloutDispatcher:
         self.config: DispatchConfig = read_dispatch(config)
         if self.config.journal and store is None:
             raise ConfigError(
-                "needs to know where dumps lie", "dispatch.journal", "give the dispatcher a store"
+                "needs to know where dumps lie",
+                "dispatch.journal",
+                "give the dispatcher a store; that of an enabled role (+skip=rollout_cache) is "
+                "SkipManager.store('rollout')",
             )
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
@@ -102,10 +109,11 @@ class RolloutDispatcher:
         self._history = None if policy in _BLIND else History(self.config.history_fields)
         if self._history is not None and store is not None:
             self._history.learn_dumps(store)
+        caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(
             pool.workers,
             policy,
-            self.config.max_concurrent_rollouts_per_worker,
+            min(filter(None, caps), default=None),
             self.config.max_concurrent_rollouts,
         )
         self._writer = Writer(queue)
@@ -128,13 +136,14 @@ class RolloutDispatcher:
     ) -> RolloutDispatcher:
         """A dispatcher on the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
         dispatch = read_dispatch(config)
+        threads = dispatch.max_concurrent_rollouts_per_worker or THREADS
         pool: Pool
         if dispatch.pool == "ray":
             from rlskip.dispatch.ray_pool import RayPool
 
-            pool = RayPool(worker, dispatch.workers or 1)
+            pool = RayPool(worker, dispatch.workers or 1, threads=threads)
         else:
-            pool = LocalPool(worker, dispatch.workers or 1)
+            pool = LocalPool(worker, dispatch.workers or 1, threads=threads)
         return cls(pool, queue, dispatch, **more)
 
     # -- what callers do -------------------------------------------------------------------
@@ -168,7 +177,11 @@ class RolloutDispatcher:
         ------
         BatchError
             The batch has no uid, uids twice, no step, or a session count below one.
+        DispatcherClosedError
+            After :meth:`close`.
         """
+        if self._closed:
+            raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
         batch = read_batch(prompts, self.config, self._history, step, validate, partition)
         loop = self._loop
         batch.on_cancel = lambda: loop.call_soon_threadsafe(self._cancel, batch)
@@ -231,11 +244,12 @@ class RolloutDispatcher:
             batch.journal = await asyncio.to_thread(
                 open_journal, self._store, batch.step, self._identity
             )
+        for prompt in batch.prompts:  # all of them, so that whatever fails, each gets its markers
+            prompt.open = set(range(prompt.n))
         tags = [self._root_tag(batch, prompt) for prompt in batch.prompts]
         uids = [prompt.uid for prompt in batch.prompts]
         await self._queue.aput(uids, batch.partition, tags=tags)
         for prompt in batch.prompts:
-            prompt.open = set(range(prompt.n))
             for session, rows in resumable(prompt):
                 batch.resumed += 1
                 self._settle(prompt, session, 0, rows, None)
@@ -368,13 +382,8 @@ class RolloutDispatcher:
         if error is not None:
             batch.failed[prompt.uid, session] = error
             prompt.error = prompt.error or f"session {session}: {error}"
-        tags = {str(SessionKey(prompt.uid, session)): session_tag(session, attempt, error)}
         if not prompt.open:
             self._pool.forget(prompt.sample)
-            if not self.config.rollout_level:
-                tags[prompt.uid] = {STATUS: FINISHED}
-                if prompt.error is not None:
-                    tags[prompt.uid] = {STATUS: FAILURE, ERROR: prompt.error}
         tag = row_tag(batch.step, attempt)
         leaving = Leaving(
             partition=batch.partition,
@@ -382,17 +391,45 @@ class RolloutDispatcher:
                 str(TrajectoryKey(prompt.uid, session, index)): (row, tag)
                 for index, row in enumerate(rows or ())
             },
-            tags=tags,
-            then=functools.partial(self._written, batch, tokens, error is not None),
+            tags=self._last_tags(prompt, session, attempt, error),
+            then=functools.partial(self._written, prompt, session, attempt, tokens),
         )
         key = None if prompt.journal_key is None else (*prompt.journal_key, session)
         if batch.journal is not None and rows is not None and key not in batch.journal.entries:
             leaving = attrs.evolve(leaving, journal=batch.journal, entries={key: rows})
         self._writer.add(leaving)
 
+    def _last_tags(
+        self, prompt: Prompt, session: int, attempt: int, error: str | None
+    ) -> dict[str, dict[str, Any]]:
+        """A session's marker and, after the last of a legacy prompt, the prompt's status."""
+        tags = {str(SessionKey(prompt.uid, session)): session_tag(session, attempt, error)}
+        if not prompt.open and not self.config.rollout_level:
+            tags[prompt.uid] = {STATUS: FINISHED}
+            if prompt.error is not None:
+                tags[prompt.uid] = {STATUS: FAILURE, ERROR: prompt.error}
+        return tags
+
     def _written(
-        self, batch: Batch, tokens: int, failed: bool, error: BaseException | None
+        self,
+        prompt: Prompt,
+        session: int,
+        attempt: int,
+        tokens: int,
+        error: BaseException | None,
     ) -> None:
+        batch = prompt.batch
+        failed = (prompt.uid, session) in batch.failed
+        if error is not None and not failed:
+            # The queue refuses what this session left; that it failed can still be said.
+            cause = f"data: its rows could not be written: {type(error).__name__}: {error}"
+            logger.error("session %d of %s: %s", session, prompt.uid, cause, exc_info=error)
+            batch.failed[prompt.uid, session] = cause
+            prompt.error = prompt.error or f"session {session}: {cause}"
+            tags = self._last_tags(prompt, session, attempt, cause)
+            then = functools.partial(self._written, prompt, session, attempt, tokens)
+            self._writer.add(Leaving(batch.partition, tags, then))
+            return
         if error is not None:
             self._abort(batch, error)
             return

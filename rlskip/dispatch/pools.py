@@ -24,9 +24,16 @@ from rlskip.dispatch.units import Job, Sample, Session, own
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
 
+THREADS = 16
+"""How many blocking functions a worker runs at once, where nobody says."""
+
 
 class Pool(ABC):
     """Workers ``0 .. workers-1``; every call comes from one event loop."""
+
+    #: How many sessions a worker can really run at once; None for any number. More are not
+    #: handed out, so that none waits where its deadline runs already.
+    slots: int | None = None
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
@@ -68,8 +75,9 @@ class LocalPool(Pool):
         For blocking functions: how many of them a worker runs at once.
     """
 
-    def __init__(self, worker: Worker, workers: int = 4, *, threads: int = 16) -> None:
+    def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
         super().__init__(workers)
+        self.slots = threads if is_blocking(worker) else None
         self._runners = [Runner(worker, threads) for _ in range(workers)]
 
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
@@ -94,10 +102,7 @@ class Runner:
     def __init__(self, worker: Worker, threads: int) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
-        call = getattr(self._worker, "func", self._worker)
-        self._blocking = not (
-            inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
-        )
+        self._blocking = is_blocking(worker)
         self._threads = ThreadPoolExecutor(threads, "rlskip-worker") if self._blocking else None
 
     async def run(
@@ -105,14 +110,18 @@ class Runner:
     ) -> Rows:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
-        if not self._blocking:
-            return as_rows(await self._worker(*args))
-        loop = asyncio.get_running_loop()
-        thread = loop.run_in_executor(self._threads, self._worker, *args)
         try:
-            return as_rows(await asyncio.shield(thread))
-        except asyncio.CancelledError:
-            return as_rows(await thread)  # a thread cannot be stopped
+            if not self._blocking:
+                return as_rows(await self._worker(*args))
+            loop = asyncio.get_running_loop()
+            thread = loop.run_in_executor(self._threads, self._worker, *args)
+            try:
+                return as_rows(await asyncio.shield(thread))
+            except asyncio.CancelledError:
+                return as_rows(await thread)  # a thread cannot be stopped
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Out of a task these end the event loop, and with it every other session.
+            raise DataFailure(f"the worker raised {type(error).__name__}: {error}") from error
 
     async def call(self, method: str, *args: Any) -> None:
         result = getattr(self._worker, method)(*args)
@@ -122,6 +131,16 @@ class Runner:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def is_blocking(worker: Worker) -> bool:
+    """Whether a call of `worker` holds the thread it is made in until it is done."""
+    call = worker
+    while isinstance(call, functools.partial):
+        call = call.func
+    if not inspect.isroutine(call):
+        call = call.__call__ if inspect.isclass(call) else type(call).__call__
+    return not inspect.iscoroutinefunction(call)
 
 
 def as_rows(result: Any) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import itertools
 import logging
@@ -23,7 +24,7 @@ from rlskip.dispatch.failures import (
     WorkerLostError,
     as_failure,
 )
-from rlskip.dispatch.pools import Pool, Rows, Runner, Worker
+from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
 from rlskip.dispatch.units import Job, Sample, Session, own
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,14 @@ class RayPool(Pool):
         worker: Worker,
         workers: int = 4,
         *,
-        threads: int = 16,
+        threads: int = THREADS,
         options: Mapping[str, Any] | None = None,
         restarts: int = 3,
     ) -> None:
         super().__init__(workers)
         self._worker = worker
         self._threads = threads
+        self.slots = threads if is_blocking(worker) else None
         self._options = {
             "max_concurrency": 10_000,
             "scheduling_strategy": "SPREAD",
@@ -184,7 +186,8 @@ class _Seat:
     async def call(self, method: str, packed: Any) -> None:
         self._calls[method] = packed
         if self.actor is not None:
-            await self.actor.call.remote(method, packed)
+            with contextlib.suppress(RayActorError):  # its successor is told first of all
+                await self.actor.call.remote(method, packed)
 
     async def _repeat_calls(self, actor: Any) -> None:
         """Tell a new actor what was broadcast, before its first session."""
@@ -218,20 +221,23 @@ class _Seat:
         jobs, self._outbox = self._outbox, []
         cancelled, self._cancelled = self._cancelled, []
         forgotten, self._forgotten = self._forgotten, []
-        prompts = {}
-        for _, job in jobs:
-            if job.sample.id not in self._known:
-                self._known.add(job.sample.id)
-                prompts[job.sample.id] = self._pack_sample(job.sample)
-        handouts = [
-            (number, job.sample.id, job.sampling, attrs.astuple(job.session, recurse=False))
-            for number, job in jobs
-        ]
+        prompts: dict[int, bytes] = {}
+        handouts = []
+        for number, job in jobs:
+            try:
+                if job.sample.id not in self._known:
+                    prompts[job.sample.id] = self._pack_sample(job.sample)
+                    self._known.add(job.sample.id)
+            except Exception as error:  # a prompt that cannot be sent
+                self._settle(number, DataFailure(f"its prompt cannot be sent: {error}"))
+                continue
+            session = attrs.astuple(job.session, recurse=False)
+            handouts.append((number, job.sample.id, job.sampling, session))
         try:
             # As bytes: Ray would walk through a list of tuples in Python.
             self.actor.take.remote(pack((handouts, prompts, cancelled, forgotten)))
         except Exception as error:  # what cannot be sent
-            for number, _ in jobs:
+            for number, *_ in handouts:
                 self._settle(number, as_failure(error))
 
     async def _listen(self) -> None:
@@ -289,7 +295,7 @@ class _Actor:
 
     async def take(self, packed: bytes) -> None:
         handouts, prompts, cancelled, forgotten = pickle.loads(packed)
-        self._prompts.update((key, pickle.loads(fields)) for key, fields in prompts.items())
+        self._prompts.update((key, _prompt(fields)) for key, fields in prompts.items())
         for number, prompt, sampling, session in handouts:
             work = self._work(number, self._prompts[prompt], sampling, Session(*session))
             self._tasks[number] = asyncio.create_task(work)
@@ -316,6 +322,8 @@ class _Actor:
     async def _work(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
         result: Any
         try:
+            if isinstance(prompt, SessionFailure):
+                raise prompt
             result = await self._runner.run(prompt, sampling, session)
         except asyncio.CancelledError:
             result = SessionFailure("cancelled")
@@ -324,6 +332,14 @@ class _Actor:
         del self._tasks[number]
         self._results.append((number, result))
         self._some.set()
+
+
+def _prompt(packed: bytes) -> Any:
+    """A prompt's fields, or the failure that they cannot be read here."""
+    try:
+        return pickle.loads(packed)
+    except Exception as error:
+        return DataFailure(f"its prompt cannot be read in the actor: {error}")
 
 
 def _sendable(result: Any) -> Any:

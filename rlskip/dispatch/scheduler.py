@@ -147,10 +147,7 @@ class Scheduler:
         """
         self._load.pop(worker, None)
         for rank, _, unit in self._pinned.pop(worker, []):
-            if self._load:
-                self._pin(worker, rank, unit)
-            else:
-                self._again.append(unit)
+            self._pin(worker, rank, unit)
 
     # -- within --------------------------------------------------------------------------
 
@@ -172,6 +169,9 @@ class Scheduler:
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned:
             alive = self.alive
+            if not alive:
+                self._again.append(unit)
+                return
             worker = alive[worker % len(alive)]
         heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
 

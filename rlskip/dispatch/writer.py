@@ -64,14 +64,19 @@ class Writer:
     async def _write_all(self) -> None:
         while self._gathered:
             batch, self._gathered = self._gathered, []
-            error: BaseException | None = None
-            try:
-                await asyncio.to_thread(self._write, batch)
-            except Exception as failed:
-                error = failed
+            error = await self._try(batch)
             for leaving in batch:
-                leaving.then(error)
+                # What one of them holds must not keep the others from the queue.
+                alone = error is not None and len(batch) > 1
+                leaving.then(await self._try([leaving]) if alone else error)
         self._task = None
+
+    async def _try(self, batch: list[Leaving]) -> Exception | None:
+        try:
+            await asyncio.to_thread(self._write, batch)
+        except Exception as error:
+            return error
+        return None
 
     def _write(self, batch: list[Leaving]) -> None:
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
@@ -80,13 +85,15 @@ class Writer:
         tags: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for leaving in batch:
             if leaving.journal is not None and leaving.entries:
-                entries[leaving.journal].update(leaving.entries)
+                new = leaving.entries.keys() - leaving.journal.entries.keys()
+                entries[leaving.journal].update((key, leaving.entries[key]) for key in new)
             for key, (row, tag) in leaving.rows.items():
                 rows[leaving.partition, frozenset(row)][key] = row, tag
             for key, tag in leaving.tags.items():
                 tags[leaving.partition][key] = {**tags[leaving.partition].get(key, {}), **tag}
         for journal, added in entries.items():
-            _journal(journal, added)
+            if added:
+                _journal(journal, added)
         for (partition, _), found in rows.items():
             fields, row_tags = zip(*found.values(), strict=True)
             self._queue.put(list(found), partition, fields, row_tags)

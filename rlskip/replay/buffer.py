@@ -294,6 +294,8 @@ class ReplayBuffer:
 
     def _remove(self, uids: Sequence[str], partition_id: str) -> None:
         self._queue.clear(self._index(partition_id).remove(uids), partition_id)
+        # A watch that polls must see them gone before a refill puts the same keys again.
+        self._sync()
         self._owed[partition_id].difference_update(uids)
         for uid in uids:
             self._refills.pop((partition_id, uid), None)

@@ -94,7 +94,10 @@ class PartitionIndex:
         root = self._groups.get(key)
         if tag is not None and (tag.get(IS_PROMPT) or (form is None and _names_prompt(tag))):
             root = root or self._group(key)
+            before = root.step
             root.root, tag = tag, None
+            if root.step != before:  # submitted anew, under a uid that was sampled before
+                root.taken = False
             touched[key] = root
         elif root is not None and root.root is not None:
             root.root, root.taken = None, False

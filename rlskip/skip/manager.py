@@ -122,6 +122,11 @@ class SkipManager:
         return role in cls._recorders
 
     @classmethod
+    def store(cls, role: str) -> Any:
+        """The :class:`~rlskip.store.StepStore` of an enabled role; None where it has none."""
+        return getattr(dict.get(cls.skip_instances, role), "store", None)
+
+    @classmethod
     def flush(cls) -> None:
         """Wait until every dump is on disk."""
         for skip in dict.values(cls.skip_instances):

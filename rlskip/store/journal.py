@@ -103,7 +103,10 @@ class SessionJournal:
         try:
             for record, stop in _frames(data, str(self.path)):
                 if end == 0:
-                    must, _ = self._identity.differences(Identity.from_json(record))
+                    must, warn = self._identity.differences(Identity.from_json(record))
+                    if warn:
+                        differs = "; ".join(warn)
+                        logger.warning("%s: resumed although it differs: %s", self.path, differs)
                     if must:
                         self._set_aside("its sessions are of another run: " + "; ".join(must))
                         return

@@ -123,17 +123,19 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """A piece's worth of memory per thread, so that no piece faults in pages of its own."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(PIECE, np.uint8)
+        self._memory = np.empty(PIECE + 64, np.uint8)
 
     def __call__(self, nbytes: int) -> np.ndarray:
+        if nbytes > len(self._memory):
+            return np.empty(nbytes, np.uint8)
         return self._memory[:nbytes]
 
 
-scratch = _Scratch()
+scratch = Scratch()
 
 
 def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:

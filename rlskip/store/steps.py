@@ -350,9 +350,7 @@ class StepStore:
                 os.close(handle)
 
     @contextlib.contextmanager
-    def _reader(
-        self, step: int, inner: int | None
-    ) -> Iterator[tuple[container.Reader, DumpMeta]]:
+    def _reader(self, step: int, inner: int | None) -> Iterator[tuple[container.Reader, DumpMeta]]:
         with (
             _absent(self._place(step, inner)),
             commit.reading(self.directory, step),
