@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import itertools
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,8 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     writer = Writer(store)
     steps = itertools.count()
 
-    def written() -> None:  # what the writer does behind the training thread is not timed
-        while writer.pending:
-            time.sleep(0.01)
-
-    (hold,) = in_turns(rounds, lambda: writer.save(next(steps), batch), between=written)
+    # Before each step the skip role waits for the step before in the same way.
+    (hold,) = in_turns(rounds, lambda: writer.save(next(steps), batch), between=writer.wait)
     their_save, save = in_turns(
         rounds,
         lambda: batch.save_to_disk(pickled),

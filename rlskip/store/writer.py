@@ -46,14 +46,15 @@ class Writer:
         Of copies waiting to be written. A save that would exceed it waits until earlier
         ones are written; one larger than that waits until it is the only one.
     timeout_s
-        How long a save or a flush waits at most.
+        How long a save, a wait or a flush waits at most.
 
     Notes
     -----
     The copy of a dump is narrowed, so it takes at most the rollouts' size and mostly far
     less. The thread lives while there is something to write and is no daemon: an interpreter
     that ends in the usual way writes everything first. A process that will be killed must
-    :meth:`flush`, or not use this.
+    :meth:`flush`, or not use this. The memory of the last copy is kept for the next one, which
+    is much faster into pages that have been used before, until :meth:`flush`.
 
     Examples
     --------
@@ -131,8 +132,8 @@ class Writer:
         with self._changed:
             return len(self._jobs)
 
-    def flush(self) -> None:
-        """Wait until everything is written and give the copies' memory back.
+    def wait(self) -> None:
+        """Wait until everything is written.
 
         Raises
         ------
@@ -142,6 +143,11 @@ class Writer:
         self._forget_parent()
         with self._changed:
             self._wait_for(lambda: not self._jobs)
+
+    def flush(self) -> None:
+        """As :meth:`wait`, and give the copies' memory back."""
+        self.wait()
+        with self._changed:
             self._spare = None
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:

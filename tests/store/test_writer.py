@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +81,30 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     assert store.steps() == [1, 2, 4, 5]
 
 
-def test_flush_does_not_wait_for_ever(store: StepStore, gate: threading.Event) -> None:
+def test_memory_in_use_is_kept_from_dump_to_dump_until_flushed(store: StepStore) -> None:
+    noise = torch.rand(1 << 20)  # 4 MiB, not to be narrowed
+    tracemalloc.start()
+    try:
+        writer = Writer(store)
+        for step in range(3):
+            writer.save(step, noise)
+            writer.wait()
+            assert writer.pending == 0
+            assert 4 << 20 <= tracemalloc.get_traced_memory()[0] < 8 << 20
+        writer.flush()
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
+def test_nobody_waits_for_ever(
+    store: StepStore, gate: threading.Event, wait: Callable[[Writer], None]
+) -> None:
     writer = Writer(store, timeout_s=0.1)
     writer.save(7, "x")
     with pytest.raises(WriterTimeoutError, match="steps 7 were not written within") as caught:
-        writer.flush()
+        wait(writer)
     assert str(store.directory) in str(caught.value)
     gate.set()
 
