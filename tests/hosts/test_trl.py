@@ -1,6 +1,6 @@
 """TRL's own GRPOTrainer, a tiny model on the CPU: the second run generates nothing, logs the same.
 
-Real processes of the interpreter that $RLSKIP_TRL names (`.ci/trl` makes it).
+Real processes of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def python() -> str:
     """The interpreter with TRL in it."""
     found = os.environ.get("RLSKIP_TRL")
     if not found:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/trl` makes one")
+        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
     return found
 
 
