@@ -10,7 +10,7 @@
 from typing import TYPE_CHECKING, Any
 
 from rlskip.dispatch.batch import Batch, BatchReport
-from rlskip.dispatch.dispatcher import RolloutDispatcher
+from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -37,6 +37,7 @@ __all__ = [
     "BatchError",
     "BatchReport",
     "DataFailure",
+    "DispatcherClosedError",
     "Group",
     "InfrastructureFailure",
     "LocalPool",

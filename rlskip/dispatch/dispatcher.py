@@ -16,7 +16,12 @@ from tensordict import TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch.batch import Attempt, Batch, BatchReport, Progress, Prompt
-from rlskip.dispatch.failures import InfrastructureFailure, WorkerLostError, as_failure
+from rlskip.dispatch.failures import (
+    InfrastructureFailure,
+    SessionFailure,
+    WorkerLostError,
+    as_failure,
+)
 from rlskip.dispatch.history import History, length_of
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Rows, Worker
@@ -366,10 +371,10 @@ class RolloutDispatcher:
             prompt.batch.queued[prompt.uid, unit.session] = prompt.batch.elapsed()
             self._scheduler.retry(attempt.worker, unit)
             return
-        kind = "infrastructure" if machine else "data"
         logger.error("%s failed for good: %s", _name(attempt), failure.what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        self._settle(prompt, unit.session, unit.attempt, None, f"{kind}: {failure.what}")
+        cause = f"{_kind(failure)}: {failure.what}"
+        self._settle(prompt, unit.session, unit.attempt, None, cause)
 
     def _settle(
         self, prompt: Prompt, session: int, attempt: int, rows: Rows, error: str | None
@@ -422,8 +427,9 @@ class RolloutDispatcher:
         failed = (prompt.uid, session) in batch.failed
         if error is not None and not failed:
             # The queue refuses what this session left; that it failed can still be said.
-            cause = f"data: its rows could not be written: {type(error).__name__}: {error}"
-            logger.error("session %d of %s: %s", session, prompt.uid, cause, exc_info=error)
+            failure = as_failure(error)
+            cause = f"{_kind(failure)}: its rows could not be written: {failure.what}"
+            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             batch.failed[prompt.uid, session] = cause
             prompt.error = prompt.error or f"session {session}: {cause}"
             tags = self._last_tags(prompt, session, attempt, cause)
@@ -498,6 +504,10 @@ class RolloutDispatcher:
                     error=error,
                 )
             )
+
+
+def _kind(failure: SessionFailure) -> str:
+    return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
 
 
 def _name(attempt: Attempt) -> str:

@@ -85,15 +85,13 @@ class Writer:
         tags: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for leaving in batch:
             if leaving.journal is not None and leaving.entries:
-                new = leaving.entries.keys() - leaving.journal.entries.keys()
-                entries[leaving.journal].update((key, leaving.entries[key]) for key in new)
+                entries[leaving.journal].update(leaving.entries)
             for key, (row, tag) in leaving.rows.items():
                 rows[leaving.partition, frozenset(row)][key] = row, tag
             for key, tag in leaving.tags.items():
                 tags[leaving.partition][key] = {**tags[leaving.partition].get(key, {}), **tag}
         for journal, added in entries.items():
-            if added:
-                _journal(journal, added)
+            _journal(journal, added)
         for (partition, _), found in rows.items():
             fields, row_tags = zip(*found.values(), strict=True)
             self._queue.put(list(found), partition, fields, row_tags)

@@ -49,6 +49,9 @@ def test_ours_and_the_host_s_key_may_not_disagree():
     assert read_dispatch({**host, "dispatch": {"rollout_level": True}}).rollout_level
     with pytest.raises(ConfigError, match=r"trainer\.v1\.rollout_level_dispatch"):
         read_dispatch({**host, "dispatch": {"rollout_level": False}})
+    host["trainer"]["v1"]["rollout_level_dispatch"] = False  # a host's default, which says nothing
+    assert read_dispatch({**host, "dispatch": {"rollout_level": True}}).rollout_level
+    assert not read_dispatch(host).rollout_level
 
 
 def test_every_problem_is_named_at_once():

@@ -10,12 +10,18 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.dispatch import BatchError, DataFailure, InfrastructureFailure, LocalPool
+from rlskip.dispatch import (
+    BatchError,
+    DataFailure,
+    DispatcherClosedError,
+    InfrastructureFailure,
+    LocalPool,
+)
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import ConfigError
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer
 from rlskip.store import StepStore
 
 
@@ -373,28 +379,95 @@ def test_what_is_no_batch_is_refused(make_dispatcher, make_prompts):
     )
 
 
-def test_a_queue_that_fails_fails_the_batch(make_prompts):
-    class Broken(MemoryQueue):
-        def put(self, keys, partition_id, fields=None, tags=None):
-            if fields is not None:
-                raise RuntimeError("no space")
-            return super().put(keys, partition_id, fields, tags)
+@pytest.mark.parametrize("rollout_level", [True, False])
+def test_rows_that_the_queue_refuses_fail_their_session_alone(
+    make_dispatcher, make_prompts, queue, rollout_level
+):
+    async def worker(prompt, sampling, session):
+        odd = {"odd": (value for value in "abc")} if session.session_id == 1 else {}
+        return {"responses": torch.ones(3), **odd}
 
-    with Dispatcher(LocalPool(echo, 2), Broken(), {"dispatch": {"n": 2}}) as dispatcher:
+    dispatcher = make_dispatcher(worker, rollout_level=rollout_level)
+    report = dispatcher.generate_sequences(make_prompts(3), step=1)
+    assert report.failed.keys() == {(f"u_{i}", 1) for i in range(3)}
+    assert "data: its rows could not be written: TypeError" in report.failed["u_0", 1]
+    final = dict(markers(queue.log))
+    assert len(final) == 12
+    assert sum(tag["status"] == "failure" for tag in final.values()) == 3
+    with pytest.raises(IncompleteRolloutError, match="rows could not be written"):
+        ReplayBuffer(queue, {"replay": {"timeout_s": 5}}).sample(1, "train")
+
+
+class Broken(MemoryQueue):
+    """Takes nothing, or no markers."""
+
+    def __init__(self, refuses):
+        super().__init__()
+        self.refuses = refuses
+
+    def put(self, keys, partition_id, fields=None, tags=None):
+        if self.refuses(keys):
+            raise RuntimeError("no space")
+        return super().put(keys, partition_id, fields, tags)
+
+
+@pytest.mark.parametrize("refuses", [lambda keys: True, lambda keys: split_session(keys[0])])
+def test_a_queue_that_takes_no_markers_fails_the_batch(make_prompts, refuses):
+    with Dispatcher(LocalPool(echo, 2), Broken(refuses), {"dispatch": {"n": 2}}) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
         with pytest.raises(RuntimeError, match="no space"):
             batch.result(10)
 
 
-def test_a_policy_that_fails_fails_the_batch(make_prompts, queue):
+def test_a_policy_that_fails_fails_the_batch_and_marks_every_session(make_prompts, queue):
     def policy(session):
         raise KeyError("oops")
 
-    config = {"dispatch": {"rollout_level": True}}
+    config = {"dispatch": {"rollout_level": True, "n": 2}}
     with Dispatcher(LocalPool(echo, 2), queue, config, policy=policy) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
         with pytest.raises(KeyError, match="oops"):
             batch.result(10)
+        with pytest.raises(IncompleteRolloutError, match="oops"):
+            ReplayBuffer(queue, {"replay": {"timeout_s": 5}}).sample(1, "train")
+    assert len(markers(queue.log)) == 4
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_a_worker_that_exits_fails_its_session_only(make_dispatcher, make_prompts, kind):
+    def blocking(prompt, sampling, session):
+        if session.session_id == 1:
+            raise SystemExit(2)  # argparse in an environment, say
+        return {"responses": torch.ones(3)}
+
+    async def coroutine(*args):
+        return blocking(*args)
+
+    dispatcher = make_dispatcher(blocking if kind == "blocking" else coroutine)
+    report = dispatcher.generate_sequences(make_prompts(2), step=1)
+    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
+    assert "data: the worker raised SystemExit: 2" in report.failed["u_0", 1]
+    assert report.succeeded == 6
+
+
+def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompts, queue):
+    def worker(prompt, sampling, session):
+        time.sleep(0.2)
+        return {"responses": torch.ones(3)}
+
+    config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 0.5}}
+    with Dispatcher(LocalPool(worker, 1, threads=1), queue, config) as dispatcher:
+        report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    # Handed out at once, the third and the fourth would wait past their deadline.
+    assert report.failed == {}
+    assert report.attempts == 4
+
+
+def test_a_closed_dispatcher_says_so(make_dispatcher, make_prompts):
+    dispatcher = make_dispatcher(echo)
+    dispatcher.close()
+    with pytest.raises(DispatcherClosedError, match="closed"):
+        dispatcher.submit(make_prompts(1), step=1)
 
 
 def test_a_journal_needs_a_store(queue):

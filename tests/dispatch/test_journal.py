@@ -9,6 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -77,6 +78,14 @@ def test_a_journal_of_another_identity_is_set_aside(tmp_path, caplog):
     assert "sampling.temperature" in caplog.text
     assert not path.exists()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "3.journal"
+    write(path, 2)
+    journal = SessionJournal(path, attrs.evolve(IDENTITY, model="another"))
+    assert len(journal.entries) == 2
+    assert "model: 'another' now" in caplog.text
 
 
 def test_a_file_that_is_no_journal_is_started_over(tmp_path):

@@ -91,8 +91,12 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     assert len(markers(queue)) == 8
     retried = [tag["attempt"] for _, tag in markers(queue) if tag["attempt"]]
     assert 1 <= len(retried) <= 2
-    pids = {name.rsplit(".", 1)[1] for name in os.listdir(tmp_path)}
-    assert len(pids) >= 2
+    dead = begun[0].rsplit(".", 1)[1]
+    runs = [name.rsplit(".", 2) for name in os.listdir(tmp_path)]
+    lost = {session for session, attempt, pid in runs if attempt == "0" and pid == dead}
+    again = {session: pid for session, attempt, pid in runs if attempt == "1"}
+    assert lost == again.keys()
+    assert dead not in again.values()
     # The seat is taken again: both workers work.
     assert dispatcher.generate_sequences(make_prompts(4), step=2).failed == {}
 
@@ -169,6 +173,81 @@ def test_a_deadline_and_a_cancel_reach_the_actor(make_ray_dispatcher, make_promp
         time.sleep(0.05)
     assert sorted(os.listdir(tmp_path)) == ["0.0", "0.1", "1.0", "1.1"]
     assert batch.report().late == 0
+
+
+def test_cancelling_a_batch_reaches_the_actors(make_ray_dispatcher, make_prompts, queue, tmp_path):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        async def __call__(self, prompt, sampling, session):
+            name = os.path.join(self.directory, f"{session.uid}.{session.session_id}.")
+            open(name + "began", "w").close()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                open(name + "cancelled", "w").close()
+                raise
+
+    batch = make_ray_dispatcher(Worker, n=2).submit(make_prompts(2), step=1)
+    deadline = time.monotonic() + 30
+    while len(os.listdir(tmp_path)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    batch.cancel()
+    report = batch.result(20)
+    assert set(report.failed.values()) == {"cancelled"}
+    assert len(markers(queue)) == 4
+    while len(os.listdir(tmp_path)) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(name.endswith("cancelled") for name in os.listdir(tmp_path)) == 4
+
+
+def test_a_late_result_of_an_actor_is_dropped(make_ray_dispatcher, make_prompts, queue, tmp_path):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        def __call__(self, prompt, sampling, session):  # a thread cannot be stopped
+            while session.attempt == 0 and not os.listdir(self.directory):
+                time.sleep(0.01)
+            return {"responses": torch.full((2,), session.attempt)}
+
+    dispatcher = make_ray_dispatcher(Worker, n=1, session_timeout_s=0.5, max_retries=1)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    report = batch.result(60)
+    assert (report.failed, report.attempts) == ({}, 2)
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 20
+    while batch.report().late == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert batch.report().late == 1
+    assert len(markers(queue)) == 1
+    assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
+
+
+class Unreadable:
+    """Crosses to the actor, and cannot be read there."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class Unsendable:
+    def __reduce__(self):
+        raise TypeError("stays here")
+
+
+def test_a_prompt_that_cannot_cross_fails_its_sessions_at_once(make_ray_dispatcher):
+    prompts = [
+        {"uid": "good", "input_ids": torch.ones(3)},
+        {"uid": "unreadable", "input_ids": torch.ones(3), "odd": Unreadable()},
+        {"uid": "unsendable", "input_ids": torch.ones(3), "odd": Unsendable()},
+    ]
+    report = make_ray_dispatcher(draw, n=2).submit(prompts, step=1).result(30)
+    assert report.succeeded == 2
+    causes = {uid: cause for (uid, _), cause in report.failed.items()}
+    assert causes["unreadable"].startswith("data: its prompt cannot be read in the actor")
+    assert causes["unsendable"].startswith("data: its prompt cannot be sent: stays here")
 
 
 def test_broadcast_reaches_every_worker_and_its_successor(

@@ -200,6 +200,16 @@ def test_what_waited_for_a_lost_worker_goes_to_the_others():
     assert sorted(seen) == [(1, 0), (1, 0), (1, 1), (1, 1)]
 
 
+def test_without_workers_everything_waits():
+    scheduler = Scheduler(2, chunk, per_worker=1)
+    scheduler.add(Group(0, 2, 2))
+    scheduler.lose(0)
+    scheduler.lose(1)
+    scheduler.add(Group(1, 2, 2))
+    assert scheduler.alive == []
+    assert scheduler.next() is None
+
+
 def test_policies_shorten_the_long_tail():
     figures = dict.fromkeys(["chunk", "least_loaded", "longest_first", "history"], 0.0)
     for seed in range(3):

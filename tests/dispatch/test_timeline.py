@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 import torch
@@ -61,9 +62,13 @@ def test_progress_shows_sessions_and_tokens(make_dispatcher, make_prompts, capsy
     pytest.importorskip("tqdm")
 
     async def worker(prompt, sampling, session):
+        await asyncio.sleep(0.1)  # a bar is drawn ten times a second
         return {"responses": torch.ones(7)}
 
-    make_dispatcher(worker, progress=True).generate_sequences(make_prompts(3), step=4)
+    caps = {"max_concurrent_rollouts": 3}
+    make_dispatcher(worker, progress=True, **caps).generate_sequences(make_prompts(3), step=4)
     said = capsys.readouterr().err
     assert "step 4" in said
     assert "/12" in said
+    assert re.search(r"tok/s=[\d,]+", said)
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", said)  # the time taken, and that left

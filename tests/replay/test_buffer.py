@@ -10,6 +10,7 @@ import pytest
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue
+from rlskip.queue.transfer_queue import _PollingWatch
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 
@@ -307,6 +308,42 @@ def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue
     assert batch.keys == ["u_0_0", "u_1_0"]
     assert evicted == [("train", ["u"], [])] * 2  # evicted before it is refilled
     assert metrics["training/rollout_failure/refilled_samples"] == 2
+
+
+class PolledQueue(MemoryQueue):
+    """Watched as TransferQueue is: listing after listing."""
+
+    def watch(self):
+        return _PollingWatch(self, 0.001, 0.01)
+
+    def kv_list(self):
+        return {name: self.list(name) for name in list(self._partitions)}
+
+
+def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls():
+    queue = PolledQueue()
+    rollouts = Rollouts(queue)
+
+    def refill(partition, prompts):
+        rollouts.counted("u", 2)  # cleared and put again between two listings
+
+    config = {"replay": {"on_incomplete": "refill", "timeout_s": 2}}
+    rollouts.tag("u", prompt_tag(1, 2))
+    rollouts.session("u", 0)
+    rollouts.session("u", 1, error="oops")
+    batch, _ = ReplayBuffer(queue, config, refill=refill).sample(1, "train")
+    assert batch.keys == ["u_0_0", "u_1_0"]
+
+
+def test_a_uid_submitted_anew_at_another_step_is_another_prompt(make_buffer, rollouts, queue):
+    buffer = make_buffer()
+    rollouts.counted("u", 2, step=1)
+    batch, _ = buffer.sample(1, "train")
+    queue.clear([*batch.keys, "u", "u_sess0", "u_sess1"], "train")  # past the buffer
+    rollouts.counted("u", 2, step=2)
+    assert buffer.sample(2, "train")[0].keys == ["u_0_0", "u_1_0"]
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(2, "train")
 
 
 def test_refill_gives_up_on_a_line_of_replacements(make_buffer, rollouts):
