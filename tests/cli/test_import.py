@@ -298,6 +298,130 @@ def test_a_dump_that_would_run_a_command_is_refused(
     assert not out.exists()
 
 
+class Made:
+    """Pickled as ``call(*arguments)``; with keywords as ``call.__new__(call, ...)``."""
+
+    def __init__(self, call: Any, *arguments: Any, **keywords: Any) -> None:
+        self.call, self.arguments, self.keywords = call, arguments, keywords
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, self.arguments
+
+
+class Stated:
+    """Something that is given states, one after the other."""
+
+    def __init__(self, made: Any, *states: Any) -> None:
+        self.made, self.states = made, states
+
+
+class Crafting(pickle._Pickler):  # type: ignore[name-defined]
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if isinstance(obj, Made) and obj.keywords:
+            for part in (obj.call, obj.arguments, obj.keywords):
+                self.save(part)
+            self.write(pickle.NEWOBJ_EX)
+        elif isinstance(obj, Stated):
+            self.save(obj.made)
+            for state in obj.states:
+                self.save(state)
+                self.write(pickle.BUILD)
+        else:
+            super().save(obj, save_persistent_id)
+
+
+def crafted(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    Crafting(buffer, 4).dump((None, {"x": value}, {}))
+    return b"\x80\x04cverl.protocol\nDataProto\n)\x81" + buffer.getvalue()[2:-1] + b"b."
+
+
+def dtype(code: str, *state: Any) -> Stated:
+    return Stated(Made(np.dtype, code, False, True), state)
+
+
+def memory_attacks() -> dict[str, Any]:
+    """What would make Python read or write at an address of the file's choice, or beyond an end."""
+    reconstruct = np.array(0).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    buffered = np.arange(2).__reduce_ex__(5)[0]
+    retyped = torch._tensor._rebuild_from_type_v2
+    a, objects, flags = b"A" * 8, np.dtype("O"), np.dtype("O").flags
+    hidden = dtype("O8", 3, "|", None, None, None, -1, -1, 0)
+    beyond = dtype("S8", 3, "|", None, ("x",), {"x": (np.dtype("i8"), 1 << 40)}, 8, 1, 0)
+    field = dtype("S8", 3, "|", None, ("x",), {"x": (objects, 0)}, 8, 1, flags)
+    part = dtype("S8", 3, "|", (objects, (1,)), None, None, 8, 1, flags)
+    growing = dtype("S8", 3, "|", None, None, None, 8, 1, 0)
+    grown = (3, "|", None, None, None, 1 << 30, 1, 0)
+
+    def array(*states: Any, shape: tuple[int, ...] = (0,)) -> Stated:
+        return Stated(Made(reconstruct, np.ndarray, shape, b"b"), *states)
+
+    def column(kind: Any, data: Any, n: int = 1) -> Stated:
+        return array((1, (n,), kind, False, data))
+
+    return {
+        "an array of addresses": Made(np.ndarray, (1,), objects, a),
+        "memory as it is": Made(np.ndarray, (1000,)),
+        "by way of a tensor": Made(retyped, np.ndarray, np.ndarray, ((1,), objects, a), None),
+        "a state of addresses": column(objects, a),
+        "a state of too few objects": column(objects, [], 100_000),
+        "not empty at first": array(shape=(1000,)),
+        "filled twice": array(*[(1, (n,), np.dtype("u1"), False, bytes(n)) for n in (8, 4000)]),
+        "objects that a state hides": column(hidden, a),
+        "objects that a buffer hides": Made(buffered, a, hidden, (1,), "C"),
+        "objects that a scalar hides": Made(scalar, hidden, a),
+        "a field of objects": column(field, a),
+        "a field beyond the end": column(beyond, a),
+        "a part of objects": Made(scalar, part, a),
+        "a dtype that grows": [growing, column(growing, a), Stated(growing, grown)],
+        "a structure": Made(np.dtype, "O,i8", False, True),
+        "a structure's mapping": Made(np.dtype, {"x": (objects, 0)}, False, True),
+        "objects in a buffer": Made(buffered, a, objects, (1,), "C"),
+        "a buffer that may move": Made(buffered, np.zeros(100), np.dtype("i8"), (100,), "C"),
+        "a tensor at an address": Made(torch.Tensor, cdata=0x41414141),
+        "a storage of an allocator": Made(torch.UntypedStorage, 8, allocator=0x41414141),
+        "a function's defaults": Stated(torch._utils._rebuild_parameter, (None, {"x": 1})),
+    }
+
+
+@pytest.mark.parametrize("which", list(memory_attacks()))
+def test_a_dump_that_would_reach_into_memory_is_refused(tmp_path: Path, which: str) -> None:
+    file = tmp_path / "gen_batch.dp"
+    file.write_bytes(crafted(memory_attacks()[which]))
+    with pytest.raises(ForeignDumpError):
+        read_data_proto(file)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_every_kind_of_array_is_read_as_pickle_would(tmp_path: Path, protocol: int) -> None:
+    arrays = {
+        "big": np.arange(3, dtype=">i4"),
+        "text": np.array(["a", "bcd"]),
+        "bytes": np.array([b"a", b"xx"]),
+        "times": np.array(["2026-01-01"], "M8[s]"),
+        "spans": np.array([3], "m8[D]"),
+        "objects": np.array([[None, {"a": np.arange(2)}], ["x", 1.5]], object),
+        "no objects": np.zeros((0, 2), object),
+        "empty": np.zeros((0, 3)),
+        "one": np.array(1.5),
+        "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "complex": np.ones(2, "c16"),
+        "scalar": np.float32(3),
+        "flag": np.bool_(True),
+        "half": torch.rand(2).bfloat16(),
+        "parameter": torch.nn.Parameter(torch.rand(3)),
+    }
+    file = tmp_path / "gen_batch.dp"
+    inner = pickle.dumps((None, arrays, {}), protocol=protocol)
+    head = b"\x80" + bytes([protocol]) + b"cverl.protocol\nDataProto\n)\x81"
+    file.write_bytes(head + inner[2:-1] + b"b.")
+    _, found, _ = read_data_proto(file)
+    assert repr(found) == repr(pickle.loads(inner)[1])
+    assert found["columns first"].flags.f_contiguous
+    found["big"][0] = 7  # memory of its own
+
+
 def test_a_queue_batch_that_would_run_a_command_is_refused(tmp_path: Path) -> None:
     proof, file = tmp_path / "proof", tmp_path / "tq_batch.pt"
     payload = {"tensordict": TensorDict({}, [0]), "tags": [], "keys": [], "global_steps": 1}
