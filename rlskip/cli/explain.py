@@ -31,6 +31,7 @@ from rlskip.config.skip import (
     skip_node,
 )
 from rlskip.errors import RlskipError
+from rlskip.hosts import verl_job
 from rlskip.skip.base import SKIP_REGISTRY, role_specs
 
 TIMEOUT_S = 300.0
@@ -51,6 +52,8 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     findings += about
     findings += _legacy(config, "rollout" in roles)
     findings += _attached(config, roles)
+    if roles and verl_job.is_verls(config):
+        findings += _verl(config, split)
     for name, role in roles.items():
         findings += _role(name, role, config)
     dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
@@ -197,6 +200,9 @@ def _wiring(config: DictConfig, command: _Command, on: bool) -> list[Finding]:
     targets = [c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)]
     if _CALLBACK in targets:
         findings.append(Finding("callback", OK, f"{_CALLBACK} starts and ends the job"))
+    elif on and verl_job.is_verls(config) and (way := _attached_by(command)):
+        what = f"none, so there is no summary; verl's processes load rlskip by {way}"
+        findings.append(Finding("callback", NOTE, what))
     elif on:
         findings.append(
             Finding(
@@ -208,6 +214,15 @@ def _wiring(config: DictConfig, command: _Command, on: bool) -> list[Finding]:
             )
         )
     return findings
+
+
+def _attached_by(command: _Command) -> str:
+    """How verl's processes of that command's environment load rlskip; empty: not at all."""
+    python = command.start[0]
+    if not os.path.basename(python).startswith("python"):
+        python = sys.executable
+    asked = "from rlskip.hosts.verl import attached_by; print(attached_by() or '')"
+    return _run([python, "-c", asked]).stdout.strip()
 
 
 def _roles(config: DictConfig) -> tuple[dict[str, RoleConfig], list[Finding]]:
@@ -229,8 +244,7 @@ def _roles(config: DictConfig) -> tuple[dict[str, RoleConfig], list[Finding]]:
         registry, foreign = _registry(node or {})
         roles = read_roles(_without(config, foreign), registry)
     except RlskipError as error:
-        where = f"{error.where}: " if error.where else ""
-        return {}, [Finding("skip", ERROR, where + error.what.replace("\n", " "), error.remedy)]
+        return {}, [_refusal("skip", error)]
     notes = [
         Finding("skip", NOTE, f"role {name} is the application's own; its dumps are not looked at")
         for name in foreign
@@ -245,6 +259,11 @@ def _roles(config: DictConfig) -> tuple[dict[str, RoleConfig], list[Finding]]:
         what = "no role under skip is enabled: nothing is skipped or cached"
         remedy = "choose an option, e.g. +skip=rollout_cache; in a defaults list, put it last"
     return {}, [Finding("skip", ERROR, what, remedy)]
+
+
+def _refusal(topic: str, error: RlskipError) -> Finding:
+    where = f"{error.where}: " if error.where else ""
+    return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
 
 
 def _registry(node: Mapping[str, Any]) -> tuple[dict[str, RoleSpec], list[str]]:
@@ -288,22 +307,24 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
     return [Finding("legacy flag", WARNING, message) for message in messages]
 
 
+def _verl(config: DictConfig, command: _Command) -> list[Finding]:
+    """What verl's driver would refuse before it starts the trainer."""
+    _, foreign = _registry(skip_node(config) or {})
+    try:
+        if verl_job.MAIN_PPO_SYNC in command.start:
+            verl_job.refuse_main_ppo_sync()
+        verl_job.judge(_without(config, foreign))
+    except RlskipError as error:
+        return [_refusal("verl", error)]
+    return []
+
+
 # -- what a role would do --------------------------------------------------------------
 
 
 def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
     skip: Any = SKIP_REGISTRY[name](role, config)
     findings = [Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")]
-    if name == "rollout" and look_up(config, "trainer.use_v1") is True:
-        findings.append(
-            Finding(
-                name,
-                ERROR,
-                "verl's V1 trainer (trainer.use_v1) does not return its rollouts: this role never "
-                "acts there",
-                "use +skip=rollout_tq_cache, or trainer.use_v1=False",
-            )
-        )
     dumps = Run(skip.directory).dumps()
     sound = [dump for dump in dumps if dump.meta is not None]
     bad = [dump.name for dump in dumps if dump.meta is None]

@@ -10,6 +10,7 @@ that word the job has failed.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -17,12 +18,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from hydra.core.utils import JobStatus
 
 from rlskip._compat import version_of
+from rlskip.config.check import raise_all
 from rlskip.config.skip import DIRECTORY_VARIABLE, look_up
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import MODULES_VARIABLE, PLUGIN, PLUGINS_VARIABLE, attached_by
@@ -41,6 +43,8 @@ _PROBE_S = 120.0
 
 #: The oldest release that was tried.
 OLDEST = (0, 8)
+
+MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
 
 
 class _Job:
@@ -101,10 +105,15 @@ class _Job:
 _job: _Job | None = None
 
 
+def is_verls(config: Any) -> bool:
+    """Whether it looks like the config of one of verl's applications."""
+    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
+    return all(look_up(config, part) is not None for part in parts)
+
+
 def starts_verl(config: Any) -> bool:
     """Whether the application is one of verl's: its trainer then runs in a Ray actor."""
-    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
-    return "verl" in sys.modules and all(look_up(config, part) is not None for part in parts)
+    return "verl" in sys.modules and is_verls(config)
 
 
 def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
@@ -123,11 +132,11 @@ def before_job(config: Any, dump_dirs: Mapping[str, str]) -> None:
     if not starts_verl(config):
         return
     refuse_release()
-    if "verl.trainer.main_ppo_sync" in sys.modules or _main() == "verl.trainer.main_ppo_sync":
+    if MAIN_PPO_SYNC in sys.modules or _main() == MAIN_PPO_SYNC:
         refuse_main_ppo_sync()
     if verl_version() >= (0, 9):
         _refuse_unattached()
-    _judge(config, dump_dirs)
+    judge(config)
     job = _Job(dump_dirs)
     if job.found_ray:
         _reach_running(_ray())
@@ -178,8 +187,7 @@ def refuse_release() -> None:
 
 def refuse_main_ppo_sync() -> NoReturn:
     raise ConfigError(
-        f"verl {_said(verl_version())}'s main_ppo_sync is not supported, and would train without "
-        "skipping",
+        "verl's main_ppo_sync is not supported, and would train without skipping",
         "skip",
         "use verl.trainer.main_ppo; or verl 0.9's V1 trainer with +skip=rollout_tq_cache",
     )
@@ -205,20 +213,20 @@ def _refuse_unattached() -> None:
         )
 
 
-def _judge(config: Any, roles: Iterable[str]) -> None:
-    """What the trainer would refuse or never ask for, refused before any GPU is taken."""
-    if look_up(config, "trainer.use_v1"):
-        import copy
+def judge(config: Any) -> None:
+    """Refuse, before any GPU is taken, what the trainer would refuse or never ask for.
 
-        from rlskip.hosts.verl_v1 import prepare
+    Raises
+    ------
+    ConfigError
+        Names *every* problem of the roles that are on with the trainer that `config` chooses.
+    """
+    from rlskip.hosts.verl_v1 import foreign_roles, prepare
 
+    if look_up(config, "trainer.use_v1") or look_up(config, "async_training") is not None:
         prepare(copy.deepcopy(config))
-    elif "rollout_tq" in roles:
-        raise ConfigError(
-            "verl's V0 trainer never calls a stage 'rollout_tq': nothing would be skipped",
-            "skip.rollout_tq.enable",
-            "use skip.rollout (+skip=rollout_cache), or on verl 0.9 trainer.use_v1=True",
-        )
+    else:
+        raise_all(foreign_roles(config, "rollout"))
 
 
 def _main() -> str | None:

@@ -56,6 +56,17 @@ _V1 = "verl.trainer.ppo.v1"
 _ROLE = "rollout_tq"
 _SCORES = "rm_scores"
 
+# Which of verl's trainers asks which role; and how to get the one that asks yours.
+_ASKING = {
+    "rollout": "verl's V0 trainer",
+    _ROLE: "verl's V1 trainer",
+    "async_rollout": "verl's fully async rollouter",
+}
+_OTHERWISE = {
+    ("rollout", _ROLE): ", or trainer.use_v1=False",
+    (_ROLE, "rollout"): ", or on verl 0.9 trainer.use_v1=True",
+}
+
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _SAMPLER = "trainer.v1.sampler"
 _FILTER = "algorithm.filter_groups.enable"
@@ -244,9 +255,9 @@ def prepare(config: DictConfig) -> None:
     """
     if look_up(config, "async_training") is not None:
         # The fully async application: its use_v1 says nothing, and it has no V1 trainer.
-        raise_all(_foreign_roles(config, "async_rollout"))
+        raise_all(foreign_roles(config, "async_rollout"))
         return
-    problems = _foreign_roles(config, _ROLE)
+    problems = foreign_roles(config, _ROLE)
     role = _roles(config).get(_ROLE)
     if role and _SCORES in role.drop_fields and look_up(config, _FILTER):
         what = f"verl needs {_SCORES} when it samples, and dropped ones are made after that"
@@ -280,19 +291,16 @@ def _plug_in_buffer(config: DictConfig, problems: list[Problem]) -> None:
     _set(config, f"{_SAMPLER}.sampler_kwargs", dataclasses.asdict(settings))
 
 
-def _foreign_roles(config: DictConfig, ours: str) -> list[Problem]:
-    """Built-in roles that are on and that this trainer never asks; it asks `ours`."""
-    trainer = "verl's V1 trainer" if ours == _ROLE else "verl's fully async rollouter"
-    foreign = {"rollout", "async_rollout", _ROLE} - {ours}
+def foreign_roles(config: DictConfig, ours: str) -> list[Problem]:
+    """Built-in roles that are on and that the trainer never asks, which asks only `ours`."""
     return [
         Problem(
             f"skip.{role}.enable",
-            f"{trainer} never calls a stage {role!r}: nothing would be skipped",
-            f"use skip.{ours} (+skip={ours}_cache)"
-            + (", or trainer.use_v1=False" if (role, ours) == ("rollout", _ROLE) else ""),
+            f"{_ASKING[ours]} never calls a stage {role!r}: nothing would be skipped",
+            f"use skip.{ours} (+skip={ours}_cache)" + _OTHERWISE.get((role, ours), ""),
         )
         for role in _roles(config)
-        if role in foreign
+        if role in _ASKING.keys() - {ours}
     ]
 
 

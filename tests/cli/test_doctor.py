@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from rlskip.store import Identity, StepStore
 
+# What tells a config of verl's; `trainer` is to follow.
+VERL = "actor_rollout_ref: {rollout: {n: 2}}\nray_kwargs: {ray_init: {}}\ntrainer: "
 DUMPS = "dumps/e_p/GBS4_N2_in3_out5"
 HOST = """
 trainer: {experiment_name: e, project_name: p, total_training_steps: 5}
@@ -101,6 +104,52 @@ def test_dumps_in_memory_are_warned_of(rlskip: Any) -> None:
     assert "tmpfs is memory" in said_of(said, "dump dir")
 
 
+@pytest.mark.parametrize(
+    ("version", "env", "level", "what"),
+    [
+        ("0.9.1", {}, "ok", "0.9.1: attached by verl.plugins"),
+        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "error",
+         "0.9.1 does not load rlskip's entry point verl.plugins"),
+        ("0.8.0", {}, "note", "0.8.0: attached by VERL_USE_EXTERNAL_MODULES, which the Hydra"),
+        ("0.8.0", {"VERL_USE_EXTERNAL_MODULES": "json,rlskip.hosts.verl_plugin"}, "ok",
+         "0.8.0: attached by VERL_USE_EXTERNAL_MODULES"),
+    ],
+)  # fmt: skip
+def test_how_verl_is_attached(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    version: str, env: dict[str, str], level: str, what: str,
+) -> None:  # fmt: skip
+    for name in ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    # What pip leaves of verl: its metadata.
+    info = tmp_path / f"verl-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = rlskip("doctor", "-d", tmp_path / "dumps", "--json")
+    (found,) = (finding for finding in findings(said) if finding["topic"] == "verl")
+    assert (found["level"], found["what"][: len(what)]) == (level, what)
+    assert said.code == (1 if level == "error" else 0)
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(("version", "level"), [("091", "ok"), ("080", "note")])
+def test_how_the_genuine_verl_is_attached(tmp_path: Path, version: str, level: str) -> None:
+    python = verl_python(version)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
+    look = (
+        "from rlskip.cli.doctor import environment\n"
+        "print(*[f'{f.level}: {f.what}' for f in environment() if f.topic == 'verl'])"
+    )
+    done = subprocess.run(
+        [python, "-c", look], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{level}: 0.{version[1]}.")
+
+
 # -- a command ---------------------------------------------------------------------------------
 
 
@@ -159,7 +208,16 @@ def test_damaged_dumps_are_named_and_left_alone(
         (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
         (["-m", "+skip=rollout_cache,rollout_repeat"], "a: 1\n",
          "sweep: the skip option itself is swept"),
-        (["+skip=rollout_cache"], "trainer: {use_v1: true}\n", "verl's V1 trainer"),
+        (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
+         "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
+        (["+skip=async_rollout_cache"], VERL + "{use_v1: true}\n",
+         "verl: skip.async_rollout.enable: verl's V1 trainer never calls"),
+        (["+skip=rollout_tq_cache"], VERL + "{use_v1: false}\n",
+         "verl: skip.rollout_tq.enable: verl's V0 trainer never calls"),
+        (["+skip=async_rollout_cache"], VERL + "{a: 1}\n",
+         "verl: skip.async_rollout.enable: verl's V0 trainer never calls"),
+        (["+skip=rollout_cache"], VERL + "{a: 1}\nasync_training: {}\n",
+         "verl: skip.rollout.enable: verl's fully async rollouter never calls"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
     ],
 )  # fmt: skip
@@ -236,13 +294,21 @@ def test_launchers_are_left_out(explain: Callable[..., Any], rlskip: Any) -> Non
     assert errors(said) == []
 
 
+def verl_python(version: str) -> str:
+    python = os.environ.get(f"RLSKIP_VERL{version}", "")
+    if not Path(python).is_file():
+        pytest.skip(
+            f"RLSKIP_VERL{version} names no python with verl: {python!r}; "
+            f"`.ci/env verl{version}` makes one"
+        )
+    return python
+
+
 @pytest.mark.verl
 def test_verls_own_application(
     rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = os.environ.get("RLSKIP_VERL091", "")
-    if not Path(python).is_file():
-        pytest.skip(f"RLSKIP_VERL091 names no python with verl 0.9.1: {python!r}")
+    python = verl_python("091")
     monkeypatch.chdir(tmp_path)
     command = (python, "-m", "verl.trainer.main_ppo", f"++skip.dump_dir={tmp_path}")
     v1 = rlskip("doctor", "--json", "--", *command, "+skip=rollout_cache")
@@ -250,6 +316,31 @@ def test_verls_own_application(
     tq = rlskip("doctor", "--json", "--", *command, "+skip=rollout_tq_cache", "trainer.use_v1=True")
     assert errors(tq) == []
     assert f"on: cache at steps all; {tmp_path}/" in said_of(tq, "rollout_tq")
+    bare = (*command, "++skip.rollout.enable=True", "trainer.use_v1=False")
+    said = rlskip("doctor", "--json", "--", *bare)
+    assert errors(said) == []
+    assert "no summary; verl's processes load rlskip by verl.plugins" in said_of(said, "callback")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    assert [one.split(":")[0] for one in errors(rlskip("doctor", "--json", "--", *bare))] == [
+        "callback"
+    ]
+
+
+@pytest.mark.verl
+def test_what_verl_08_would_refuse(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = verl_python("080")
+    monkeypatch.chdir(tmp_path)
+    dumps = f"++skip.dump_dir={tmp_path}"
+    sync = (python, "-m", "verl.trainer.main_ppo_sync", dumps, "+skip=rollout_cache")
+    (error,) = errors(rlskip("doctor", "--json", "--", *sync))
+    assert "main_ppo_sync is not supported" in error
+    bare = (python, "-m", "verl.trainer.main_ppo", dumps, "++skip.rollout.enable=True")
+    (error,) = errors(rlskip("doctor", "--json", "--", *bare))
+    assert "nothing would install SkipManager" in error
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "rlskip.hosts.verl_plugin")
+    assert errors(rlskip("doctor", "--json", "--", *bare)) == []
 
 
 # -- Ray ---------------------------------------------------------------------------------------

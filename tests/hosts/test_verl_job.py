@@ -58,10 +58,13 @@ def test_an_untried_version_is_refused_by_name(run: Callable[..., Any]) -> None:
     assert "trained" not in done.said
 
 
-def test_a_role_that_the_v0_trainer_never_asks_is_refused(run: Callable[..., Any]) -> None:
-    done = run("0.8.0", "print('trained')", "+skip=rollout_tq_cache", "skip.dump_dir=dumps")
+@pytest.mark.parametrize("role", ["rollout_tq", "async_rollout"])
+def test_a_role_that_the_v0_trainer_never_asks_is_refused(
+    run: Callable[..., Any], role: str
+) -> None:
+    done = run("0.8.0", "print('trained')", f"+skip={role}_cache", "skip.dump_dir=dumps")
     assert done.returncode != 0
-    assert "skip.rollout_tq.enable: verl's V0 trainer never calls a stage" in done.said
+    assert f"skip.{role}.enable: verl's V0 trainer never calls a stage" in done.said
     assert "trained" not in done.said
 
 

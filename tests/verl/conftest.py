@@ -116,7 +116,10 @@ def _verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
         named = {name: os.environ.get(name) for name in (f"RLSKIP_VERL{version}", _HARNESS)}
         for name, value in named.items():
             if not value or not Path(value).exists():
-                pytest.skip(f"{name} names nothing: {value!r}")
+                pytest.skip(
+                    f"{name} names nothing: {value!r}; `.ci/env verl{version}` makes the python, "
+                    f"{_HARNESS} names the folder of run.sh"
+                )
         python, harness = (Path(str(value)).absolute() for value in named.values())
         return Verl(python, harness, tmp_path_factory.mktemp(f"verl{version}"), ray)
 
