@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
@@ -69,6 +70,30 @@ class Stage:
         return self.identity or {}
 
 
+class Cleanup(ExitStack):
+    """What is to be done when a call ends, however it ends; what is added after that, at once.
+
+    After that, because a thread goes on when the task that waits for it is cancelled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = False
+        self._lock = threading.Lock()
+
+    def add(self, act: Callable[[], object]) -> None:
+        with self._lock:
+            if not self.over:
+                self.callback(act)
+                return
+        act()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        with self._lock:
+            self.over = True
+        return super().__exit__(*error)
+
+
 @attrs.define(eq=False)
 class Call:
     """What is known of one call; lives exactly as long as the call does."""
@@ -87,7 +112,7 @@ class Call:
     #: What to record beside a hit: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
     #: What must be given back when the call ends, however it ends.
-    cleanup: ExitStack = attrs.field(init=False, factory=ExitStack)
+    cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
     _generation_began: float = attrs.field(init=False, factory=time.perf_counter)
 
     def replace_prompts(self, prompts: Any) -> bool:
@@ -128,16 +153,31 @@ def is_validation(prompts: Any) -> bool:
     """Whether the prompts' meta says ``validate``.
 
     Looked for where trainers keep it: DataProto's `meta_info`, a non-tensor entry of a
-    TensorDict, a key of a mapping or of its `meta_info`.
+    TensorDict, a key of a mapping or of its `meta_info`. One flag for each row must be true for
+    all; a string says nothing.
     """
+    return any(
+        _is_true(unwrapped(place.get("validate", None)))
+        for place in (meta_of(prompts), prompts)
+        if place is not None and hasattr(place, "get")
+    )
+
+
+def meta_of(prompts: Any) -> Mapping[str, Any] | None:
+    """The prompts' `meta_info`: DataProto's, or an entry of a mapping or a TensorDict."""
     meta = getattr(prompts, "meta_info", None)
     if meta is None and hasattr(prompts, "get"):
         meta = prompts.get("meta_info", None)
-    for place in (meta, prompts):
-        if place is not None and hasattr(place, "get"):
-            flag = place.get("validate", None)
-            # NonTensorData wraps its value.
-            flag = getattr(flag, "data", flag)
-            if flag is True:
-                return True
-    return False
+        meta = getattr(meta, "data", meta)  # NonTensorData
+    return meta if isinstance(meta, Mapping) else None
+
+
+def unwrapped(value: Any) -> Any:
+    """Tensors, arrays, numpy's scalars and what a TensorDict wraps, as plain Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_true(flag: Any) -> bool:
+    if isinstance(flag, list | tuple):
+        return bool(flag) and all(map(_is_true, flag))
+    return isinstance(flag, int | float) and bool(flag)

@@ -192,10 +192,10 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
         if step is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         call = Call(stage, args, kwargs, record=SkipManager._recorders[role].write)
-        replayed = _replay(skip, step, call)
-        if replayed is not _Miss:
-            return replayed
         with call.cleanup:
+            replayed = _replay(skip, step, call)
+            if replayed is not _Miss:
+                return replayed
             with _running(skip, call):
                 result = func(*call.args, **call.kwargs)
             _dump(skip, step, call, result)
@@ -217,10 +217,10 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
         if step is None:
             return await func(*args, **kwargs)
         call = Call(stage, args, kwargs, record=SkipManager._recorders[role].write)
-        replayed = await asyncio.to_thread(_replay, skip, step, call)
-        if replayed is not _Miss:
-            return replayed
         with call.cleanup:
+            replayed = await asyncio.to_thread(_replay, skip, step, call)
+            if replayed is not _Miss:
+                return replayed
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
             await asyncio.to_thread(_dump, skip, step, call, result)

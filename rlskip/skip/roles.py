@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import re
@@ -16,9 +17,9 @@ from tensordict import TensorDictBase
 
 import rlskip
 from rlskip.config.skip import AsyncRolloutSkipConfig, RoleConfig, RolloutSkipConfig, look_up
-from rlskip.errors import MismatchError, RlskipError
+from rlskip.errors import ConfigError, MismatchError, RlskipError
 from rlskip.skip.base import SKIP_REGISTRY, BaseSkip, SkipAction, register_skip
-from rlskip.skip.call import Call, current_call
+from rlskip.skip.call import Call, current_call, meta_of, unwrapped
 from rlskip.skip.fields import drop_fields, field_names, score_fields
 from rlskip.skip.records import job_id
 from rlskip.skip.rng import capture_rng, restore_rng
@@ -33,6 +34,8 @@ from rlskip.store import (
     fingerprint,
     run_directory,
 )
+from rlskip.store.ranks import world_size
+from rlskip.store.writer import WriterTimeoutError
 
 __all__ = ["SKIP_REGISTRY", "AsyncRolloutSkip", "RolloutSkip", "parse_async_rollout_sample_step"]
 
@@ -41,6 +44,9 @@ log = logging.getLogger(__name__)
 # Sampling parameters of the host's config that decide what a prompt's rollouts look like. The
 # seed is not among them: another draw from the same distribution is as good a sample.
 _SAMPLING = ("temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos")
+# How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
+# 600 s for room in its writer and 600 s for what that writes.
+_RANKS_S = 1800.0
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model.path"
 
@@ -74,7 +80,7 @@ class RolloutSkip(BaseSkip):
     @functools.cached_property
     def ranks(self) -> RankGroup:
         # Not in __init__: a job starts before torch.distributed knows its ranks.
-        return RankGroup()
+        return RankGroup(_RANKS_S)
 
     @functools.cached_property
     def store(self) -> StepStore:
@@ -100,22 +106,29 @@ class RolloutSkip(BaseSkip):
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
         call = current_call(func, *args, **kwargs)
-        # Before the stage runs: it may alter its input (verl's adds `priority` in place).
-        identity = call.identity = self._identity(call)
-        if self._in_background:
-            self.writer.flush()
+        self._wait_for_writer()
+        source = self._stand_in(step)
         hit = False
         try:
-            hit = self._can_replay(step, identity)
+            # Before the stage runs: it may alter its input (verl's adds `priority` in place).
+            identity = call.identity = self._identity(call)
+            hit = self._can_replay(source, identity)
         finally:
             # Also when this rank is about to raise: the others must not wait for it.
             hit = self.ranks.agree(hit, f"step {step}")
         if hit or not self._waits:
             return hit
-        lease = self.flight.enter(step, lambda: self._can_replay(step, identity))
+
+        def is_there() -> bool:
+            source = self._stand_in(step)
+            if call.cleanup.over:  # cancelled: nobody waits for this thread any more
+                raise asyncio.CancelledError
+            return self._can_replay(source, identity)
+
+        lease = self.flight.enter(step, is_there)
         if lease is None:
             return True
-        call.cleanup.callback(lease.release)
+        call.cleanup.add(lease.release)
         return False
 
     def warp_function(
@@ -166,13 +179,33 @@ class RolloutSkip(BaseSkip):
 
     # -- which dump, and what is in it ---------------------------------------------------
 
-    def _stand_in(self, step: int) -> int | None:
-        """The step whose dump is to stand in for `step`; worked out anew on every call."""
-        repeats = self.local_config.action == SkipAction.REPEAT
-        return self.store.nearest(step) if repeats else step
+    def _wait_for_writer(self) -> None:
+        """So that what was generated a moment ago stands in, too."""
+        if not self._in_background:
+            return
+        try:
+            self.writer.wait()
+        except WriterTimeoutError as error:
+            # A dump is there whole or not at all, so to look without it is safe.
+            log.warning("rlskip: role %s goes on without waiting longer: %s", self.role, error)
 
-    def _can_replay(self, step: int, identity: Identity) -> bool:
-        source = self._stand_in(step)
+    def _stand_in(self, step: int) -> int | None:
+        """The step whose dump is to stand in for `step`; worked out anew on every call.
+
+        The same on every rank, though another job may be writing: what rank 0 finds.
+        """
+        if self.local_config.action != SkipAction.REPEAT:
+            return step
+        found = None
+        try:
+            if self.ranks.rank == 0:
+                found = self.store.nearest(step)
+        finally:
+            # Also when rank 0 is about to raise: the others must not wait for it.
+            found = self.ranks.follow(-1 if found is None else found, f"step {step}")
+        return None if found < 0 else found
+
+    def _can_replay(self, source: int | None, identity: Identity) -> bool:
         meta = None if source is None else self.store.peek(source)
         if meta is None:
             return False
@@ -181,8 +214,8 @@ class RolloutSkip(BaseSkip):
     def _load(self, step: int) -> tuple[Any, DumpMeta]:
         """The rollouts that stand in for `step`, verified; on every rank or on none."""
         loaded = None
+        source = self._stand_in(step)
         try:
-            source = self._stand_in(step)
             if source is None:
                 raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
             loaded = self.store.load_with_meta(source)
@@ -196,8 +229,22 @@ class RolloutSkip(BaseSkip):
         return attrs.evolve(
             self._conditions,
             prompts=fingerprint(call.prompts),
-            extra=dict(call.stage.identity_of(call.args, call.kwargs)),
+            extra=self._extra(call),
         )
+
+    def _extra(self, call: Call) -> dict[str, Any]:
+        """What the call adds to the identity: the stage's own, and other sampling than usual.
+
+        A host may ask for it in the prompts' meta, for a greedy baseline, say.
+        """
+        meta = meta_of(call.prompts) or {}
+        asked = {name: unwrapped(meta[name]) for name in _SAMPLING if name in meta}
+        usual = self._conditions.sampling
+        unusual = {k: v for k, v in asked.items() if k not in usual or usual[k] != v}
+        return {
+            **{f"meta_info.{name}": value for name, value in unusual.items()},
+            **call.stage.identity_of(call.args, call.kwargs),
+        }
 
     @functools.cached_property
     def _conditions(self) -> Identity:
@@ -285,6 +332,17 @@ class AsyncRolloutSkip(RolloutSkip):
         # Its calls run side by side in threads already; many may be under way at once, and none
         # must keep a thread from the others by waiting.
         self._in_background = self._waits = False
+
+    @functools.cached_property
+    def ranks(self) -> RankGroup:
+        if (ranks := world_size()) > 1:
+            raise ConfigError(
+                f"torch.distributed has {ranks} ranks here, and samples generated side by side "
+                "come in no order in which ranks could decide together",
+                f"skip.{self.role}.enable",
+                "use skip.rollout, or generate in a process outside torch.distributed",
+            )
+        return RankGroup()
 
     def extract_step(self, *args: Any, **kwargs: Any) -> int:
         """The feed-order index of the call's ``sample_id``, or else of its prompts' uid."""

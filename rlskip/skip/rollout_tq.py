@@ -181,7 +181,7 @@ class RolloutTqSkip(RolloutSkip):
                 {**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in replay.roots.values()
             ]
             queue.put(list(replay.roots), partition_id, None, underway)
-            call.cleanup.callback(_put, replay, queue, partition_id)
+            call.cleanup.add(functools.partial(_put, replay, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", step, plan)
         queue.put(
             [plan.uids[i] for i in rest],
@@ -244,8 +244,7 @@ class RolloutTqSkip(RolloutSkip):
     # -- which group for which prompt --------------------------------------------------------
 
     def _plan(self, step: int, call: Call) -> _Plan:
-        extra = call.stage.identity_of(call.args, call.kwargs)
-        uids, contents = uids_of(call.prompts), contents_of(call.prompts, extra)
+        uids, contents = uids_of(call.prompts), contents_of(call.prompts, self._extra(call))
         source = self._source(step)
         metas = self._parts(source)
         repeats = self.local_config.action == SkipAction.REPEAT

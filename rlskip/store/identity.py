@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from rlskip.store.codec import Packer
+from rlskip.store.errors import UnsupportedTypeError
 
 VOLATILE = frozenset(
     {
@@ -133,23 +134,51 @@ def _short(value: Any) -> str:
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     """Content hash of prompts of any kind that dumps keep; 32 hex digits.
 
-    Independent of the order of a mapping's keys, of device, strides and of the outermost
-    mapping's `volatile` fields. Tensors and numpy arrays of one dtype and content are equal,
-    and so are lists, tuples and object arrays; a DataProto counts by its fields, a
-    TensorDict like a dict. Another dtype is another content: int32 prompts are not int64's.
+    Independent of the order of a mapping's keys, of device, strides and of the `volatile` fields
+    of the outermost mapping, or of its rows where the outermost is a sequence of mappings.
+    Tensors and numpy arrays of one dtype and content are equal, and so are lists, tuples and
+    object arrays; a DataProto counts by its fields, a TensorDict like a dict. Another dtype is
+    another content: int32 prompts are not int64's.
 
     Raises
     ------
     UnsupportedTypeError
-        Naming the place of what has no codec.
+        Naming the place in the prompts of what has no codec.
     """
+    try:
+        return _hash(_without(frozenset(volatile), prompts))
+    except UnsupportedTypeError as error:
+        raise UnsupportedTypeError(
+            error.what,
+            f"prompts{error.where}",
+            "leave it out of what counts as the prompts: annotate(prompts=...) names the argument "
+            "or computes them; or teach the store this type: rlskip.store.register_codec",
+        ) from error
+
+
+def _without(volatile: frozenset[str], prompts: Any) -> Any:
     if _is_batch_pair(prompts):
         prompts = {**_items(prompts.batch), **prompts.non_tensor_batch}
     if _is_mapping(prompts):
-        skipped = frozenset(volatile)
-        prompts = {k: v for k, v in _items(prompts).items() if k not in skipped}
+        return {key: value for key, value in _items(prompts).items() if key not in volatile}
+    rows = _rows(prompts)
+    if rows and all(_is_mapping(row) for row in rows):
+        return [_without(volatile, row) for row in rows]
+    return prompts
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    """The parts of a sequence of any kind; none of anything else."""
+    if hasattr(value, "tensordicts"):
+        return value.tensordicts  # type: ignore[no-any-return]
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return list(value.reshape(-1))
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _hash(value: Any) -> str:
     digest = xxhash.xxh3_128()
-    _feed(digest, prompts)
+    _feed(digest, value)
     return digest.hexdigest()
 
 
@@ -180,8 +209,8 @@ def _feed(digest: xxhash.xxh3_128, value: Any) -> None:
 
     def put_all(sort: str, parts: Sequence[Any]) -> None:
         put(f"{sort} {len(parts)}")
-        for part in parts:
-            _feed(digest, part)
+        for i, part in enumerate(parts):
+            _feed_part(digest, i, part)
 
     if isinstance(value, torch.Tensor) and value.is_nested:
         put_all("nested", list(value.unbind()))
@@ -198,17 +227,15 @@ def _feed(digest: xxhash.xxh3_128, value: Any) -> None:
         put(f"mapping {len(items)}")
         for key in sorted(items, key=lambda key: (type(key).__name__, str(key))):
             _feed(digest, key)
-            _feed(digest, items[key])
+            _feed_part(digest, key, items[key])
     elif hasattr(value, "tensordicts"):
-        put_all("sequence", value.tensordicts)
+        put_all("sequence", _rows(value))
     elif hasattr(value, "data") and hasattr(value, "batch_size"):  # NonTensorData
         _feed(digest, value.data)
-    elif isinstance(value, list | tuple):
-        put_all("sequence", value)
-    elif isinstance(value, np.ndarray):
-        put_all("sequence", list(value.reshape(-1)))
+    elif isinstance(value, list | tuple | np.ndarray):
+        put_all("sequence", _rows(value))
     elif isinstance(value, set | frozenset):
-        put("set", "".join(sorted(map(fingerprint, value))).encode())
+        put("set", "".join(sorted(map(_hash, value))).encode())
     elif isinstance(value, str):
         put("str", value.encode("utf-8", "surrogatepass"))
     elif isinstance(value, bytes | bytearray):
@@ -223,3 +250,10 @@ def _feed(digest: xxhash.xxh3_128, value: Any) -> None:
         put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
         for array in packer.arrays:
             put(array.spec, *(part.view(np.uint8) for part in array.parts))
+
+
+def _feed_part(digest: xxhash.xxh3_128, place: Any, part: Any) -> None:
+    try:
+        _feed(digest, part)
+    except UnsupportedTypeError as error:
+        raise UnsupportedTypeError(error.what, f"[{place!r}]{error.where}") from error

@@ -14,6 +14,12 @@ class RankTimeoutError(RlskipError, TimeoutError):
     """Some rank did not come to decide in time."""
 
 
+def world_size() -> int:
+    """Ranks of this job as torch.distributed knows them; 1 without it."""
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else 1
+
+
 class RankGroup:
     """The ranks that call a stage together.
 
@@ -28,9 +34,8 @@ class RankGroup:
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank: int = dist.get_rank() if joined else 0
-        self.world_size: int = dist.get_world_size() if joined else 1
+        self.world_size = world_size()
+        self.rank: int = dist.get_rank() if self.world_size > 1 else 0
         self._timeout_s = timeout_s
         self._group = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

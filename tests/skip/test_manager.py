@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from rlskip import BaseSkip, RoleConfig, SkipAction, SkipManager, register_skip
 from rlskip.errors import ConfigError, MismatchError, MissError, NotInstalledError
 from rlskip.skip import SKIP_REGISTRY
 from rlskip.skip.base import RoleError
+from rlskip.skip.call import Cleanup, is_validation
 from rlskip.skip.manager import StepNotSetError
 from rlskip.skip.records import tally
-from rlskip.store import CorruptDumpError
+from rlskip.store import CorruptDumpError, SingleFlight, UnsupportedTypeError, Writer
 
 
 class Stage:
@@ -172,15 +174,33 @@ def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None
         TensorDict({"ids": torch.ones(1, 1)}, [1]).set_non_tensor("validate", True),
         TensorDict({"ids": torch.ones(1, 1), "validate": NonTensorData(True)}, [1]),
         type("DataProto", (), {"batch": None, "meta_info": {"validate": True}})(),
+        {"ids": [1], "validate": 1},
+        {"ids": [1], "meta_info": {"validate": np.True_}},
+        {"ids": [1, 2], "validate": torch.tensor([True, True])},
+        TensorDict({"ids": torch.ones(2, 1), "validate": torch.ones(2, dtype=torch.bool)}, [2]),
+        TensorDict({"ids": torch.ones(1, 1)}, [1]).set_non_tensor("meta_info", {"validate": 1}),
     ],
-    ids=["key", "meta_info", "non_tensor", "NonTensorData", "DataProto"],
-)
+    ids=[
+        "key", "meta_info", "non_tensor", "NonTensorData", "DataProto",
+        "1", "np.True_", "tensor", "column", "wrapped meta_info",
+    ],
+)  # fmt: skip
 def test_validation_always_bypasses(init: Callable[..., Path], prompts: Any) -> None:
     dumps = init()
     stage = Stage()
     stage.generate(prompts)  # before any step is set, as val_before_train does
     assert [stage.at(1, prompts), stage.at(1, prompts)] == [2, 3]
     assert steps_on_disk(dumps) == []
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [False, 0, None, np.False_, "true", "false", [], torch.tensor([]), torch.tensor([True, False])],
+    ids=repr,
+)
+def test_what_is_no_validation(flag: Any) -> None:
+    assert not is_validation({"validate": flag})
+    assert not is_validation({"meta_info": {"validate": flag}})
 
 
 # -- identity ------------------------------------------------------------------------------
@@ -243,6 +263,50 @@ def test_sampling_counts_and_the_model_only_warns(
     start(0.7, "a")
     with pytest.raises(MismatchError, match=r"sampling.temperature: 0.7 now, 1.0 in the dump"):
         stage.at(1)
+
+
+def test_sampling_asked_for_in_the_prompts_meta_counts(tmp_path: Path) -> None:
+    """A greedy baseline is another batch; to ask for what the config says anyway is not."""
+    skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
+    SkipManager.init({"actor_rollout_ref": {"rollout": {"temperature": 0.7}}, "skip": skip})
+    stage = Stage()
+
+    def at(**meta: Any) -> int:
+        return stage.at(1, {"ids": torch.arange(3), "meta_info": meta})
+
+    assert at(global_steps=1) == 1
+    assert at(global_steps=9, temperature=np.float64(0.7), eos_token_id=2) == 1
+    for meta in ({"do_sample": False}, {"temperature": 0.9}, {"top_k": torch.tensor(1)}):
+        with pytest.raises(MismatchError, match=rf"extra.meta_info.{next(iter(meta))}: .* now"):
+            at(**meta)
+    proto = type("DataProto", (), {"batch": None, "non_tensor_batch": {"ids": torch.arange(3)}})()
+    proto.meta_info = {"global_steps": 1}
+    assert stage.at(1, proto) == 1
+    proto.meta_info = {"do_sample": False}
+    with pytest.raises(MismatchError, match=r"meta_info.do_sample: False now, absent in the dump"):
+        stage.at(1, proto)
+
+
+def test_uids_of_rows_do_not_count(init: Callable[..., Path]) -> None:
+    init()
+    stage = Stage()
+    first, second, other = (
+        [{"text": text, "uid": f"{run}-{text}"} for text in texts]
+        for run, texts in (("a", "xy"), ("b", "xy"), ("b", "xz"))
+    )
+    assert [stage.at(1, first), stage.at(1, second)] == [1, 1]
+    with pytest.raises(MismatchError):
+        stage.at(1, other)
+
+
+def test_prompts_that_cannot_be_compared_are_named(init: Callable[..., Path]) -> None:
+    init()
+    with pytest.raises(UnsupportedTypeError) as caught:
+        Stage().at(1, {"ids": [1], "tools": [{"lock": threading.Lock()}]})
+    text = str(caught.value)
+    assert text.startswith("prompts['tools'][0]['lock']: cannot keep a _thread.lock")
+    assert "annotate(prompts=...)" in text
+    assert "the result" not in text
 
 
 def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:
@@ -600,6 +664,24 @@ def test_a_background_dump_that_fails_warns(
     assert steps_on_disk(dumps) == []
 
 
+def test_a_disk_too_slow_for_the_writer_does_not_end_training(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = init(background_write=True)
+    role: Any = SkipManager.skip_instances["rollout"]
+    role.writer = Writer(role.store, timeout_s=0.1)
+    held, write = threading.Event(), role.store.write
+    role.store.write = lambda *args: (held.wait(20), write(*args))[1]
+    stage = Stage()
+    assert [stage.at(1), stage.at(2)] == [1, 2]
+    assert "the dumps of steps 1 were not written within 0.1 s" in caplog.text
+    held.set()
+    SkipManager.flush()
+    assert steps_on_disk(dumps) == ["1", "2"]
+    assert [stage.at(1), stage.at(2)] == [1, 2]
+    assert stage.calls == 2
+
+
 # -- retention -----------------------------------------------------------------------------
 
 
@@ -669,3 +751,72 @@ def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> N
     assert not [p for p in dumps.rglob(".leases/*") if p.is_file()]
     assert generate([1]) == 5
     assert not [p for p in dumps.rglob(".leases/*") if p.is_file()]
+
+
+def leases(dumps: Path) -> list[Path]:
+    return [p for p in dumps.rglob(".leases/*") if p.is_file()]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_fails_before_the_stage_gives_the_lease_back(
+    init: Callable[..., Path], asynchronous: bool
+) -> None:
+    dumps = init()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        assert leases(dumps)
+        raise RuntimeError("no memory")
+
+    SkipManager.skip_instances["rollout"].before_stage = fail  # type: ignore[method-assign]
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> None: ...
+
+    @SkipManager.annotate(role="rollout")
+    async def generate_async(prompts: list[int]) -> None: ...
+
+    SkipManager.set_step(1)
+    with pytest.raises(RuntimeError, match="no memory"):
+        asyncio.run(generate_async([1])) if asynchronous else generate([1])
+    assert not leases(dumps)
+
+
+def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
+    init: Callable[..., Path],
+) -> None:
+    dumps = init()
+    role: Any = SkipManager.skip_instances["rollout"]
+    role.flight = SingleFlight(role.directory, role.ranks, wait_s=60, poll_s=0.05)
+    other = role.flight.enter(1, lambda: False)
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: list[int]) -> None: ...
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(generate([1]), 0.3)
+
+    began = time.monotonic()
+    releasing = threading.Timer(5, other.release)
+    releasing.start()
+    asyncio.run(main())  # waits for the thread
+    assert time.monotonic() - began < 4, "the thread stops waiting, too"
+    releasing.cancel()
+    other.release()
+    time.sleep(0.2)
+    assert not leases(dumps)
+
+
+def test_what_a_thread_acquires_after_its_call_is_given_back_at_once() -> None:
+    cleanup, given_back = Cleanup(), []
+    with cleanup:
+        cleanup.add(lambda: given_back.append(1))
+        handed_over = cleanup.pop_all()
+        cleanup.add(lambda: given_back.append(2))
+        assert given_back == []
+    assert given_back == [2]
+    cleanup.add(lambda: given_back.append(3))
+    assert given_back == [2, 3]
+    handed_over.close()
+    assert given_back == [2, 3, 1]

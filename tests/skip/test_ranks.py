@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.multiprocessing as mp
 
 import rlskip.skip.roles  # noqa: F401 - here once, not in every child
 from rlskip import SkipManager
+from rlskip.errors import ConfigError
 
 
 def _rank(rank: int, world: int, folder: str, steps: list[int]) -> None:
@@ -36,6 +38,55 @@ def _rank(rank: int, world: int, folder: str, steps: list[int]) -> None:
     Path(folder, f"generated-{rank}").write_text(" ".join(map(str, generated)))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _repeating_rank(rank: int, world: int, folder: str) -> None:
+    """Another job writes step 5 between two ranks' looks: rank 0 finds it, rank 1 does not."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+    )
+    SkipManager.init(
+        {"skip": {"dump_dir": f"{folder}/dumps", "action": "repeat", "rollout": {"enable": True}}}
+    )
+    skip: Any = SkipManager.skip_instances["rollout"]
+    for step in (3, 5):
+        skip.store.save(step, step)
+    dist.barrier()
+    nearest = skip.store.nearest
+    skip.store.nearest = lambda step: nearest(step) if rank == 0 else 3
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> None: ...
+
+    SkipManager.set_step(7)
+    assert generate([7]) == 5
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_repeat_takes_the_same_step_on_every_rank(tmp_path: Path) -> None:
+    mp.start_processes(_repeating_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
+
+
+def _sampling_rank(rank: int, world: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+    )
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "async_rollout": {"enable": True}}})
+
+    @SkipManager.annotate(role="async_rollout")
+    async def generate(prompts: list[int], sample_id: str) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"skip.async_rollout.enable: .* has 2 ranks here"):
+        asyncio.run(generate([1], sample_id="sample_0_1"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_samples_side_by_side_are_refused_with_several_ranks(tmp_path: Path) -> None:
+    mp.start_processes(_sampling_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
 
 
 def run(folder: Path, steps: list[int], world: int = 2) -> list[str]:

@@ -292,6 +292,14 @@ def test_a_dump_that_cannot_serve_the_batch_is_refused(dumped: Callable[..., Tra
     assert trainer.queue.list("train") == {}
 
 
+def test_sampling_asked_for_in_the_prompts_meta_counts(dumped: Callable[..., Trainer]) -> None:
+    trainer = dumped({**prompts("a"), "meta_info": {"global_steps": 3}})
+    trainer.step(3, {**prompts("a"), "meta_info": {"global_steps": 4}})
+    with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
+        trainer.step(3, {**prompts("a"), "meta_info": {"do_sample": False}})
+    assert trainer.submitted == []
+
+
 def test_regenerate_submits_what_is_missing_and_adds_it(dumped: Callable[..., Trainer]) -> None:
     trainer = dumped(prompts(*"abc"), on_mismatch="regenerate")
     rows = trainer.step(3, prompts(*"edcba"))
@@ -414,10 +422,13 @@ def test_a_prompt_submitted_again_in_the_first_run_is_no_mismatch(
 # -- misses, failures, refusals ------------------------------------------------------------
 
 
-def test_on_miss_error_refuses_before_anything_is_submitted(
-    dumped: Callable[..., Trainer],
-) -> None:
-    trainer = dumped(prompts("a"), on_miss="error", on_mismatch="regenerate")
+def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
+    init("rollout_tq")
+    first = Trainer(MemoryQueue(), on_incomplete="min_viable", min_viable=1)
+    first.fails = {("b", 0)}
+    first.step(3, prompts("a", "b"))
+    init("rollout_tq", on_miss="error")
+    trainer = Trainer(MemoryQueue())
     with pytest.raises(MissError, match="step 4 has no usable dump"):
         trainer.step(4, prompts("a"))
     with pytest.raises(MissError, match="serves 1 of the batch's 2 prompts"):
