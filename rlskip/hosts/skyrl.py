@@ -24,7 +24,7 @@ from rlskip.config.merge import read_merge
 from rlskip.config.skip import DIRECTORY_VARIABLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import CONFIG_VARIABLE, host_config, read_config
+from rlskip.hosts.source import CONFIG_VARIABLE, host_config, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.manager import SkipManager
 
@@ -91,7 +91,7 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             model=cfg.trainer.policy.model.path,
         )
     )
-    if ROLE not in SkipManager.skip_instances:
+    if not is_on(ROLE, config, "SkyRL's trainer"):
         return
     kind = cfg.trainer.algorithm.dynamic_sampling.type
     if kind is not None:

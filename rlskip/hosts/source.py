@@ -1,7 +1,8 @@
-"""Where a host without Hydra has its configuration from: an argument, a file, the environment."""
+"""What hosts without Hydra share: where their configuration is from, whether it names their role."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlskip.config.check import Problem, raise_all
 from rlskip.config.skip import skip_node
 from rlskip.errors import ConfigError
 
 CONFIG_VARIABLE = "RLSKIP_CONFIG"
+
+log = logging.getLogger(__name__)
+
+# A role that the user registered has its stage in the user's own code.
+_BUILT_IN = ("rollout", "async_rollout", "rollout_tq")
 
 
 def read_config(config: Any) -> Any:
@@ -65,3 +72,37 @@ def host_config(
         },
         "actor_rollout_ref": {"rollout": {"n": n}, "model": {"path": model}},
     }
+
+
+def is_on(role: str, config: Any, host: str) -> bool:
+    """Whether what is installed switches on `role`, the only one that `host` asks.
+
+    Where it does not although `config` has a `skip` entry, a warning says so.
+
+    Raises
+    ------
+    ConfigError
+        Names every other built-in role that is on: nothing of it would be skipped.
+    """
+    from rlskip.skip.manager import SkipManager
+
+    raise_all(
+        [
+            Problem(
+                f"skip.{other}.enable",
+                f"{host} never calls a stage {other!r}: nothing would be skipped",
+                f"use skip.{role}.enable=true in its place",
+            )
+            for other in SkipManager.skip_instances
+            if other in _BUILT_IN and other != role
+        ]
+    )
+    if role in SkipManager.skip_instances:
+        return True
+    if config is not None and skip_node(config) is not None:
+        log.warning(
+            "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
+            "skip.%s.enable is not true",
+            host, role,
+        )  # fmt: skip
+    return False

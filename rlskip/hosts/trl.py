@@ -18,7 +18,7 @@ import attrs
 from rlskip.config.skip import skip_node
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import host_config, read_config
+from rlskip.hosts.source import host_config, is_on, read_config
 from rlskip.skip.manager import SkipManager
 
 ROLE = "rollout"
@@ -59,21 +59,21 @@ def attach(trainer: Any, config: Any = None) -> None:
     Raises
     ------
     ConfigError
-        Names every problem of the `skip` node; or the trainer has environments, whose state the
-        rewards read and a replay does not bring back.
+        Names every problem of the `skip` node, a role that the trainer never asks among them; or
+        the trainer has environments, whose state the rewards read and a replay does not bring
+        back.
     AttachError
         The trainer is of a version without that seam.
     """
     config = read_config(config)
     if config is not None:
         install(_full_config(config, trainer))
-    if ROLE not in SkipManager.skip_instances or isinstance(
-        getattr(trainer, "_generate", None), _Generation
-    ):
+    if not is_on(ROLE, config, "TRL's trainer"):
         return
     _check(trainer)
     _restore_rng_by_default()
-    trainer._generate = _Generation(trainer, trainer._generate)
+    if not isinstance(trainer._generate, _Generation):  # else this is not the first call
+        trainer._generate = _Generation(trainer, trainer._generate)
 
 
 @attrs.define(eq=False)

@@ -284,15 +284,28 @@ def test_what_generates_several_times_a_step_is_refused(
         asyncio.run(trainer.generate(without))
 
 
-def test_without_a_config_the_class_is_the_same(make: Any, batch: Any) -> None:
+def test_without_a_config_the_class_is_the_same() -> None:
     class Own: ...
 
     assert host.with_rlskip(Own) is Own
     assert host.with_rlskip(Own, {"skip": {}}).__name__ == "Own"
+
+
+def test_skip_that_is_off_is_said_and_a_foreign_role_refused(
+    make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = make({"skip": {"rollout": {"enable": False}}})
+    assert "NOTHING that SkyRL's trainer generates is skipped" in caplog.text
     train(trainer, batch)
     train(trainer, batch)
     assert len(trainer.generator.calls) == 4
+    caplog.clear()
+    make({"merge": {}})
+    make({"skip": None})
+    assert caplog.text == ""
+    foreign = {"async_rollout": {"enable": True}}
+    with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: SkyRL's trainer never"):
+        make({"skip": {"dump_dir": str(tmp_path), **foreign}})
 
 
 def test_a_bad_config_ends_the_set_up(make: Any, tmp_path: Path) -> None:

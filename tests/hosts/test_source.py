@@ -10,7 +10,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
-from rlskip.hosts import trl, uninstall
+from rlskip.hosts import install, trl, uninstall
 from rlskip.hosts.attach import AttachError
 from rlskip.hosts.source import CONFIG_VARIABLE, read_config
 
@@ -66,8 +66,51 @@ def test_trl_trainers_that_cannot_be_attached_are_refused(tmp_path: Path) -> Non
     assert environments._generate is print
 
 
-def test_trl_with_skip_off_is_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node", [{}, {"enable": False, "rollout": {"enable": True}}])
+def test_trl_with_skip_off_is_left_as_it_is_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, node: dict[str, Any]
+) -> None:
     untouched = trainer(_generate=print)
-    trl.attach(untouched, {"skip": {"dump_dir": str(tmp_path)}})
+    trl.attach(untouched, {"skip": {"dump_dir": str(tmp_path), **node}})
     assert untouched._generate is print
     assert not SkipManager.skip_instances
+    (said,) = caplog.messages
+    assert "NOTHING that TRL's trainer generates is skipped or cached" in said
+
+
+@pytest.mark.parametrize("config", [None, {"merge": {}}, {"skip": None}])
+def test_trl_without_a_word_of_skip_is_left_as_it_is_in_silence(
+    config: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    untouched = trainer(_generate=print)
+    trl.attach(untouched, config)
+    assert untouched._generate is print
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("beside", [{}, {"rollout": {"enable": True}}])
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_role_that_trl_never_asks_is_refused(
+    tmp_path: Path, beside: dict[str, Any], installed: bool
+) -> None:
+    config = {"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}, **beside}}
+    refused = trainer(_generate=print, _metrics={})
+    if installed:
+        install(config)
+    with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: TRL's trainer never") as e:
+        trl.attach(refused, None if installed else config)
+    assert e.value.remedy == "use skip.rollout.enable=true in its place"
+    assert refused._generate is print
+
+
+@pytest.mark.parametrize("given", [None, False])
+def test_trl_attached_twice_is_as_if_attached_once(tmp_path: Path, given: bool | None) -> None:
+    more = {} if given is None else {"restore_rng": given}
+    on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **more}}
+    twice = trainer(_generate=print, _metrics={})
+    for _ in range(2):
+        trl.attach(twice, on)
+        assert twice._generate.generate is print
+        role = SkipManager.skip_instances["rollout"].local_config
+        assert role.restore_rng is (given is None)

@@ -97,6 +97,7 @@ def runs(run: Callable[..., Any]) -> Results:
             "some steps": job(name, skip=skip(name, steps=[1, 2])),
             "off": job(name, skip=skip(name, enable=False)),
             "other sampling": other_sampling,
+            "attached twice": job(name, skip=skip(name), attached=2),
             "installed": job(name, skip=skip(name, **place), installed=True),
             "typo": job(name, skip=skip(name, stepz=[1])),
         }
@@ -180,6 +181,12 @@ def test_attached_to_what_hydra_installed(runs: Results) -> None:
     installed, bare = runs["installed"], runs["bare once_a_step"]
     assert installed["generated"]["train"] == 0
     assert installed["log"] == bare["log"]
+
+
+def test_attached_twice(runs: Results) -> None:
+    twice, bare = runs["attached twice"], runs["bare once_a_step"]
+    assert twice["generated"]["train"] == 0
+    assert twice["log"] == bare["log"]
 
 
 def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(

@@ -118,7 +118,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
             install({"skip": job["skip"]})
             host.attach(trainer)
         elif "skip" in job:
-            host.attach(trainer, job["skip"] and {"skip": job["skip"]})
+            for _ in range(job.get("attached", 1)):
+                host.attach(trainer, job["skip"] and {"skip": job["skip"]})
         trainer.train(resume_from_checkpoint=resume)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
