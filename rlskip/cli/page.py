@@ -108,11 +108,16 @@ def _timelines(report: Report) -> Iterable[str]:
     if not report.timelines:
         return
     keys = _keys([("--a", "session"), ("--r", "retried"), ("--f", "failed attempt")])
-    yield f"<h2>Dispatch</h2><p>{keys}</p>"
+    shown, there = len(report.timelines), report.all_timelines
+    note = f"<p>The last {shown} of {there} timelines.</p>" if shown < there else ""
+    yield f"<h2>Dispatch</h2>{note}<p>{keys}</p>"
     for i, one in enumerate(report.timelines):
         chart = timeline(one.boxes, one.lanes)
         state = " open" if i == 0 else ""
-        yield f"<details{state}><summary>{escape(one.name)}</summary>{chart}</details>"
+        name, boxes = escape(one.name), len(one.boxes)
+        less = boxes < one.attempts
+        note = f"<p>{boxes} of its {one.attempts} attempts are shown.</p>" if less else ""
+        yield f"<details{state}><summary>{name}</summary>{note}{chart}</details>"
 
 
 def _keys(pairs: Sequence[tuple[str, str]]) -> str:

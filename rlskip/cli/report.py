@@ -50,9 +50,12 @@ class Sampled:
 
 @attrs.frozen
 class Timeline:
+    """The dispatch of one step: attempts as boxes, of so many that there were."""
+
     name: str
     boxes: list[Box]
     lanes: list[str]
+    attempts: int
 
 
 @attrs.frozen
@@ -67,7 +70,8 @@ class Report:
     counted: int
     sample: list[Sampled]
     decoded: bool
-    timelines: list[Timeline]
+    timelines: list[Timeline]  # the last ones, of so many that there are
+    all_timelines: int
 
 
 def report(
@@ -135,7 +139,7 @@ def look(run: Run, rows: int, decoder: Decoder | None, timeline_dir: Path | None
         counted,
         sorted(sample, key=lambda one: (one.step, one.row.index)),
         decoder is not None,
-        _timelines(timeline_dir or run.directory),
+        *_timelines(timeline_dir or run.directory),
     )
 
 
@@ -176,17 +180,23 @@ def _sampled(step: int, row: Row, decoder: Decoder | None) -> Sampled:
 # -- the dispatch timeline ------------------------------------------------------------------
 
 
-def _timelines(folder: Path) -> list[Timeline]:
-    """What ``dispatch.timeline_dir`` holds: traces called ``{partition}-{step}.json``."""
-    found = []
+def _timelines(folder: Path) -> tuple[list[Timeline], int]:
+    """The last of what ``dispatch.timeline_dir`` holds, and how many there are.
+
+    They are traces called ``{partition}-{step}.json``.
+    """
+    found: list[Timeline] = []
     files = [f for f in folder.glob("*-*.json") if f.stem.rpartition("-")[2].isdigit()]
-    for file in sorted(files, key=lambda f: int(f.stem.rpartition("-")[2]))[:_TIMELINES]:
+    files.sort(key=lambda f: (int(f.stem.rpartition("-")[2]), f.stem))
+    there = len(files)
+    while files and len(found) < _TIMELINES:
+        file = files.pop()
         try:
             events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
             found.append(_timeline(file.stem, events))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # another program's file
-    return found
+            there -= 1  # another program's file
+    return found[::-1], there
 
 
 def _timeline(name: str, events: Sequence[dict[str, Any]]) -> Timeline:
@@ -212,4 +222,4 @@ def _timeline(name: str, events: Sequence[dict[str, Any]]) -> Timeline:
                 title,
             )
         )
-    return Timeline(name, boxes, names)
+    return Timeline(name, boxes, names, len(spans))

@@ -1,4 +1,4 @@
-"""What hosts without Hydra share: where their configuration is from, whether it names their role."""
+"""What hosts without Hydra share: where their config is from, whether it names their role."""
 
 from __future__ import annotations
 

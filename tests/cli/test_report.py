@@ -145,3 +145,29 @@ def test_a_timeline_of_another_program_is_passed_over(
     out = tmp_path / "page.html"
     said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json")
     assert (said.code, said.json["timelines"]) == (0, [])
+
+
+def test_what_is_left_out_of_the_dispatch_is_said(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    def trace(name: str, attempts: int) -> None:
+        spans = [
+            Span(0, 0, "u", i, 0, float(i), i + 0.1, i + 0.9, tokens=3) for i in range(attempts)
+        ]
+        write_trace(spans, tmp_path / f"{name}.json")
+
+    out = tmp_path / "page.html"
+    for step in range(1, 7):
+        trace(f"train-{step}", 1)
+    said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json").json
+    assert said["timelines"] == [f"train-{step}" for step in range(1, 7)]
+    assert "of 6 timelines" not in out.read_text()
+    trace("train-10", 5_001)
+    trace("train-9", 5_000)
+    (tmp_path / "other-11.json").write_text("{")
+    said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json").json
+    assert said["timelines"] == [f"train-{step}" for step in (3, 4, 5, 6, 9, 10)]
+    page = out.read_text()
+    assert "<p>The last 6 of 8 timelines.</p>" in page
+    assert page.count("<p>5000 of its 5001 attempts are shown.</p>") == 1
+    assert page.count("attempts are shown") == 1
