@@ -84,7 +84,7 @@ class Lease:
 
     def _is_mine(self) -> bool:
         assert self._path is not None
-        return self._token in self._path.read_text()
+        return self._token in self._path.read_text(errors="replace")
 
     def _beat(self) -> None:
         assert self._path is not None
@@ -225,7 +225,7 @@ class _Watch:
     def take_away(self) -> None:
         """Remove the very lease that was watched; of several watchers one succeeds."""
         taken = self._path.with_name(f"{self._path.name}.expired-{secrets.token_hex(8)}")
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.rename(self._path, taken)
             if _read(taken) != self._text:
                 # Another was quicker and this is already its new lease: give it back.
@@ -235,7 +235,8 @@ class _Watch:
 
 
 def _read(path: Path) -> str | None:
+    """None where it is gone, or where the file system does not say: that is no sign of death."""
     try:
-        return path.read_text()
-    except FileNotFoundError:
+        return path.read_text(errors="replace")
+    except OSError:
         return None

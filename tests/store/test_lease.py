@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,44 @@ def test_of_several_that_take_over_one_does(store: StepStore) -> None:
         thread.join()
     assert len(generated) == 1
     assert store.load(1) == generated[0]
+
+
+@pytest.mark.parametrize("call", ["read_text", "rename"])
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_a_file_system_that_fails_at_times_ends_nothing(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    assert Lease(_lease_file(store), ttl_s=3600).acquire()
+    owner = Path if call == "read_text" else os
+    real, failures = getattr(owner, call), iter(range(3))
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, call, fail)
+    lease = _flight(store).enter(1, lambda: False)
+    assert lease is not None
+    assert _lease_file(store).exists(), "taken over, not merely given up"
+    assert next(failures, None) is None
+    lease.release()
+
+
+def test_while_nothing_is_known_of_a_lease_it_is_waited_for(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Lease(_lease_file(store), ttl_s=3600).acquire()
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    began = time.monotonic()
+    assert _flight(store, ttl_s=0.1, wait_s=1).enter(1, lambda: False) is not None
+    assert time.monotonic() - began > 1
+    monkeypatch.undo()
+    assert _lease_file(store).exists()
 
 
 def test_a_lease_taken_over_by_mistake_is_given_back(store: StepStore) -> None:
