@@ -87,6 +87,9 @@ def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Probl
         if field is None:
             problems.append(Problem(key, "unknown key", did_you_mean(str(name), fields, at)))
             continue
+        if value == "???":  # OmegaConf's mark of what is yet to be given
+            problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
+            continue
         hint = hints[field.name]
         nested = _nested_schema(hint)
         if nested is not None and isinstance(value, Mapping):

@@ -40,6 +40,7 @@ _on_mismatch = {"choices": ("error", "regenerate", "ignore")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -239,9 +240,10 @@ def read_roles(config: Any, registry: Mapping[str, RoleSpec]) -> dict[str, RoleC
     problems: list[Problem] = []
     shared_node = {key: node[key] for key in node if key in shared_keys}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
-    # Parsed here as well as in each role, so that a bad value is named by the key it stands at.
+    # Here as well as in each role: every role may have a value of its own.
     _parse_steps(shared.steps, "skip.steps", problems)
-    _check_dump_dir(shared.dump_dir, "skip.dump_dir", problems)
+    _absolute(shared.dump_dir, "skip.dump_dir", problems)
+    parse_size(shared.max_size, "skip.max_size", problems)
     read_attach(shared.attach, registry, problems)
 
     roles: dict[str, RoleConfig] = {}
@@ -255,9 +257,10 @@ def read_roles(config: Any, registry: Mapping[str, RoleSpec]) -> dict[str, RoleC
             problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
         else:
             role = read(spec.config, value, f"skip.{key}", problems)
-            _complete(role, shared, config, f"skip.{key}", spec, problems)
+            _complete(role, shared, config, key, spec, problems)
             roles[key] = role
-    raise_all(problems)
+    # What several roles inherit is wrong once.
+    raise_all(list(dict.fromkeys(problems)))
     return {key: role for key, role in roles.items() if shared.enable and role.enable}
 
 
@@ -301,34 +304,36 @@ def _complete(
     role: RoleConfig,
     shared: SkipManagerConfig,
     config: Any,
-    at: str,
+    name: str,
     spec: RoleSpec,
     problems: list[Problem],
 ) -> None:
     """Fill in place what `role` was not given, from the shared keys, then from the host."""
-    own_steps = role.steps is not None
-    if role.dump_dir is not None:
-        _check_dump_dir(role.dump_dir, f"{at}.dump_dir", problems)
+    own = {f.name for f in dataclasses.fields(RoleConfig) if getattr(role, f.name) is not None}
+
+    def typed(key: str) -> str:
+        """The full key at which the value of `key` stands."""
+        return f"skip.{name}.{key}" if key in own else f"skip.{key}"
+
     for f in dataclasses.fields(RoleConfig):
-        if f.name != "enable" and getattr(role, f.name) is None:
+        if f.name not in own:
             setattr(role, f.name, getattr(shared, f.name))
-    for name, (keys, last_resort) in _FROM_HOST.items():
-        if getattr(role, name) is None:
+    for key, (keys, last_resort) in _FROM_HOST.items():
+        if getattr(role, key) is None:
             found = (look_up(config, key) for key in keys)
-            setattr(role, name, next((v for v in found if v is not None), last_resort))
-    if own_steps:
-        role.steps = _parse_steps(role.steps, f"{at}.steps", problems)
-    else:
-        role.steps = _parse_steps(role.steps, "skip.steps", [])
-    role.max_size = parse_size(role.max_size, f"{at}.max_size", problems)
-    role.dump_dir = str(original_directory() / Path(str(role.dump_dir)).expanduser())
-    if role.action not in spec.actions:
-        what = (
-            f"{role.action!r} is planned, but not there yet"
-            if role.action in PLANNED_ACTIONS
-            else f"this role does not support {role.action!r}"
-        )
-        problems.append(Problem(f"{at}.action", what, f"use one of {', '.join(spec.actions)}"))
+            setattr(role, key, next((v for v in found if v is not None), last_resort))
+    role.steps = _parse_steps(role.steps, typed("steps"), problems)
+    role.max_size = parse_size(role.max_size, typed("max_size"), problems)
+    role.dump_dir = _absolute(str(role.dump_dir), typed("dump_dir"), problems)
+    if role.action in PLANNED_ACTIONS:
+        what = f"{role.action!r} is planned, but not there yet"
+        problems.append(Problem(typed("action"), what, f"use one of {', '.join(ACTIONS)}"))
+    elif role.action not in spec.actions:
+        what = f"role {name} does not support {role.action!r}"
+        problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
+    if role.enable and (role.on_miss, role.on_mismatch) == ("error", "regenerate"):
+        what = f"error never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
+        problems.append(Problem(typed("on_miss"), what, "choose one of them"))
 
 
 def _parse_steps(value: Any, key: str, problems: list[Problem]) -> Steps:
@@ -341,9 +346,9 @@ def _parse_steps(value: Any, key: str, problems: list[Problem]) -> Steps:
 
 def parse_size(value: int | str | None, key: str, problems: list[Problem]) -> int | None:
     """Bytes of ``200GB``, ``1.5 TiB`` or a plain number."""
-    if value is None or isinstance(value, int):
+    if value is None or (isinstance(value, int) and value >= 0):
         return value
-    match = _SIZE.fullmatch(value.strip())
+    match = _SIZE.fullmatch(str(value).strip())
     if match is None:
         problems.append(Problem(key, f"{value!r} is no size", "write bytes, or e.g. 200GB"))
         return None
@@ -351,10 +356,20 @@ def parse_size(value: int | str | None, key: str, problems: list[Problem]) -> in
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))
 
 
-def _check_dump_dir(value: str, key: str, problems: list[Problem]) -> None:
-    if "://" in value:
+def _absolute(value: str, key: str, problems: list[Problem]) -> str:
+    """`value` as an absolute path, where it is one of a directory."""
+    if not value.strip():
+        what = "it is empty"
+        problems.append(Problem(key, what, "name a directory (is a shell variable unset?)"))
+    elif _URL.match(value):
         what = f"{value!r} is a URL; dumps need a file system"
         problems.append(Problem(key, what, "mount it, or name a local directory"))
+    else:
+        try:
+            return str(original_directory() / Path(value).expanduser())
+        except RuntimeError as error:  # ~nobody
+            problems.append(Problem(key, f"{value!r}: {error}", "name the directory in full"))
+    return value
 
 
 def _unknown(

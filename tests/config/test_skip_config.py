@@ -169,9 +169,20 @@ def test_a_custom_role_with_a_dataclass_of_its_own() -> None:
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is no step"),
         ({"steps": [[1]]}, "skip.steps: [1] (list) is no step"),
         ({"rollout": {"action": "random"}}, "'random' is planned, but not there yet"),
-        ({"critic": {"action": "repeat"}}, "this role does not support 'repeat'"),
+        (
+            {"critic": {"action": "repeat"}},
+            "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
+        ),
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
         ({"rollout": {"dump_dir": "hdfs://x"}}, "skip.rollout.dump_dir"),
+        ({"dump_dir": "s3:/b"}, "skip.dump_dir: 's3:/b' is a URL"),
+        ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
+        ({"rollout": {"dump_dir": " "}}, "skip.rollout.dump_dir: it is empty"),
+        ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
+        ({"rollout": {"experiment_name": "???"}}, "skip.rollout.experiment_name: no value was"),
+        ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
+        ({"max_size": -1}, "skip.max_size: -1 is no size"),
+        ({"rollout": {"max_size": "-1GB"}}, "skip.rollout.max_size: '-1GB' is no size"),
         ({"on_miss": "generat"}, "did you mean 'generate'?"),
         ({"gbs": 0}, "skip.gbs: must be at least 1"),
     ],
@@ -180,6 +191,42 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_roles({"skip": skip}, REGISTRY)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is no size"),
+        ({"max_size": -1}, "skip.max_size: -1 is no size"),
+        ({"action": "random"}, "skip.action: 'random' is planned, but not there yet"),
+        ({"dump_dir": ""}, "skip.dump_dir: it is empty"),
+        ({"steps": "1-"}, "skip.steps: "),
+    ],
+)
+def test_what_several_roles_inherit_is_wrong_once(skip: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_roles({"skip": {**skip, **{role: {} for role in REGISTRY}}}, REGISTRY)
+    assert str(caught.value).startswith(message)
+    assert "problems" not in str(caught.value)
+
+
+def test_an_inherited_action_is_named_where_it_was_typed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}}, REGISTRY)
+    assert str(caught.value).startswith("skip.action: role critic does not support 'repeat'")
+
+
+def test_never_to_run_the_stage_and_to_run_it_again_contradict_each_other() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rollout(
+            {"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}},
+        )
+    text = str(caught.value)
+    assert text.startswith("skip.rollout.on_miss: error never runs the stage")
+    assert "skip.on_mismatch=regenerate" in text
+    for other in ({"on_miss": "generate"}, {"on_mismatch": "ignore"}, {"enable": False}):
+        skip = {"on_miss": "error", "on_mismatch": "regenerate"}
+        read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}}, REGISTRY)
 
 
 def test_every_problem_at_once() -> None:

@@ -697,7 +697,7 @@ def test_max_size(init: Callable[..., Path], text: Any, size: int) -> None:
     assert SkipManager.skip_instances["rollout"].local_config.max_size == size
     [Stage().at(step) for step in (1, 2)]
     assert steps_on_disk(dumps) == ["2"], "the step just written always stays"
-    with pytest.raises(ConfigError, match=r"skip.rollout.max_size: '5 apples' is no size"):
+    with pytest.raises(ConfigError, match=r"skip.max_size: '5 apples' is no size"):
         init(max_size="5 apples")
 
 
