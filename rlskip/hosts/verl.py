@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from rlskip.errors import NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.attach import install, when_imported, wrap
 from rlskip.skip import SkipManager
 from rlskip.skip.records import acknowledge, job_id
@@ -79,7 +79,14 @@ def _entry_point_allowed() -> bool:
 
 
 def begin(config: Any) -> None:
-    """Switch on, in this process, what the whole `config` of a run enables. Again is harmless."""
+    """Switch on, in this process, what the whole `config` of a run enables. Again is harmless.
+
+    Raises
+    ------
+    ConfigError
+        Names every problem of the `skip` node; or the word that this process acts can be left
+        neither in ``dump_dir`` nor through Ray.
+    """
     global _begun
     if _begun is config:
         return
@@ -93,8 +100,19 @@ def begin(config: Any) -> None:
     if SkipManager.skip_instances:
         refuse_release()
     for role, skip in SkipManager.skip_instances.items():
-        acknowledge(skip.local_config.dump_dir, role, host="verl", by=attached_by())
-        leave_word(role)
+        told = leave_word(role)
+        dump_dir = skip.local_config.dump_dir
+        try:
+            acknowledge(dump_dir, role, host="verl", by=attached_by())
+        except OSError as error:
+            if not told:
+                raise ConfigError(
+                    f"nobody can be told that rlskip acts: {error}",
+                    f"skip.{role}.dump_dir={dump_dir}",
+                    "name a directory that can be written",
+                ) from error
+            # Told through Ray. Dumps can be read there; each that cannot be written will say so.
+            log.warning("rlskip: nothing can be written in %s: %s", dump_dir, error)
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _begun = config
 

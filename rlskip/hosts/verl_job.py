@@ -54,14 +54,21 @@ class _Job:
         self.found_ray = _ray() is not None
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
+        self._heard = False
         self._over = threading.Event()
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
 
     def acknowledged(self) -> bool:
-        """Whether some process said that it acts: by a file or, on another disk, through Ray."""
-        return _kv_get(self._name) is not None or any(
-            acknowledged(dump_dir, role, self._name) for role, dump_dir in self._dump_dirs.items()
+        """Whether some process said that it acts: by a file or, on another disk, through Ray.
+
+        Once heard it holds: Ray, and its table, may be gone when the job ends.
+        """
+        self._heard = (
+            self._heard
+            or _kv_get(self._name) is not None
+            or any(acknowledged(d, role, self._name) for role, d in self._dump_dirs.items())
         )
+        return self._heard
 
     def complaint(self) -> NotInstalledError:
         folders = {f"{dump_dir}/{FOLDER}/{self._name}" for dump_dir in self._dump_dirs.values()}
@@ -282,9 +289,9 @@ def find_job() -> None:
         os.environ.update(json.loads(said))
 
 
-def leave_word(role: str) -> None:
-    """In the process that trains: say through Ray that it acts."""
-    _kv_put(job_id(), role)
+def leave_word(role: str) -> bool:
+    """In the process that trains: say through Ray that it acts; False where there is no Ray."""
+    return _kv_put(job_id(), role)
 
 
 def _job_variables() -> dict[str, str]:
@@ -298,12 +305,14 @@ def _ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _kv_put(key: str, value: str) -> None:
-    """Into Ray's own table, which every process of the cluster sees."""
-    if (ray := _ray()) is not None:
-        from ray.experimental.internal_kv import _internal_kv_put
+def _kv_put(key: str, value: str) -> bool:
+    """Into Ray's own table, which every process of the cluster sees; False where there is none."""
+    if (ray := _ray()) is None:
+        return False
+    from ray.experimental.internal_kv import _internal_kv_put
 
-        _internal_kv_put(_kv_key(ray, key), value.encode())
+    _internal_kv_put(_kv_key(ray, key), value.encode())
+    return True
 
 
 def _kv_get(key: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts import verl_job
 from rlskip.hosts.verl import begin, next_step
 
 PLUGIN = "rlskip.hosts.verl_plugin"
@@ -99,6 +101,45 @@ def test_a_stage_that_was_asked_goes_on(tmp_path: Path) -> None:
         next_step(step)
         generate([step])
     next_step(3)
+
+
+# -- a dump_dir that cannot be written --------------------------------------------------------
+@pytest.fixture
+def unwritable(tmp_path: Path) -> dict[str, object]:
+    """A config whose dump_dir holds a dump of step 1 and takes no records, whoever asks."""
+    config: dict[str, object] = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+    SkipManager.init(config)
+    SkipManager.set_step(1)
+    generate([1])
+    SkipManager.reset()
+    shutil.rmtree(tmp_path / "records")
+    (tmp_path / "records").write_text("")
+    return config
+
+
+def test_where_nobody_can_be_told_the_run_ends_at_once(unwritable: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="nobody can be told that rlskip acts"):
+        begin(unwritable)
+
+
+@pytest.mark.ray
+def test_a_dump_dir_that_cannot_be_written_is_replayed_from(
+    unwritable: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = pytest.importorskip("ray")
+    driver = verl_job._Job({"rollout": str(tmp_path)})
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        assert not driver.acknowledged()
+        begin(unwritable)
+        assert f"nothing can be written in {tmp_path}" in caplog.text
+        next_step(1)
+        assert generate([1]) == [1]
+        assert "step 1 replayed" in caplog.text
+        assert driver.acknowledged(), "it is told through Ray"
+    finally:
+        ray.shutdown()
+    assert driver.acknowledged(), "what was heard stays heard"
 
 
 def test_a_role_that_tells_its_own_step_is_not_judged_by_the_loops(tmp_path: Path) -> None:
