@@ -37,17 +37,6 @@ class StepIndex:
                 self._seen = changed if settled else None
             return self._steps
 
-    def added(self, step: int) -> None:
-        """This process has just published `step`: no need to list for that."""
-        with self._lock:
-            changed = self._changed_at()
-            if self._seen is None or changed is None:
-                return
-            at = bisect.bisect_left(self._steps, step)
-            if self._steps[at : at + 1] != [step]:
-                self._steps = [*self._steps[:at], step, *self._steps[at:]]
-            self._seen = changed
-
     def nearest(self, step: int) -> Iterator[int]:
         """All steps in the order in which `repeat` prefers them as a substitute for `step`.
 

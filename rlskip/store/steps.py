@@ -227,7 +227,6 @@ class StepStore:
                 meta = self._publish_shard(work, place, meta)
             else:
                 meta = self._publish(work, place, meta, dump.replace)
-        self._index.added(place.step)
         if place.rank == 0:
             self._retention.apply(self._index.steps(), place.step)
         return meta
