@@ -81,12 +81,15 @@ class SkipCallback(Callback):
         except Exception:
             log.exception("rlskip: the last dumps are not on disk")
         roles = dict(SkipManager.skip_instances)
+        unwritten = {role: SkipManager.unwritten(role) for role in roles}
         uninstall()
         job = os.environ.pop(JOB_VARIABLE, "")
         os.environ.pop(DIRECTORY_VARIABLE, None)
         if not roles:
             return
-        tallies = tally(_dump_dirs(roles), job)
+        tallies = {
+            role: counts + unwritten[role] for role, counts in tally(_dump_dirs(roles), job).items()
+        }
         verl_job.after_job(
             job_return,
             consulted=any(counts.consulted for counts in tallies.values()),

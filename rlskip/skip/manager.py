@@ -19,7 +19,7 @@ from rlskip.config.skip import read_attachments, read_roles
 from rlskip.errors import ConfigError, MissError, NotInstalledError, RlskipError
 from rlskip.skip.base import BaseSkip, role_specs
 from rlskip.skip.call import Call, IdentitySpec, PromptsSpec, Stage, is_validation
-from rlskip.skip.records import Recorder
+from rlskip.skip.records import Recorder, Tally
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +120,11 @@ class SkipManager:
     def asked(cls, role: str) -> bool:
         """Whether a function decorated with `role` was called since `init`, at whatever step."""
         return role in cls._recorders
+
+    @classmethod
+    def unwritten(cls, role: str) -> Tally:
+        """What this process did for `role` since `init` and could not record."""
+        return cls._recorders[role].unwritten if cls.asked(role) else Tally()
 
     @classmethod
     def store(cls, role: str) -> Any:

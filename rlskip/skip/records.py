@@ -21,6 +21,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,24 @@ class Tally:
     bytes_written: int = 0
     seconds_saved: float = 0.0
 
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Tally:
+        """One event, counted."""
+        hit, miss, dumped = (event["event"] == kind for kind in ("hit", "miss", "dumped"))
+        return cls(
+            consulted=True,
+            hits=int(hit),
+            misses=int(miss),
+            bytes_read=event.get("bytes", 0) if hit else 0,
+            bytes_written=event.get("bytes", 0) if dumped else 0,
+            seconds_saved=event.get("seconds_saved", 0.0),
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        consulted, *sums = (mine + others for mine, others in pairs)
+        return Tally(bool(consulted), *sums)
+
     def __str__(self) -> str:
         written = f", {_size(self.bytes_written)} written" if self.bytes_written else ""
         return (
@@ -67,22 +86,34 @@ class Tally:
 
 
 class Recorder:
-    """Appends what this process has to tell of one role."""
+    """Appends what this process has to tell of one role.
+
+    `unwritten` counts what could not be written: then only this process knows of it.
+    """
 
     def __init__(self, dump_dir: str | Path, role: str) -> None:
+        self.unwritten = Tally()
+        self._lock = threading.Lock()
         self._role = role
         self._folder = Path(dump_dir) / FOLDER / job_id()
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one line. A record that cannot be written never disturbs the run."""
-        line = json.dumps({"role": self._role, "event": event, "time": time.time(), **facts})
+        said = {"role": self._role, "event": event, "time": time.time(), **facts}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with open(self._folder / self._name, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(said) + "\n")
         except OSError as error:
-            log.debug("rlskip: a record could not be written: %s", error)
+            with self._lock:
+                if not self.unwritten.consulted:
+                    log.warning(
+                        "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
+                        "report` will not know of this job: %s",
+                        self._role, error,
+                    )  # fmt: skip
+                self.unwritten += Tally.of(said)
 
 
 def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
@@ -125,16 +156,7 @@ def _count(line: str, tallies: dict[str, Tally]) -> None:
         return  # the torn last line of a process that was killed
     if role not in tallies:
         return
-    old = tallies[role]
-    hit, miss, dumped = (event["event"] == kind for kind in ("hit", "miss", "dumped"))
-    tallies[role] = Tally(
-        consulted=True,
-        hits=old.hits + hit,
-        misses=old.misses + miss,
-        bytes_read=old.bytes_read + (event.get("bytes", 0) if hit else 0),
-        bytes_written=old.bytes_written + (event.get("bytes", 0) if dumped else 0),
-        seconds_saved=old.seconds_saved + event.get("seconds_saved", 0.0),
-    )
+    tallies[role] += Tally.of(event)
 
 
 def _size(nbytes: float) -> str:

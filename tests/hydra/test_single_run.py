@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +13,13 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 import rlskip
 from rlskip import SkipManager
 from rlskip.config.skip import DIRECTORY_VARIABLE
-from rlskip.hooks import SkipCallback
+from rlskip.hooks import SUMMARY, SkipCallback
 from rlskip.skip.records import JOB_VARIABLE
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
@@ -146,3 +149,40 @@ def test_a_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyP
     callback.on_job_end(config, JobReturn())
     assert "rollout" not in SkipManager.skip_instances
     assert not {JOB_VARIABLE, DIRECTORY_VARIABLE} & os.environ.keys()
+
+
+def test_what_cannot_be_recorded_is_counted_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    caplog.set_level(logging.INFO)
+    dumps = tmp_path / "dumps"
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return prompts
+
+    def job() -> dict[str, Any]:
+        places = {"cwd": str(tmp_path), "output_dir": str(tmp_path)}
+        skip = {"dump_dir": str(dumps), "rollout": {"enable": True}}
+        config = OmegaConf.create({"skip": skip, "hydra": {"runtime": places}})
+        callback = SkipCallback()
+        callback.on_job_start(config)
+        for step in (1, 2):
+            SkipManager.set_step(step)
+            generate([step])
+        callback.on_job_end(config, JobReturn(_return_value=None, status=JobStatus.COMPLETED))
+        counts: dict[str, Any] = json.loads((tmp_path / SUMMARY).read_text())["roles"]["rollout"]
+        return counts
+
+    assert job()["misses"] == 2
+    shutil.rmtree(dumps / "records")
+    (dumps / "records").write_text("no folder can be made here")
+    caplog.clear()
+    counts = job()
+    assert (counts["consulted"], counts["hits"], counts["misses"]) == (True, 2, 0)
+    assert counts["bytes_read"] > 0
+    assert "role rollout: 2 hits, 0 misses" in caplog.text
+    assert "NEVER CONSULTED" not in caplog.text
+    assert caplog.text.count("no records can be written") == 1

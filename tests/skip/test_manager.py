@@ -6,6 +6,10 @@ import asyncio
 import json
 import logging
 import random
+import re
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -550,6 +554,11 @@ def test_registering_badly() -> None:
 
     with pytest.raises(RoleError, match="already is this role"):
         register_skip("rollout")(Other)
+    known = SKIP_REGISTRY["rollout"]
+    with pytest.raises(RoleError, match=r"already is role 'rollout'.*\n.*register a subclass"):
+        register_skip("second")(known)
+    assert known.role == "rollout"
+    assert "second" not in SKIP_REGISTRY
     with pytest.raises(RoleError, match="no identifier"):
         register_skip("my role")
     with pytest.raises(RoleError, match=r"derive it from rlskip\.config\.RoleConfig"):
@@ -680,6 +689,43 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     assert steps_on_disk(dumps) == ["1", "2"]
     assert [stage.at(1), stage.at(2)] == [1, 2]
     assert stage.calls == 2
+
+
+_FULL = """
+    import json, resource, sys
+    import torch
+    from rlskip import SkipManager
+    background = sys.argv[2] == "background"
+    SkipManager.init(
+        {"skip": {"dump_dir": sys.argv[1], "background_write": background,
+                  "rollout": {"enable": True}}}
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts):
+        return torch.rand(1_000_000) if prompts[0] < 3 else torch.rand(10)
+
+    for step in (1, 2, 3):
+        SkipManager.set_step(step)
+        assert len(generate([step])) == (10 if step == 3 else 1_000_000)
+    SkipManager.flush()
+"""
+
+
+@pytest.mark.parametrize("writing", ["foreground", "background"])
+def test_a_full_disk_does_not_end_training(tmp_path: Path, writing: str) -> None:
+    """Really: no file may grow past 100 KB."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_FULL), str(tmp_path), writing],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert steps_on_disk(tmp_path) == ["3"]
+    for step in (1, 2):
+        assert re.search(rf"step {step} .*NOT dumped.*File too large", done.stderr)
+    assert not leases(tmp_path)
+    assert not list(tmp_path.rglob(".work/*"))
 
 
 # -- retention -----------------------------------------------------------------------------
