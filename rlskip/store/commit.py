@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,57 @@ logger = logging.getLogger(__name__)
 
 WORK = ".work"
 STALE_S = 120.0
-"""Seconds without a write after which work aside counts as abandoned by a dead writer."""
+"""Seconds without a sign of life after which a writer's work or a reader's mark counts as left
+behind by a process that died."""
+
+
+class _Pulse:
+    """Renews the times of what this process writes or reads, in a thread, while it does.
+
+    One write or sync of a large dump may take longer than STALE_S.
+    """
+
+    def __init__(self, every_s: float = STALE_S / 4) -> None:
+        self._every_s = every_s
+        self.forget()
+
+    def forget(self) -> None:
+        """A forked child has neither the thread nor the work."""
+        self._lock = threading.Lock()
+        self._paths: set[Path] = set()
+        self._beats = False
+
+    @contextlib.contextmanager
+    def renews(self, path: Path) -> Iterator[None]:
+        with self._lock:
+            self._paths.add(path)
+            if not self._beats:
+                with contextlib.suppress(RuntimeError):  # an interpreter that ends has no threads
+                    threading.Thread(target=self._beat, name="rlskip-pulse", daemon=True).start()
+                    self._beats = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paths.discard(path)
+
+    def _beat(self) -> None:
+        # It outlives one dump: a thread for each would cost more than a small one's load.
+        while True:
+            time.sleep(self._every_s)
+            with self._lock:
+                paths = list(self._paths)
+                if not paths:
+                    self._beats = False
+                    return
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+
+
+_PULSE = _Pulse()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _PULSE.forget())
 
 
 @contextlib.contextmanager
@@ -30,7 +82,8 @@ def work_aside(root: Path, label: str) -> Iterator[Path]:
     aside = root / WORK / f"{label}-{secrets.token_hex(8)}"
     aside.mkdir(parents=True)
     try:
-        yield aside
+        with _PULSE.renews(aside):
+            yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -82,17 +135,10 @@ def remove(path: Path, root: Path) -> None:
 
 
 def sweep(root: Path, stale_s: float = STALE_S) -> None:
-    """Remove what writers left behind that died: work nobody wrote to for `stale_s` seconds.
-
-    Ages are told by the file system's own clock: those of the hosts may differ.
-    """
+    """Remove what writers and readers left behind that died."""
     work = root / WORK
-    probe = work / f"clock-{secrets.token_hex(8)}"
     try:
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink()
-        left = list(work.iterdir())
+        now, left = _now(work), list(work.iterdir())
     except OSError:
         return
     for path in left:
@@ -101,6 +147,15 @@ def sweep(root: Path, stale_s: float = STALE_S) -> None:
             if now - newest > stale_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 logger.info("removed %s, left by a run that ended before it was whole", path)
+
+
+def _now(work: Path) -> float:
+    """The file system's own clock: those of the hosts may differ."""
+    probe = work / f"clock-{secrets.token_hex(8)}"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return now
 
 
 # -- marks of readers, so that nobody removes what is being read ---------------------------
@@ -115,14 +170,29 @@ def reading(root: Path, step: int) -> Iterator[None]:
     with contextlib.suppress(OSError):  # no writer was here yet, or read-only
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     try:
-        yield
+        with _PULSE.renews(mark):
+            yield
     finally:
         with contextlib.suppress(OSError):
             mark.unlink()
 
 
-def being_read(root: Path) -> set[int]:
-    with contextlib.suppress(OSError):
-        names = os.listdir(root / WORK)
-        return {int(name.split("-")[1]) for name in names if name.startswith(_READING)}
-    return set()
+def being_read(root: Path, stale_s: float = STALE_S) -> set[int]:
+    """The steps that living readers have marked."""
+    work = root / WORK
+    try:
+        marks = [name for name in os.listdir(work) if name.startswith(_READING)]
+    except OSError:
+        return set()
+    if not marks:
+        return set()
+    try:
+        now = _now(work)
+    except OSError:
+        now = -math.inf  # nobody knows how old they are: they all count
+    found = set()
+    for name in marks:
+        with contextlib.suppress(FileNotFoundError):
+            if now - (work / name).lstat().st_mtime <= stale_s:
+                found.add(int(name.split("-")[1]))
+    return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip.store import StepStore
+from rlskip.store import StepStore, commit
 
 
 def steps(run: Path) -> list[int]:
@@ -99,4 +100,22 @@ def test_what_another_process_reads_is_never_removed(
     finally:
         reader.communicate("\n", timeout=60)
     rlskip("prune", run_dir, *limit, "--yes")
+    assert steps(run_dir) == []
+
+
+def test_a_reader_that_was_killed_blocks_nothing_for_long(rlskip: Any, run_dir: Path) -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(run_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"reading\n"
+    reader.kill()
+    reader.communicate()
+    (mark,) = (run_dir / commit.WORK).glob("reading-1-*")
+    assert "kept: it is being read" in rlskip("prune", run_dir, "--keep-last", 0).out
+    past = time.time() - commit.STALE_S - 10
+    os.utime(mark, (past, past))
+    rlskip("prune", run_dir, "--keep-last", 0, "--yes")
     assert steps(run_dir) == []

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,61 @@ def test_the_next_run_removes_what_a_dead_one_left(tmp_path: Path) -> None:
     assert not dead.exists()
     assert alive.exists()
     assert store.steps() == [1]
+
+
+@pytest.fixture
+def pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heart that beats often, for times of a second instead of minutes."""
+    monkeypatch.setattr(commit, "_PULSE", commit._Pulse(every_s=0.05))
+
+
+@pytest.mark.usefixtures("pulse")
+def test_a_slow_sync_is_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, swept = StepStore(tmp_path), []
+
+    def sync_slowly(handle: int) -> None:
+        for _ in range(10):
+            time.sleep(0.1)
+            commit.sweep(tmp_path, stale_s=0.5)  # another job's
+        swept.append(handle)
+
+    monkeypatch.setattr(os, "fsync", sync_slowly)
+    store.save(1, "x")
+    assert swept
+    assert store.load(1) == "x"
+
+
+@pytest.mark.usefixtures("pulse")
+def test_a_reader_that_takes_long_is_not_forgotten_a_dead_one_is(tmp_path: Path) -> None:
+    (tmp_path / commit.WORK).mkdir()
+    dead = tmp_path / commit.WORK / "reading-2-dead"
+    with commit.reading(tmp_path, 1):
+        dead.touch()
+        assert commit.being_read(tmp_path, stale_s=0.5) == {1, 2}
+        time.sleep(1)
+        assert commit.being_read(tmp_path, stale_s=0.5) == {1}
+        commit.sweep(tmp_path, stale_s=0.5)
+        assert commit.being_read(tmp_path) == {1}
+        assert not dead.exists()
+    assert commit.being_read(tmp_path) == set()
+
+
+@pytest.mark.usefixtures("pulse")
+def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+
+    def beating() -> bool:
+        return bool(set(threading.enumerate()) - before)
+
+    store = StepStore(tmp_path)
+    for step in (1, 2):
+        store.save(step, "x")
+        assert beating()
+        deadline = time.monotonic() + 10
+        while beating() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not beating()
+    assert store.load(2) == "x"
 
 
 # -- a full disk -------------------------------------------------------------------------
