@@ -3,9 +3,9 @@
 Before the job: refuse what cannot be honoured, and see to it that the plug-in and the job's
 name reach that process. verl calls ``ray.init`` in the application's main(), so they travel in
 Ray's ``runtime_env``, to other nodes too, put there by Ray's own hook for it. A process that
-imports verl and lacks rlskip then fails at this import. Where Ray runs already, a worker is
-asked. During the job: a finite wait for the trainer's word that it acts. After it: without
-that word the job has failed.
+imports verl and lacks rlskip then fails at this import. A worker is asked: before the job where
+Ray runs already, else once the job has started it. During the job: a finite wait for the
+trainer's word that it acts. After it: without that word the job has failed.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class _Job:
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
         self._heard = False
+        self._reached = self.found_ray  # then it was asked before the job
+        self._asked: Any = None  # the answer of a worker, which may take its time
         self._over = threading.Event()
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
 
@@ -81,24 +83,42 @@ class _Job:
         )
 
     def watch(self, wait_s: float) -> None:
-        """End the run once `wait_s` seconds have passed without a word."""
+        """End the run once `wait_s` seconds have passed without a word.
+
+        At once where none can come: a worker of the Ray that the job started lacks the plug-in.
+        """
 
         def wait() -> None:
             until = time.monotonic() + wait_s
             while not self._over.wait(min(2.0, max(0.0, until - time.monotonic()))):
                 if self.acknowledged():
                     return
+                if self._is_unreached():
+                    _end_run("rlskip ends this run: %s", _unloaded("The Ray of this job is up"))
+                    return
                 if time.monotonic() >= until:
-                    log.error(
+                    _end_run(
                         "rlskip ends this run after %g s (%s): %s",
                         wait_s, WAIT_VARIABLE, self.complaint(),
                     )  # fmt: skip
-                    main = threading.main_thread().ident
-                    assert main is not None
-                    signal.pthread_kill(main, signal.SIGINT)  # also out of a blocking call
                     return
 
         threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
+
+    def _is_unreached(self) -> bool:
+        """Whether a worker says that the plug-in did not get into the job's own Ray."""
+        if self._reached or (ray := _ray()) is None:
+            return False
+        try:
+            if self._asked is None:
+                self._asked = _ask_worker(ray)
+            if not ray.wait([self._asked], timeout=0)[0]:
+                return False
+            self._reached = ray.get(self._asked) is not None
+        except Exception as error:  # no verdict; a node without rlskip fails when verl is imported
+            log.debug("rlskip: no worker could be asked: %s", error)
+            self._reached = True
+        return not self._reached
 
     def end(self) -> None:
         self._over.set()
@@ -107,6 +127,13 @@ class _Job:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _end_run(message: str, *facts: Any) -> None:
+    log.error(message, *facts)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)  # also out of a blocking call
 
 
 _job: _Job | None = None
@@ -271,15 +298,23 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
 
 def _reach_running(ray: Any) -> None:
     """Ray runs already, started by a job before or by the user: its workers are as they are."""
-    way = ray.get(ray.remote(num_cpus=0)(attached_by).remote(), timeout=_PROBE_S)
-    if way is None:
-        raise NotInstalledError(
-            "Ray was started before this job, and its workers do not load rlskip's plug-in",
-            MODULES_VARIABLE,
-            f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment, or leave starting "
-            "it to verl",
-        )
+    if ray.get(_ask_worker(ray), timeout=_PROBE_S) is None:
+        raise _unloaded("Ray was started before this job")
     _kv_put("job", json.dumps(_job_variables()))
+
+
+def _ask_worker(ray: Any) -> Any:
+    """The way by which a worker loads rlskip, to be had of Ray; in a process of its own."""
+    return ray.remote(num_cpus=0, max_calls=1)(attached_by).remote()
+
+
+def _unloaded(which: str) -> NotInstalledError:
+    return NotInstalledError(
+        f"{which}, and its workers do not load rlskip's plug-in",
+        MODULES_VARIABLE,
+        f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment (`rlskip doctor --ray` "
+        "asks every node), or leave starting it to verl",
+    )
 
 
 def find_job() -> None:

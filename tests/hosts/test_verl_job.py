@@ -99,6 +99,31 @@ def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any]) -> No
     assert "no process of this job said that it acts" in done.said
 
 
+RAY = (
+    "import ray; {}; ray.init(num_cpus=1, include_dashboard=False); time.sleep({}); "
+    "print('tr' + 'ained')"  # no traceback shows the word
+)
+LOSE = "[os.environ.pop(n) for n in ('RAY_RUNTIME_ENV_HOOK', 'VERL_USE_EXTERNAL_MODULES')]"
+
+
+@pytest.mark.ray
+def test_workers_that_lack_the_plugin_end_the_run_at_once(run: Callable[..., Any]) -> None:
+    """As under `uv run`, which leaves Ray's hook out, with a Ray started elsewhere."""
+    pytest.importorskip("ray")
+    done = run("0.8.0", RAY.format(LOSE, 100), RAY_USAGE_STATS_ENABLED="0")
+    assert done.returncode != 0
+    assert "rlskip ends this run: VERL_USE_EXTERNAL_MODULES: The Ray of this job is up" in done.said
+    assert "trained" not in done.said
+
+
+@pytest.mark.ray
+def test_workers_that_load_the_plugin_are_waited_for(run: Callable[..., Any]) -> None:
+    pytest.importorskip("ray")
+    done = run("0.8.0", RAY.format("a = 1", 12), RAY_USAGE_STATS_ENABLED="0")
+    assert "trained" in done.said
+    assert "rlskip ends this run" not in done.said
+
+
 def test_a_stage_in_the_same_process_needs_no_word(run: Callable[..., Any]) -> None:
     done = run("0.8.0", "train(cfg)")
     assert done.returncode == 0, done.said
