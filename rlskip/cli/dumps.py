@@ -76,7 +76,8 @@ class Dump:
         with self.place.opened() as here:
             if not is_complete(here):
                 raise AbsentDumpError(
-                    "shards of other ranks are missing", str(here.place.directory)
+                    "shards of other ranks are missing, or of another call",
+                    str(here.place.directory),
                 )
             with open_dump(here) as (reader, _):
                 reader.verify()

@@ -107,9 +107,9 @@ class RolloutSkip(BaseSkip):
     ) -> bool:
         call = current_call(func, *args, **kwargs)
         self._wait_for_writer()
-        source = self._stand_in(step)
         hit = False
         try:
+            source = self._stand_in(step)
             # Before the stage runs: it may alter its input (verl's adds `priority` in place).
             identity = call.identity = self._identity(call)
             hit = self._can_replay(source, identity)
@@ -150,9 +150,12 @@ class RolloutSkip(BaseSkip):
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         call = current_call(self.prepare_data, *args, **kwargs)
+        info = {"seconds": call.seconds, "job": job_id()}
+        if self.ranks.world_size > 1:
+            info["generation"] = self.ranks.decision
         dump: dict[str, Any] = {
             "identity": call.identity or self._identity(call),
-            "info": {"seconds": call.seconds, "job": job_id()},
+            "info": info,
             "aside": capture_rng(),
         }
         if not self._in_background:
@@ -214,8 +217,8 @@ class RolloutSkip(BaseSkip):
     def _load(self, step: int) -> tuple[Any, DumpMeta]:
         """The rollouts that stand in for `step`, verified; on every rank or on none."""
         loaded = None
-        source = self._stand_in(step)
         try:
+            source = self._stand_in(step)
             if source is None:
                 raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
             loaded = self.store.load_with_meta(source)

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from rlskip.store import container
 from rlskip.store.codec import Unpacker
 from rlskip.store.errors import AbsentDumpError, CorruptDumpError, DumpError, UnknownTypeError
@@ -38,11 +40,27 @@ def _has_own(place: Place, names: frozenset[str]) -> bool:
 
 
 def is_complete(here: OpenPlace) -> bool:
-    """Whether the files of all ranks are there."""
-    names = here.names()
-    return _has_own(here.place, names) and all(
-        {s.dump, s.meta} <= names for s in here.place.shards()
-    )
+    """Whether the files of all ranks are there, and made together."""
+    names, shards = here.names(), list(here.place.shards())
+    if not _has_own(here.place, names) or not all({s.dump, s.meta} <= names for s in shards):
+        return False
+    return len(shards) == 1 or _are_of_one_call(here, shards)
+
+
+def _are_of_one_call(here: OpenPlace, shards: list[Place]) -> bool:
+    """Not so where a job that replaces another's shards has been killed, or is not yet done.
+
+    Of shards whose writer gave no generation nothing is known: they pass.
+    """
+    own = read_meta(here).info.get("generation")
+    try:
+        return all(
+            read_meta(attrs.evolve(here, place=shard)).info.get("generation") == own
+            for shard in shards
+            if shard != here.place
+        )
+    except (FileNotFoundError, CorruptDumpError):
+        return False  # what becomes of that shard is for its own rank to say
 
 
 def read_meta(here: OpenPlace) -> DumpMeta:

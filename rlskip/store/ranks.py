@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 
 import torch
@@ -36,6 +37,8 @@ class RankGroup:
     def __init__(self, timeout_s: float = 600.0) -> None:
         self.world_size = world_size()
         self.rank: int = dist.get_rank() if self.world_size > 1 else 0
+        self.decision = ""
+        """Of the last :meth:`agree`: the same text on all its ranks, and no other's."""
         self._timeout_s = timeout_s
         self._group = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -51,7 +54,9 @@ class RankGroup:
         RankTimeoutError
             After `timeout_s`, when some rank did not answer.
         """
-        return all(self._gather(int(hit), what))
+        words = self._gather(secrets.randbits(60) << 1 | hit, what)
+        self.decision = f"{words[0] >> 1:015x}"
+        return all(word & 1 for word in words)
 
     def follow(self, word: int, what: str = "the step") -> int:
         """Rank 0's `word` on every rank; raises as :meth:`agree` does."""

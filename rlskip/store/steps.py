@@ -66,7 +66,7 @@ class StepStore:
         Created on the first save.
     rank, world_size
         Of several ranks that call the stage together each keeps a shard of the step; the step
-        is there when all shards are.
+        is there when all shards are, with the same ``info["generation"]``.
     keep_last, max_size
         After each save remove the dumps written longest ago, down to so many and to so many
         bytes; never the step just saved or one being read. None: keep all.
@@ -147,7 +147,9 @@ class StepStore:
         rollouts
             Anything the codec keeps.
         identity, info
-            Recorded in ``meta.json``; `info` is any JSON.
+            Recorded in ``meta.json``; `info` is any JSON. Several ranks give the same
+            ``info["generation"]``, which no other call has (:attr:`RankGroup.decision`): a
+            shard of one call and another's are no step, but a miss, and are replaced.
         aside
             A second value, loaded on its own: the generators' states, say.
         inner

@@ -106,3 +106,17 @@ def test_all_hit_or_all_miss(tmp_path: Path, world: int) -> None:
     broken.write_bytes(broken.read_bytes()[:-9])
     assert run(tmp_path, [1, 2, 3], world) == ["2 3"] * world
     assert run(tmp_path, [1, 2, 3], world) == [""] * world
+
+
+def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
+    """As they lie where the second job was killed when only rank 1 had written."""
+    run(tmp_path, [1])
+    (first,) = tmp_path.glob("dumps/*/*/1")
+    old = {file: file.read_bytes() for file in first.glob("*.r0-of-2.*")}
+    next(first.glob("meta.r1-of-2.json")).unlink()
+    assert run(tmp_path, [1]) == ["1", "1"]
+    assert run(tmp_path, [1]) == ["", ""]
+    for file, content in old.items():
+        file.write_bytes(content)
+    assert run(tmp_path, [1]) == ["1", "1"]
+    assert run(tmp_path, [1]) == ["", ""]

@@ -169,3 +169,34 @@ def test_a_shard_in_anothers_place_is_not_loaded(tmp_path: Path) -> None:
     assert stores[0].peek(1) is None, "the step is there when all shards are"
     (aside,) = tmp_path.glob("1.bad-*")
     assert sorted(p.name for p in aside.iterdir()) == ["gen_batch.r1-of-2.dp", "meta.r1-of-2.json"]
+
+
+def test_shards_of_two_calls_are_no_step(tmp_path: Path) -> None:
+    """Rank 1's shard is lost, the job that generates anew dies when it has written just that."""
+    stores = [StepStore(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+
+    def save(store: StepStore, generation: str) -> None:
+        store.save(1, generation, info={"generation": generation})
+
+    def seen() -> list[bool]:
+        return [store.peek(1) is not None and store.steps() == [1] for store in stores]
+
+    for store in stores:
+        save(store, "a")
+    assert seen() == [True, True]
+    stores[1].set_aside(1, "a test")
+    assert seen() == [False, False]
+    save(stores[1], "b")
+    assert seen() == [False, False]
+    for store in stores:
+        save(store, "c")
+        assert seen() == [store.rank == 1] * 2
+    assert [store.load(1) for store in stores] == ["c", "c"]
+
+
+def test_every_decision_has_a_name_of_its_own() -> None:
+    ranks, names = RankGroup(), set()
+    for hit in (True, False):
+        assert ranks.agree(hit) is hit
+        names.add(ranks.decision)
+    assert len(names) == 2
