@@ -151,8 +151,9 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
         raise UnsupportedTypeError(
             error.what,
             f"prompts{error.where}",
-            "leave it out of what counts as the prompts: annotate(prompts=...) names the argument "
-            "or computes them; or teach the store this type: rlskip.store.register_codec",
+            "leave it out of what is compared: annotate(prompts=...) names the argument that holds "
+            "the prompts, or computes them; or teach the store this type: "
+            "rlskip.store.register_codec(type, name, encode, decode)",
         ) from error
 
 
