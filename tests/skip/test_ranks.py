@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def _repeating_rank(rank: int, world: int, folder: str) -> None:
 
     SkipManager.set_step(7)
     assert generate([7]) == 5
+
+    def fail(step: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    skip.store.nearest = fail  # asked on rank 0 only; the other must not wait for it
+    skip._waits = False
+    with pytest.raises(OSError, match="Input/output") if rank == 0 else nullcontext():
+        assert generate([7]) is None
     dist.barrier()
     dist.destroy_process_group()
 
