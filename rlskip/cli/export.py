@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,11 @@ from rlskip.cli.rows import (
     rows_of,
     values,
 )
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, finite, progress, table, text
 from rlskip.errors import RlskipError
 from rlskip.store.batches import DataProtoParts
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ExportError(RlskipError, ValueError):
@@ -130,7 +133,10 @@ def _queue_batch(part: dict[str, Any], dump: Dump) -> bytes:
 
 
 def to_jsonl(target: Target, out: Path | None, decoder: Decoder | None) -> Answer | None:
-    """One JSON object a row, to `out`; to stdout (and no answer) without one."""
+    """One JSON object a row, to `out`; to stdout (and no answer) without one.
+
+    JSON has no number that is not finite: null stands for it.
+    """
     if out is None:
         for dump in target.dumps():
             for line in _lines(dump, decoder):
@@ -169,7 +175,9 @@ def _lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
             if decoder is not None:
                 line |= {"prompt_text": decoder(row.prompt), "response_text": decoder(row.response)}
         line |= {name: plain(cells[i]) for name, cells in others.items() if name not in line}
-        yield json.dumps(line, ensure_ascii=False)
+        said = json.dumps(finite(line), ensure_ascii=False, allow_nan=False)
+        # Half a character, which a tokenizer may leave, is no UTF-8, but may be escaped.
+        yield _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", said)
 
 
 def _others(columns: Columns) -> dict[str, Any]:

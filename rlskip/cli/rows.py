@@ -130,7 +130,9 @@ def _split(fields: dict[str, Any], beside: dict[str, Any]) -> Columns:
 
 
 def _length(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, torch.Tensor):
+        return int(value.size(0)) if value.ndim else None  # a strided nested one has no shape
+    if isinstance(value, np.ndarray):
         return int(value.shape[0]) if value.ndim else None
     if hasattr(value, "tensordicts") or isinstance(value, list | tuple):
         return len(value)
@@ -148,6 +150,9 @@ def rows_of(columns: Columns, limit: int | None = None) -> list[Row]:
 def rows_at(columns: Columns, places: Sequence[int]) -> list[Row]:
     """The trajectories at these places; none where no column holds tokens."""
     found = {what: named[1] for what in NAMES if (named := columns.of(what)) is not None}
+    for what in ("response", "whole"):
+        if what in found and any(numbers(found[what][i]) is None for i in places[:1]):
+            del found[what]  # the text of it, say
     if not found.keys() & {"response", "whole"}:
         return []
     return [_row(i, {what: column[i] for what, column in found.items()}) for i in places]
@@ -221,8 +226,10 @@ def _row(index: int, cell: dict[str, Any]) -> Row:
 
 def numbers(value: Any) -> list[Any] | None:
     """A row's cell as a list of numbers; None where it is no such thing."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.reshape(-1).tolist()  # type: ignore[no-any-return]
+    if isinstance(value, torch.Tensor):
+        return None if value.is_complex() else value.reshape(-1).tolist()
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
     if isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
         return list(value)
     return None

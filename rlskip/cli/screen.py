@@ -46,7 +46,7 @@ class Answer:
 def put(answer: Answer, as_json: bool) -> None:
     """Print `answer` on stdout."""
     if as_json:
-        print(json.dumps(_finite(answer.data), indent=2))
+        print(json.dumps(finite(answer.data), indent=2))
         return
     console = _console(stderr=False)
     for part in answer.view:
@@ -129,12 +129,12 @@ def _console(stderr: bool) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
-def _finite(data: Any) -> Any:
+def finite(data: Any) -> Any:
     """JSON knows no NaN: null."""
     if isinstance(data, float) and not math.isfinite(data):
         return None
     if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
+        return {key: finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
+        return [finite(value) for value in data]
     return data

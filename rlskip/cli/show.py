@@ -69,11 +69,10 @@ def describe(name: str, column: Column) -> Field:
         if column.is_nested:
             parts = column.unbind()
             lengths = [part.shape[0] if part.dim() else 1 for part in parts]
-            flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
-            return Field(name, "ragged tensor", _ragged(lengths), dtype, **_figures(flat.numpy()))
+            flat = np.concatenate([_flat(part) for part in parts] or [np.empty(0)])
+            return Field(name, "ragged tensor", _ragged(lengths), dtype, **_figures(flat))
         shape = "x".join(map(str, column.shape))
-        numbers = column.float() if column.dtype is torch.bfloat16 else column
-        return Field(name, "tensor", shape, dtype, **_figures(numbers.reshape(-1).numpy()))
+        return Field(name, "tensor", shape, dtype, **_figures(_flat(column)))
     if isinstance(column, np.ndarray) and column.dtype != object:
         shape = "x".join(map(str, column.shape))
         return Field(name, "array", shape, str(column.dtype), **_figures(column.reshape(-1)))
@@ -91,6 +90,15 @@ def describe(name: str, column: Column) -> Field:
     if kinds == ["str"]:
         note = f"{len(set(cells))} distinct"
     return Field(name, "objects", str(len(cells)), dtype, note=note)
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    """Its numbers; those that numpy has no dtype for (bfloat16, float8) as float32."""
+    flat = tensor.detach().reshape(-1)
+    try:
+        return flat.numpy()  # type: ignore[no-any-return, unused-ignore]
+    except TypeError:
+        return flat.to(torch.complex64 if flat.is_complex() else torch.float32).numpy()  # type: ignore[no-any-return, unused-ignore]
 
 
 def _ragged(lengths: Sequence[int]) -> str:

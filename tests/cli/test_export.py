@@ -55,6 +55,27 @@ def test_rows_of_a_whole_run_in_a_file(rlskip: Any, imported: Path, tmp_path: Pa
     assert "there is a file already" in said.err
 
 
+def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
+    texts = ["half a \ud83d", "né \u2603", "\udc00\\", "\U0001f600"]
+    rows = {"responses": torch.arange(4).reshape(4, 1), "rewards": torch.tensor(numbers)}
+    StepStore(run).save(1, {**rows, "text": texts, "more": [[x, {"x": x}] for x in numbers]})
+    out = tmp_path / "rows.jsonl"
+    assert rlskip("export", run / "1", "--to", "jsonl", "--out", out).code == 0
+    printed = rlskip("export", run / "1", "--to", "jsonl").out
+    assert out.read_text(encoding="utf-8") == printed
+    assert "né \u2603" in printed
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    read = [json.loads(line, parse_constant=refuse) for line in printed.splitlines()]
+    assert [row["reward"] for row in read] == [None, None, None, 1.5]
+    assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
+    assert [row["text"] for row in read] == texts
+
+
 # -- verl --------------------------------------------------------------------------------------
 
 

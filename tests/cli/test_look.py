@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -274,3 +275,41 @@ def test_the_installed_command_ends_quietly_when_its_reader_does(dumps: Path) ->
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
     assert (done.stdout.strip(), done.stderr) == ("[", "")
+
+
+_OFFSETS = torch.tensor([0, 2, 5])
+_UNUSUAL = {
+    "bfloat16": torch.arange(5).bfloat16(),
+    "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
+    "other float8": torch.arange(5.0).to(torch.float8_e5m2),
+    "complex": torch.arange(5).to(torch.complex64),
+    "unsigned": torch.arange(5).to(torch.uint16),
+    "two numbers each": torch.arange(10.0).reshape(5, 2),
+}
+
+
+@pytest.mark.parametrize("layout", ["plain", "jagged", "strided"])
+@pytest.mark.parametrize("kind", list(_UNUSUAL))
+def test_every_tensor_is_shown(rlskip: Any, tmp_path: Path, kind: str, layout: str) -> None:
+    flat = _UNUSUAL[kind]
+    if layout == "jagged":
+        column = torch.nested.nested_tensor_from_jagged(flat, _OFFSETS)
+    elif layout == "strided" and kind in ("bfloat16", "complex", "two numbers each"):
+        column = torch.nested.nested_tensor([flat[:2], flat[2:]], layout=torch.strided)
+    else:
+        column = flat
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, {"x": column, "response_ids": column})
+    (field, _) = rlskip("show", 1, "-d", run, "--json").json[0]["fields"]
+    if kind != "complex":
+        assert (field["min"], field["max"]) == (0, 9 if kind == "two numbers each" else 4)
+    assert field["shape"] == ("2x2..3" if column.is_nested else "x".join(map(str, flat.shape)))
+    assert rlskip("show", 1, "-d", run).code == 0
+    assert rlskip("report", run, "--html", tmp_path / "page.html").code == 0
+    assert rlskip("export", run / "1", "--to", "jsonl").code == 0
+
+
+def test_responses_that_are_text_are_shown_as_any_field(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, {"responses": np.array(["Yes.", "No."]), "score": [1.0, 0.0]})
+    assert "Yes." in rlskip("show", 1, "-d", run).out
