@@ -24,7 +24,7 @@ from rlskip.keys import FINISHED, dump_tag, split_trajectory, status_tag
 from rlskip.skip.groups import Group, summary
 from rlskip.store import StepStore
 from rlskip.store.batches import DataProtoParts
-from rlskip.store.layout import as_step, safe_name
+from rlskip.store.layout import as_step, refuse_links, safe_name
 
 _SHAPE = re.compile(r"GBS(\w+)_N(\w+)_in(\w+)_out(\w+)")
 _GEN_STEP = re.compile(r"genstep_0*(\d+)")
@@ -150,6 +150,7 @@ def _import(foreign: Foreign, dump_dir: Path, places: dict[tuple[str, int], int]
             "(`rlskip doctor -- <your command>` shows it)",
         )
     directory = dump_dir / foreign.run
+    refuse_links(directory)
     first = places.setdefault((foreign.run, foreign.step), 0)
     info: dict[str, Any] = {"job": "import", "imported": str(foreign.file)}
     rollouts: Any

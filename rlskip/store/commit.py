@@ -79,7 +79,7 @@ if hasattr(os, "register_at_fork"):
 @contextlib.contextmanager
 def work_aside(root: Path, label: str) -> Iterator[Path]:
     """A fresh directory under `root` to work in; gone afterwards unless renamed away."""
-    aside = root / WORK / f"{label}-{secrets.token_hex(8)}"
+    aside = _work(root) / f"{label}-{secrets.token_hex(8)}"
     aside.mkdir(parents=True)
     try:
         with _PULSE.renews(aside):
@@ -126,9 +126,25 @@ def name_aside(name: str) -> str:
     return f"{name}.bad-{stamp}-{secrets.token_hex(3)}"
 
 
+def move_link_aside(path: Path) -> None:
+    """Nothing is written or removed through a link that lies where a directory of ours should."""
+    if path.is_symlink():
+        kept = path.with_name(name_aside(path.name))
+        with contextlib.suppress(FileNotFoundError):  # another was quicker
+            os.rename(path, kept)
+            logger.warning(
+                "%s is a symbolic link, which is not followed. It is kept as %s", path, kept.name
+            )
+
+
+def _work(root: Path) -> Path:
+    move_link_aside(root / WORK)
+    return root / WORK
+
+
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes at once and whole, its files follow."""
-    doomed = root / WORK / f"removed-{path.name}-{secrets.token_hex(8)}"
+    doomed = _work(root) / f"removed-{path.name}-{secrets.token_hex(8)}"
     doomed.parent.mkdir(exist_ok=True)
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -136,8 +152,8 @@ def remove(path: Path, root: Path) -> None:
 
 def sweep(root: Path, stale_s: float = STALE_S) -> None:
     """Remove what writers and readers left behind that died."""
-    work = root / WORK
     try:
+        work = _work(root)
         now, left = _now(work), list(work.iterdir())
     except OSError:
         return

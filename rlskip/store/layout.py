@@ -49,7 +49,8 @@ def run_directory(
     Raises
     ------
     ConfigError
-        `dump_dir` is a URL or empty.
+        `dump_dir` is a URL or empty, or the run's directory is reached by a symbolic link below it
+        (`dump_dir` itself may be one).
     """
     text = str(dump_dir)
     if _URL.match(text):
@@ -62,7 +63,20 @@ def run_directory(
         raise ConfigError("it is empty", where="skip.dump_dir", remedy="give a directory")
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}"
-    return Path(text).expanduser() / run / safe_name(shape)
+    directory = Path(text).expanduser() / run / safe_name(shape)
+    refuse_links(directory)
+    return directory
+
+
+def refuse_links(directory: Path) -> None:
+    """Raise ConfigError where one of a run's two directories in a dump_dir is a symbolic link."""
+    for path in (directory.parent, directory):
+        if os.path.islink(path):  # False where it cannot be told
+            raise ConfigError(
+                f"{path} is a symbolic link; below dump_dir none is followed",
+                where="skip.dump_dir",
+                remedy="move what it points to into its place, or give a dump_dir that lies there",
+            )
 
 
 def safe_name(name: object) -> str:

@@ -225,6 +225,8 @@ class StepStore:
             )
             with commit.synced(work / place.meta) as file:
                 file.write(meta.to_bytes())
+            for depth, _ in enumerate(place.parts, 1):
+                commit.move_link_aside(self.directory.joinpath(*place.parts[:depth]))
             if place.world_size > 1:
                 meta = self._publish_shard(work, place, meta)
             else:

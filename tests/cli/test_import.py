@@ -186,6 +186,16 @@ def test_it_goes_by_place_so_the_number_of_prompts_must_be_the_same(
         replaying().submit({"uid": ["x", "y", "z"], "text": ["a", "b", "c"]})
 
 
+def test_nothing_is_imported_through_a_link(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    for path in ("ours", "outside"):
+        (tmp_path / path).mkdir()
+    (tmp_path / "ours" / "exp_proj").symlink_to(tmp_path / "outside")
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    assert said.code == 2
+    assert "is a symbolic link" in said.err
+    assert not list((tmp_path / "outside").iterdir())
+
+
 def test_a_short_group_is_generated_again(
     rlskip: Any, foreign: Path, tmp_path: Path, replaying: Callable[..., Trainer]
 ) -> None:

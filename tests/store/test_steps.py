@@ -171,6 +171,58 @@ def test_choosing_among_100_000_takes_milliseconds(store: StepStore) -> None:
     assert store.nearest(24) == 23
 
 
+# -- links -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_link_to_a_runs_directory_is_refused(tmp_path: Path, level: int) -> None:
+    outside, dumps = tmp_path / "outside", tmp_path / "dumps"
+    directory = run_directory(dumps, "e", "p", 1, 1, 1, 1)
+    link = directory if level == 2 else directory.parent
+    for path in (outside, link.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(ConfigError, match="is a symbolic link; below dump_dir none is followed"):
+        run_directory(dumps, "e", "p", 1, 1, 1, 1)
+
+
+def test_dump_dir_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "dumps").symlink_to(tmp_path / "disk")
+    store = StepStore(run_directory(tmp_path / "dumps", "e", "p", 1, 1, 1, 1))
+    store.save(1, "x")
+    assert store.load(1) == "x"
+    assert list((tmp_path / "disk").glob("e_p/*/1"))
+
+
+@pytest.mark.parametrize(
+    ("link", "options", "saved"),
+    [
+        (".work", {}, {}),
+        ("1", {}, {}),
+        ("1", {}, {"inner": 2}),
+        ("1", {"rank": 1, "world_size": 2}, {}),
+        ("1/2", {"rank": 1, "world_size": 2}, {"inner": 2}),
+    ],
+)
+def test_nothing_is_written_or_removed_through_a_link(
+    tmp_path: Path, link: str, options: dict[str, int], saved: dict[str, int]
+) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (outside / "mine").mkdir(parents=True)
+    (outside / "mine" / "text").write_text("not yours")
+    for path in (outside / "mine" / "text", outside / "mine"):
+        os.utime(path, (0, 0))
+    (run / link).parent.mkdir(parents=True)
+    (run / link).symlink_to(outside)
+    store = StepStore(run, keep_last=1, **options)
+    store.save(1, "x", **saved)
+    assert store.load(1, **saved) == "x"
+    assert [p.name for p in outside.rglob("*")] == ["mine", "text"]
+    (kept,) = (run / link).parent.glob("*.bad-*")
+    assert kept.is_symlink()
+
+
 # -- presence ----------------------------------------------------------------------------
 
 
