@@ -157,6 +157,11 @@ class Place:
                 handle, outer = self._enter(part, handle), handle
                 os.close(outer)
             yield OpenPlace(self, handle)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            # Removed by another host while it was open here (NFS).
+            raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.directory)) from error
         finally:
             os.close(handle)
 

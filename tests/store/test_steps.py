@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -169,6 +170,26 @@ def test_choosing_among_100_000_takes_milliseconds(store: StepStore) -> None:
         after_saves.append(seconds(step))
     assert min(after_saves) < 0.5  # listed anew, once
     assert store.nearest(24) == 23
+
+
+@pytest.mark.parametrize("call", ["listdir", "stat"])
+def test_what_another_host_removes_meanwhile_is_absent(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store.save(1, "x")
+    real = getattr(os, call)
+
+    def stale(path: Any, **options: Any) -> Any:
+        if not isinstance(path, int) and "dir_fd" not in options:  # not of the open directory
+            return real(path, **options)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, call, stale)
+    assert store.peek(1) is None
+    with pytest.raises(AbsentDumpError):
+        store.load(1)
+    monkeypatch.undo()
+    assert store.load(1) == "x"
 
 
 # -- links -------------------------------------------------------------------------------
