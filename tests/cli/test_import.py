@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 from rlskip import SkipManager
 from rlskip.cli.dumps import Target, the_run
@@ -430,6 +430,35 @@ def test_every_kind_of_array_is_read_as_pickle_would(tmp_path: Path, protocol: i
     assert repr(found) == repr(pickle.loads(inner)[1])
     assert found["columns first"].flags.f_contiguous
     found["big"][0] = 7  # memory of its own
+
+
+def test_images_and_batches_of_every_kind_are_read(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").fromarray(np.arange(12, dtype="u1").reshape(2, 2, 3))
+    lists = [torch.ones(2), torch.ones(3)]
+    batch = TensorDict(
+        {
+            "ragged": torch.nested.nested_tensor(lists, layout=torch.jagged),
+            "strided": torch.nested.nested_tensor(lists, layout=torch.strided),
+            "texts": NonTensorStack("a", "b"),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+            "within": TensorDict({"x": torch.ones(2, dtype=torch.uint8)}, [2]),
+        },
+        [2],
+    )
+    lazy = LazyStackedTensorDict(*(TensorDict({"x": x}, []) for x in lists))
+    images = np.empty(1, object)
+    images[0] = {"image": [image]}
+    file = tmp_path / "gen_batch.dp"
+    for packed in (batch, saved(batch)):
+        file.write_bytes(proto((packed, {"images": images}, {"lazy": lazy})))
+        found, others, meta_info = read_data_proto(file)
+        assert [len(x) for x in found["ragged"].unbind()] == [2, 3]
+        assert [len(x) for x in found["strided"].unbind()] == [2, 3]
+        assert found["texts"] == ["a", "b"]
+        assert found["within", "x"].tolist() == [1, 1]
+        assert isinstance(found["parameter"], torch.nn.Parameter)
+        assert others["images"][0]["image"][0].tobytes() == bytes(range(12))
+        assert meta_info["lazy"][1]["x"].tolist() == [1, 1, 1]
 
 
 def test_a_queue_batch_that_would_run_a_command_is_refused(tmp_path: Path) -> None:
