@@ -8,6 +8,7 @@ token. The names and their meaning are SkyRL's (``skyrl/train/generators/base.py
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from itertools import chain as flatten
 from typing import Any
 
 import attrs
@@ -27,7 +28,7 @@ REQUIRED = (PROMPTS, RESPONSES, REWARDS, MASKS)
 
 # One value a response token, and what the tokens of an observation get: nothing trains there.
 # (`rewards` may also hold one number a row; see `token_fields`.)
-PER_TOKEN: dict[str, float] = {MASKS: 0, REWARDS: 0.0, LOGPROBS: 0.0}
+_PER_TOKEN: dict[str, float] = {MASKS: 0, REWARDS: 0.0, LOGPROBS: 0.0}
 
 # One value a token, a patch or an image: taking the last turn's alone would misalign them.
 NOT_CARRIED = (
@@ -62,13 +63,41 @@ class TrajectoryID:
         return f"{self.instance_id}_{self.repetition_id}"
 
 
-def token_fields(out: Mapping[str, Any]) -> list[str]:
-    """Names of the fields of a list batch that hold one value a response token."""
-    return [
-        name
-        for name in PER_TOKEN
-        if out.get(name) is not None and (name != REWARDS or isinstance(out[name][0], list))
-    ]
+def token_fields(out: Mapping[str, Any]) -> dict[str, float]:
+    """The fields of a list batch that hold one value a response token, and their empty value.
+
+    Beside those of the format, every field whose entries are all lists of numbers as long as
+    their responses: the last turn's alone would not fit the merged response.
+    """
+    fields = {
+        name: nothing
+        for name, nothing in _PER_TOKEN.items()
+        if out.get(name) is not None and (name != REWARDS or _is_token_reward(out[name][0]))
+    }
+    for name, values in out.items():
+        if name not in (PROMPTS, RESPONSES, *_PER_TOKEN) and _fits_responses(values, out):
+            numbers = flatten.from_iterable(values)
+            fields[name] = 0.0 if any(isinstance(number, float) for number in numbers) else 0
+    return fields
+
+
+def _is_token_reward(reward: Any) -> bool:
+    """One number a row has no length; a tensor of no dimension has none either."""
+    return hasattr(reward, "__len__") and getattr(reward, "ndim", 1) > 0
+
+
+def _fits_responses(values: Any, out: Mapping[str, Any]) -> bool:
+    responses = out[RESPONSES]
+    return (
+        isinstance(values, list)
+        and len(values) == len(responses)
+        and any(values)
+        and all(
+            isinstance(entry, list) and len(entry) == len(response)
+            for entry, response in zip(values, responses, strict=True)
+        )
+        and all(isinstance(number, int | float) for number in flatten.from_iterable(values))
+    )
 
 
 def check_rows(out: Mapping[str, Any]) -> None:
@@ -89,12 +118,17 @@ def check_rows(out: Mapping[str, Any]) -> None:
             check_count(len(out[name]), rows, name)
     per_token = token_fields(out)
     for i, reward in enumerate(out[REWARDS]):
-        if isinstance(reward, list) != (REWARDS in per_token):
+        if _is_token_reward(reward) != (REWARDS in per_token):
             raise MergeError(
                 "some rows have one reward, others one a token",
                 f"{REWARDS}[{i}]",
                 "give every row a list of token rewards, or every row a number",
             )
+    for name in (PROMPTS, RESPONSES, *per_token):
+        for i, values in enumerate(out[name]):
+            if not isinstance(values, list):
+                kind = type(values).__name__
+                raise MergeError(f"expected a list, one value a token, got {kind}", f"{name}[{i}]")
     for name in per_token:
         for i, (values, response) in enumerate(zip(out[name], out[RESPONSES], strict=True)):
             if len(values) != len(response):

@@ -12,7 +12,6 @@ from rlskip.merge.metrics import format_metrics
 from rlskip.merge.rows import (
     IS_LAST,
     METRICS,
-    PER_TOKEN,
     PROMPTS,
     RESPONSES,
     TRAJECTORIES,
@@ -30,10 +29,11 @@ def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
 
     Turn i+1 joins turn i when the whole of turn i, prompt and response, is a prefix of the
     prompt of turn i+1. The merged row has the first turn's prompt; its response is all responses
-    with the observations between them, which get loss mask 0, reward 0 and log-prob 0. Whatever
-    a row holds once (`stop_reasons`, `is_last_step`, a reward per row, any extra field) is taken
-    from the last turn. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields it drops
-    are kept.
+    with the observations between them, which get loss mask 0, reward 0, log-prob 0, and 0 in any
+    extra field whose entries are all lists of numbers as long as their responses. Whatever a row
+    holds once (`stop_reasons`, `is_last_step`, a reward per row, any other field) is taken from
+    the last turn. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields it drops are
+    kept.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[
             row[RESPONSES] += observation
             row[RESPONSES] += out[RESPONSES][i]
             for name in per_token:
-                row[name] += [PER_TOKEN[name]] * len(observation)
+                row[name] += [per_token[name]] * len(observation)
                 row[name] += out[name][i]
         for name, values in row.items():
             merged[name].append(values)

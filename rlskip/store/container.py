@@ -196,7 +196,7 @@ class Reader:
 
     def _piece(self, piece: _Piece) -> memoryview:
         # Into memory that was used before: fresh pages cost more than the copy.
-        packed = memoryview(_scratch(piece.size))
+        packed = _scratch(piece.size).data
         if os.preadv(self._handle, [packed], piece.offset) != piece.size:
             raise self._corrupt("it ends too early")
         if xxhash.xxh3_128_hexdigest(packed) != piece.checksum:

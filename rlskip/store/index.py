@@ -27,7 +27,7 @@ class StepIndex:
     def steps(self) -> list[int]:
         """A list that is never changed afterwards."""
         with self._lock:
-            changed = self._changed_at()
+            changed = self.changed_at()
             if changed is None:
                 return []
             if changed != self._seen:
@@ -36,6 +36,29 @@ class StepIndex:
                 settled = time.time() - changed / 1e9 > _TICK_S
                 self._seen = changed if settled else None
             return self._steps
+
+    def changed_at(self) -> int | None:
+        """When the directory changed last, by its own clock, ns; None while there is none."""
+        try:
+            return os.stat(self._root).st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def added(self, step: int, before: int | None) -> None:
+        """This process has published `step`; `before` is :meth:`changed_at` just before that.
+
+        No need to list for that, unless others were here since the last listing. Another's step
+        that appears within this very moment is found with the directory's next change: only
+        `repeat`, which takes the nearest of many, could miss it until then.
+        """
+        with self._lock:
+            if before is None or before != self._seen:
+                self._seen = None
+                return
+            at = bisect.bisect_left(self._steps, step)
+            if self._steps[at : at + 1] != [step]:
+                self._steps = [*self._steps[:at], step, *self._steps[at:]]
+            self._seen = self.changed_at()
 
     def nearest(self, step: int) -> Iterator[int]:
         """All steps in the order in which `repeat` prefers them as a substitute for `step`.
@@ -46,9 +69,3 @@ class StepIndex:
         at = bisect.bisect_right(steps, step)
         yield from (steps[i] for i in range(at - 1, -1, -1))
         yield from (steps[i] for i in range(at, len(steps)))
-
-    def _changed_at(self) -> int | None:
-        try:
-            return os.stat(self._root).st_mtime_ns
-        except FileNotFoundError:
-            return None

@@ -34,6 +34,8 @@ blosc2.set_releasegil(True)
 Arena = Callable[[int], np.ndarray]
 """Gives so many bytes of memory to write to."""
 
+Packed = bytes | memoryview
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -148,7 +150,7 @@ def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:
     return spec, squeeze(narrowed, spec).ljust(-(-size // MAX_RATIO), b"\0")
 
 
-def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
+def unpack(packed: Packed, spec: str, out: np.ndarray, out_spec: str) -> None:
     """Restore a piece stored as `spec` into the bytes `out`, elements of `out_spec`.
 
     Raises
@@ -191,7 +193,7 @@ def _filter(spec: str) -> blosc2.Filter:
 _LZ4, _AS_IT_IS, _ALL_ZERO = 1, 0x02, 0x10
 
 
-def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
+def expand(packed: Packed, out: np.ndarray, spec: str) -> None:
     """Decompress into the bytes `out` a run that declares to be exactly that, made our way."""
     # Blosc2 takes the length to write from the run's own header, and loads plug-ins for
     # codecs and filters that it does not know: neither is left to the file.

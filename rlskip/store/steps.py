@@ -227,10 +227,12 @@ class StepStore:
                 file.write(meta.to_bytes())
             for depth, _ in enumerate(place.parts, 1):
                 commit.move_link_aside(self.directory.joinpath(*place.parts[:depth]))
+            before = self._index.changed_at()
             if place.world_size > 1:
                 meta = self._publish_shard(work, place, meta)
             else:
                 meta = self._publish(work, place, meta, dump.replace)
+        self._index.added(place.step, before)
         if place.rank == 0:
             self._retention.apply(self._index.steps(), place.step)
         return meta

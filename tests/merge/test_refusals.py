@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -53,6 +54,11 @@ def test_trajectories_that_are_not_whole(ids, is_last, where):
         ({"rewards": [[0.0], 1.0]}, "rewards[1]"),
         ({"rewards": [0.0, [1.0]]}, "rewards[1]"),
         ({"rollout_logprobs": [[], [0.0]]}, "rollout_logprobs[0]"),
+        ({"rollout_logprobs": [None, [0.0]]}, "rollout_logprobs[0]"),
+        ({"loss_masks": [[1], None]}, "loss_masks[1]"),
+        ({"response_ids": [[1], (1,)]}, "response_ids[1]"),
+        ({"rewards": [np.zeros(1), np.zeros(1)]}, "rewards[0]"),
+        ({"rewards": [(0.0,), (0.0,)]}, "rewards[0]"),
         ({"stop_reasons": ["stop"]}, "stop_reasons"),
         ({"prompt_token_ids": [[1]]}, "prompt_token_ids"),
         ({"env_metrics": [{}]}, "env_metrics"),

@@ -78,6 +78,22 @@ def test_fields_the_rule_does_not_know_are_the_last_turns_too(two_turns):
     assert merged["rollout_metrics"]["generate/trajectory_completion_time_max"] == 3.0
 
 
+def test_an_extra_value_a_token_is_carried_for_every_token(two_turns):
+    lengths = [len(response) for response in two_turns["response_ids"]]
+    two_turns["ref_logprobs"] = [[-0.5] * length for length in lengths]
+    two_turns["ages"] = [[7] * length for length in lengths]
+    merged = merge_stepwise_output(two_turns)
+    (tokens,), (mask,) = merged["response_ids"], merged["loss_masks"]
+    assert len(tokens) > sum(lengths)
+    for name, value in (("ref_logprobs", -0.5), ("ages", 7)):
+        (found,) = merged[name]
+        assert len(found) == len(tokens)
+        assert found.count(value) == sum(lengths)
+        assert all(type(number) is type(value) for number in found)
+    assert [age > 0 for age in merged["ages"][0]].count(False) == len(tokens) - sum(lengths)
+    assert len(mask) == len(tokens)
+
+
 @given(st.data())
 @settings(deadline=None)
 def test_equals_the_greedy_rule_field_by_field(batches, greedy, data):

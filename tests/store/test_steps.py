@@ -150,8 +150,9 @@ def test_choosing_among_100_000_takes_milliseconds(store: StepStore) -> None:
     store.save(50_000, 1)
     for step in range(100_000):
         os.makedirs(store.directory / str(step), exist_ok=True)
-    for step in (20, 99_990):
+    for step in (20, 21, 22, 23, 99_990):
         os.rmdir(store.directory / str(step))
+    for step in (20, 99_990):
         store.save(step, step)
     past = time.time() - 60
     os.utime(store.directory, (past, past))
@@ -165,10 +166,9 @@ def test_choosing_among_100_000_takes_milliseconds(store: StepStore) -> None:
     assert min(seconds(99_990) for _ in range(5)) < 0.005
     after_saves = []
     for step in (21, 22, 23):
-        os.rmdir(store.directory / str(step))
         store.save(step, step)
         after_saves.append(seconds(step))
-    assert min(after_saves) < 0.5  # listed anew, once
+    assert min(after_saves) < 0.005
     assert store.nearest(24) == 23
 
 
