@@ -1,6 +1,7 @@
 """Every benchmark, one table of proof: writes RESULTS.md and results.png beside this file.
 
-With `--only` the others stay as they were measured last (results.json).
+With `--only` the others stay as they were measured last (results.json). Results are written after
+each benchmark, so one that fails costs none of those before it.
 
 Each runs in a process of its own, ours beside the genuine peer there. Needs, in one environment,
 rlskip with its extras `ray` and `train`, and the peers: verl 0.9.1, and the wheel of SkyRL 0.3.0
@@ -25,10 +26,11 @@ TEMPLATE = """\
 
 {met} of {goals} goals met. Missed ones come first; rows without a goal last.
 
-Made by `python -m benchmarks`. Ours and the peer ran in the same process, best of several rounds.
-The ratio is ours over the peer's; a goal judges the ratio where there is a peer, else ours. What a
-row measures stands at the top of its benchmark: `python -m benchmarks.NAME --help`. In trial the
-column `peer` holds the stage's limit.
+Made by `python -m benchmarks`. Ours and the peer ran in the same process, best of several rounds;
+but step_time is two whole trainings, the peer its first, and trial is run once, beside what each
+stage cannot do without. The ratio is ours over the peer's; a goal judges the ratio where there is a
+peer, else ours. What a row measures stands at the top of its benchmark:
+`python -m benchmarks.NAME --help`.
 
 ![How far each figure is from its goal](results.png)
 
@@ -129,12 +131,13 @@ def main() -> None:
     options = parser.parse_args()
     kept = options.out / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
-    results |= {name: run(name, options.wheel) for name in options.only}
-    results = {name: results[name] for name in NAMES if name in results}
-    kept.write_text(json.dumps(results, indent=2) + "\n")
+    for name in options.only:
+        results[name] = run(name, options.wheel)
+        results = {name: results[name] for name in NAMES if name in results}
+        kept.write_text(json.dumps(results, indent=2) + "\n")
+        (options.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(kept.read_text())
-    (options.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
     plot(results, options.out / "results.png")
     print(f"\n{options.out / 'RESULTS.md'} and results.png")
 

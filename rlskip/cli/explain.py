@@ -7,6 +7,7 @@ before the task starts.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -37,13 +38,15 @@ from rlskip.skip.base import SKIP_REGISTRY, role_specs
 TIMEOUT_S = 300.0
 _CALLBACK = "rlskip.hooks.SkipCallback"
 _SHOWN_STEPS = 100_000
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
 
 
 def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     """The findings, and the dump dirs of the roles that are on."""
-    split = _Command.parse(command)
-    findings = split.findings()
+    findings: list[Finding] = []
     try:
+        split = _Command.parse(command)
+        findings = split.findings()
         config = compose(split)
     except _CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)], []
@@ -131,6 +134,11 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
             if ends:
                 return command[:i], command[i:], ""
         return command[: i + 1], command[i + 1 :], ""
+    if os.path.basename(command[0]) in _SHELLS or command[0].endswith(".sh"):
+        raise _CannotComposeError(
+            "a shell script cannot be asked for its config without running it",
+            remedy="give the command that it starts the training with: python ...",
+        )
     # torchrun, accelerate launch, srun: the application alone composes the same config.
     for i, word in enumerate(command):
         if word.endswith(".py"):
@@ -168,15 +176,26 @@ def compose(command: _Command) -> DictConfig:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        run = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
     except FileNotFoundError as error:
         raise _CannotComposeError(f"there is no {command[0]}") from error
-    except subprocess.TimeoutExpired as error:
-        raise _CannotComposeError(
-            f"it did not print its config within {TIMEOUT_S:.0f} s"
-        ) from error
+    with run:
+        try:
+            said = run.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise _CannotComposeError(
+                f"it did not print its config within {TIMEOUT_S:.0f} s"
+            ) from error
+        finally:
+            if run.poll() is None:  # with all that it has started
+                os.killpg(run.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, run.returncode, *said)
 
 
 # -- the config ------------------------------------------------------------------------

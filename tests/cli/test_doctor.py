@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlskip.cli import explain as explain_module
 from rlskip.store import Identity, StepStore
 
 # What tells a config of verl's; `trainer` is to follow.
@@ -376,3 +378,36 @@ def test_without_a_ray_it_says_how_to_start_one(
     said = rlskip("doctor", "--ray")
     assert said.code == 2
     assert "no Ray answers" in said.err
+
+
+@pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
+def test_a_shell_script_is_not_run(
+    rlskip: Any, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    script.chmod(0o755)
+    said = rlskip("doctor", "--json", "--", *command)
+    assert "shell script" in errors(said)[0]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_that_hangs_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(explain_module, "TIMEOUT_S", 3.0)
+    findings, _ = explain_module.explain([sys.executable, str(app)])
+    assert "did not print its config" in findings[-1].what
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    deadline = time.monotonic() + 10
+    while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
