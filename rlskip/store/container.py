@@ -40,7 +40,6 @@ _HEAD = struct.Struct("<8sII")
 _TAIL = struct.Struct("<QQ16s8s")
 _MAGIC = b"rlskip\r\n"
 _END = b"\r\nend\r\n\x00"
-_scratch = pieces.Scratch()
 _BATCH = 6  # pieces packed before they are written
 
 
@@ -194,11 +193,8 @@ class Reader:
         # A second thread costs more of the interpreter than it saves on a few small arrays.
         pieces.share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * PIECE)
 
-    def _piece(self, piece: _Piece) -> memoryview:
-        # Into memory that was used before: fresh pages cost more than the copy.
-        packed = _scratch(piece.size).data
-        if os.preadv(self._handle, [packed], piece.offset) != piece.size:
-            raise self._corrupt("it ends too early")
+    def _piece(self, piece: _Piece) -> bytes:
+        packed = self._read(piece.offset, piece.size)
         if xxhash.xxh3_128_hexdigest(packed) != piece.checksum:
             raise self._corrupt(f"the {piece.size} bytes at {piece.offset} are altered")
         return packed

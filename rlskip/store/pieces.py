@@ -34,8 +34,6 @@ blosc2.set_releasegil(True)
 Arena = Callable[[int], np.ndarray]
 """Gives so many bytes of memory to write to."""
 
-Packed = bytes | memoryview
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -125,19 +123,17 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
-class Scratch(threading.local):
+class _Scratch(threading.local):
     """A piece's worth of memory per thread, so that no piece faults in pages of its own."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(PIECE + 64, np.uint8)
+        self._memory = np.empty(PIECE, np.uint8)
 
     def __call__(self, nbytes: int) -> np.ndarray:
-        if nbytes > len(self._memory):
-            return np.empty(nbytes, np.uint8)
         return self._memory[:nbytes]
 
 
-scratch = Scratch()
+scratch = _Scratch()
 
 
 def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:
@@ -150,7 +146,7 @@ def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:
     return spec, squeeze(narrowed, spec).ljust(-(-size // MAX_RATIO), b"\0")
 
 
-def unpack(packed: Packed, spec: str, out: np.ndarray, out_spec: str) -> None:
+def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """Restore a piece stored as `spec` into the bytes `out`, elements of `out_spec`.
 
     Raises
@@ -193,7 +189,7 @@ def _filter(spec: str) -> blosc2.Filter:
 _LZ4, _AS_IT_IS, _ALL_ZERO = 1, 0x02, 0x10
 
 
-def expand(packed: Packed, out: np.ndarray, spec: str) -> None:
+def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
     """Decompress into the bytes `out` a run that declares to be exactly that, made our way."""
     # Blosc2 takes the length to write from the run's own header, and loads plug-ins for
     # codecs and filters that it does not know: neither is left to the file.
