@@ -24,7 +24,7 @@ PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
 class Stage:
     """A decorated function: what ``SkipManager.annotate`` was told about it."""
 

@@ -30,6 +30,7 @@ import xxhash
 
 from rlskip.store import pieces
 from rlskip.store.errors import CorruptDumpError, NewerFormatError
+from rlskip.store.memory import memory
 from rlskip.store.pieces import INTEGERS, MAX_RATIO, NARROW, PIECE, SPECS, Array
 
 VERSION = 1
@@ -149,7 +150,7 @@ class Reader:
         return sum(entry.nbytes for entry in self._entries)
 
     def array(self, number: int) -> np.ndarray:
-        """Array `number`, verified, as fresh bytes."""
+        """Array `number`, verified, as bytes that nobody else has."""
         if type(number) is not int or not 0 <= number < len(self._entries):
             raise self._corrupt(f"it has no array {number!r}")
         if number not in self._ready:
@@ -171,11 +172,13 @@ class Reader:
                     self._piece(piece)
 
     def _load(self, numbers: Iterable[int]) -> None:
-        """Expand these arrays into fresh memory, all their pieces as one lot of work."""
+        """Expand these arrays into memory of their own, all their pieces as one lot of work."""
         jobs = []
         for number in numbers:
             entry = self._entries[number]
-            out = self._ready[number] = _fresh(entry.nbytes)
+            small = entry.nbytes < 8 * PIECE  # its last page may be zeroed beyond its end
+            out = np.empty(entry.nbytes, np.uint8) if small else memory.take(entry.nbytes)
+            self._ready[number] = out
             self._verified.add(number)
             jobs += [
                 (piece, out[i * PIECE : (i + 1) * PIECE], entry.spec)
@@ -235,18 +238,6 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
-
-
-def _fresh(nbytes: int) -> np.ndarray:
-    """Memory that nobody used; of a large array each piece lies in a huge page (2 MiB) of its own.
-
-    A page that two pieces share is met by both threads, or falls apart into small ones.
-    """
-    if nbytes < 8 * PIECE:  # the last page may be zeroed beyond the array's end
-        return np.empty(nbytes, np.uint8)
-    room = np.empty(nbytes + PIECE, np.uint8)
-    start = -room.ctypes.data % PIECE
-    return room[start : start + nbytes]
 
 
 def _is_sound(entry: _Entry) -> bool:

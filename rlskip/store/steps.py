@@ -266,7 +266,10 @@ class StepStore:
     def load(
         self, step: int, *, inner: int | None = None, fields: Sequence[str] | None = None
     ) -> Any:
-        """The rollouts of `step`, verified, in fresh memory.
+        """The rollouts of `step`, verified, in memory of their own.
+
+        Large arrays get that of rollouts that were loaded and let go, where there is some of
+        their size: up to 256 MiB wait for that.
 
         Parameters
         ----------
