@@ -228,11 +228,17 @@ def test_a_late_result_of_an_actor_is_dropped(make_ray_dispatcher, make_prompts,
 class Unreadable:
     """Crosses to the actor, and cannot be read there."""
 
+    def __deepcopy__(self, memo):
+        return self
+
     def __reduce__(self):
         return int, ("no number",)
 
 
 class Unsendable:
+    def __deepcopy__(self, memo):
+        return self
+
     def __reduce__(self):
         raise TypeError("stays here")
 
