@@ -40,6 +40,12 @@ peer, else ours. What a row measures stands at the top of its benchmark:
 
 {measured}
 """
+# The pictures that the pages show are of the same run.
+PLOTS = {
+    "dispatch": "makespan.png",
+    "merge": "update_by_turns.png",
+    "step_time": "step_time.png",
+}
 NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial")
 
 
@@ -48,6 +54,8 @@ def run(name: str, wheel: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(found)]
+        if name in PLOTS:
+            command += ["--plot", str(HERE.parent / "docs" / PLOTS[name])]
         if name == "merge" and wheel is not None:
             command += ["--wheel", str(wheel)]
         print(f"\n== {name}", flush=True)
