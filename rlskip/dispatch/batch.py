@@ -87,7 +87,6 @@ class Attempt:
     unit: Unit
     started: float
     future: asyncio.Future[Any]
-    timer: asyncio.TimerHandle | None = None
     over: bool = False
 
     @property

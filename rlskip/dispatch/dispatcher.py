@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -123,6 +124,10 @@ class RolloutDispatcher:
         )
         self._writer = Writer(queue)
         self._batches: set[Batch] = set()
+        # When each attempt must have ended, by the loop's clock, earliest first; and one timer
+        # for all, as nearly every attempt ends long before.
+        self._deadlines: dict[Attempt, float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -297,9 +302,8 @@ class RolloutDispatcher:
         future = self._pool.start(worker, job)
         attempt = Attempt(worker, unit, batch.elapsed(), future)
         if self.config.session_timeout_s is not None:
-            attempt.timer = self._loop.call_later(
-                self.config.session_timeout_s, self._expire, attempt
-            )
+            self._deadlines[attempt] = self._loop.time() + self.config.session_timeout_s
+            self._set_alarm()
         if not self.config.rollout_level and not prompt.running:
             prompt.running = True
             self._say_running(prompt)
@@ -334,19 +338,28 @@ class RolloutDispatcher:
             self._abort(batch, failed)
         self._pump()
 
-    def _expire(self, attempt: Attempt) -> None:
-        self._close_attempt(attempt)
-        self._pool.stop(attempt.worker, attempt.future)
+    def _set_alarm(self) -> None:
+        if self._alarm is None and self._deadlines:
+            first = next(iter(self._deadlines.values()))
+            self._alarm = self._loop.call_at(first, self._expire)
+
+    def _expire(self) -> None:
+        """Give up the attempts that have passed their deadline."""
+        self._alarm = None
         seconds = self.config.session_timeout_s
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        self._failed(attempt, InfrastructureFailure(late))
+        now = self._loop.time()
+        for attempt in list(takewhile(lambda a: self._deadlines[a] <= now, self._deadlines)):
+            self._close_attempt(attempt)
+            self._pool.stop(attempt.worker, attempt.future)
+            self._failed(attempt, InfrastructureFailure(late))
+        self._set_alarm()
         self._pump()
 
     def _close_attempt(self, attempt: Attempt) -> None:
         attempt.over = True
         attempt.prompt.batch.running.discard(attempt)
-        if attempt.timer is not None:
-            attempt.timer.cancel()
+        self._deadlines.pop(attempt, None)
 
     def _succeeded(self, attempt: Attempt, rows: Rows) -> None:
         prompt, unit = attempt.prompt, attempt.unit

@@ -106,7 +106,8 @@ class Scheduler:
 
     def next(self) -> tuple[int, Unit] | None:
         """The next session to run and its worker; None while there is none, or no free slot."""
-        if self.in_flight >= self._in_total:
+        waiting = self._again or self._anywhere or any(self._pinned.values())
+        if not waiting or self.in_flight >= self._in_total:
             return None
         free = [w for w, load in self._load.items() if load < self._per_worker]
         if not free:

@@ -208,6 +208,25 @@ def test_a_session_that_hangs_is_marked_with_its_deadline(make_dispatcher, make_
     assert "dispatch.session_timeout_s" in report.failed["u_0", 0]
 
 
+def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_prompts):
+    began = {}
+
+    async def worker(prompt, sampling, session):
+        began[session.session_id] = time.monotonic()
+        if session.session_id == 0:  # ends, and leaves the deadlines of those that come later
+            await asyncio.sleep(0.2)
+            return {"responses": torch.zeros(2)}
+        await asyncio.Event().wait()
+
+    options = {"max_concurrent_rollouts": 1, "session_timeout_s": 0.3, "max_retries": 0}
+    dispatcher = make_dispatcher(worker, n=3, policy="round_robin", **options)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    ended = time.monotonic()
+    assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
+    assert began[2] - began[1] >= 0.29
+    assert ended - began[2] >= 0.29
+
+
 def test_cancelling_a_batch_cancels_its_sessions(make_dispatcher, make_prompts, queue):
     cancelled, started = Counter(), threading.Event()
 
