@@ -193,10 +193,10 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
         if role not in enabled:
             return func(*args, **kwargs) if kwargs else func(*args)
         skip = enabled[role]
-        step = _eligible_step(skip, stage, args, kwargs)
-        if step is None:
+        eligible = _eligible_call(skip, stage, args, kwargs)
+        if eligible is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        call = Call(stage, args, kwargs, record=SkipManager._recorders[role].write)
+        step, call = eligible
         with call.cleanup:
             replayed = _replay(skip, step, call)
             if replayed is not _Miss:
@@ -218,10 +218,10 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
         if role not in enabled:
             return await func(*args, **kwargs)
         skip = enabled[role]
-        step = _eligible_step(skip, stage, args, kwargs)
-        if step is None:
+        eligible = _eligible_call(skip, stage, args, kwargs)
+        if eligible is None:
             return await func(*args, **kwargs)
-        call = Call(stage, args, kwargs, record=SkipManager._recorders[role].write)
+        step, call = eligible
         with call.cleanup:
             replayed = await asyncio.to_thread(_replay, skip, step, call)
             if replayed is not _Miss:
@@ -234,10 +234,10 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
     return wrapper
 
 
-def _eligible_step(
+def _eligible_call(
     skip: BaseSkip, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int | None:
-    """The step of this call if skip may act on it; None when the original shall run."""
+) -> tuple[int, Call] | None:
+    """The call, with its step, that skip may act on; None when the original shall run."""
     if stage.options:
         skip.check_options(stage)
     if stage.role not in SkipManager._recorders:
@@ -246,26 +246,21 @@ def _eligible_step(
         SkipManager._recorders[skip.role] = recorder
     if stage.role in SkipManager._idle:
         return None
-    steps = skip.local_config.steps
+    call = Call(stage, args, kwargs, record=SkipManager._recorders[stage.role].write)
     step = SkipManager.step
     if skip.observes(stage):
-        return -1 if step is None else step
-    if skip.role in _inside.get():
+        return -1 if step is None else step, call
+    if skip.role in _inside.get() or is_validation(call.prompts):
         return None
-    if step is not None and not skip.support_online_step:
-        if step not in steps:
-            return None
-        return None if is_validation(stage.prompts_of(args, kwargs)) else step
-    if is_validation(stage.prompts_of(args, kwargs)):
-        return None
-    if not skip.support_online_step:
+    if skip.support_online_step:
+        step = skip.extract_step(*args, **kwargs)
+    if step is None:
         raise StepNotSetError(
             f"skip.{skip.role} is enabled, but nobody said which step it is",
             stage.name,
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
-    step = skip.extract_step(*args, **kwargs)
-    return step if step in steps else None
+    return (step, call) if step in skip.local_config.steps else None
 
 
 @contextmanager

@@ -84,9 +84,11 @@ def read_meta(here: OpenPlace) -> DumpMeta:
 def open_dump(here: OpenPlace) -> Iterator[tuple[container.Reader, DumpMeta]]:
     place = here.place
     where = str(place.directory / place.dump)
-    if not has_own(here):
-        raise AbsentDumpError("there is no dump of this step", where=str(place.directory))
-    meta = read_meta(here)
+    try:
+        meta = read_meta(here)
+    except FileNotFoundError as error:
+        has_own(here)
+        raise AbsentDumpError("there is no dump of this step", str(place.directory)) from error
     with here.open(place.dump) as file:
         reader = container.Reader(file, where, meta.checksum)
         _check_whose(reader.index, place, where)

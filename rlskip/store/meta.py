@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -64,6 +65,7 @@ class DumpMeta:
         return json.dumps(plain, indent=2, allow_nan=True).encode() + b"\n"
 
     @classmethod
+    @functools.lru_cache(maxsize=4)  # a hit reads it twice: to look, and to load
     def from_bytes(cls, data: bytes, where: str) -> DumpMeta:
         """Read it back; raises :class:`CorruptDumpError` or :class:`NewerFormatError`."""
         try:

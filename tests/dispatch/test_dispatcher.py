@@ -213,10 +213,10 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
 
     async def worker(prompt, sampling, session):
         began[session.session_id] = time.monotonic()
-        if session.session_id == 0:  # ends, and leaves the deadlines of those that come later
-            await asyncio.sleep(0.2)
-            return {"responses": torch.zeros(2)}
-        await asyncio.Event().wait()
+        if session.session_id > 0:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.2)  # and ends, so that its deadline is nobody's
+        return {"responses": torch.zeros(2)}
 
     options = {"max_concurrent_rollouts": 1, "session_timeout_s": 0.3, "max_retries": 0}
     dispatcher = make_dispatcher(worker, n=3, policy="round_robin", **options)
