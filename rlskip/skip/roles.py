@@ -216,16 +216,21 @@ class RolloutSkip(BaseSkip):
 
     def _load(self, step: int) -> tuple[Any, DumpMeta]:
         """The rollouts that stand in for `step`, verified; on every rank or on none."""
-        loaded = None
+        loaded, generation = None, 0
         try:
             source = self._stand_in(step)
             if source is None:
                 raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
             loaded = self.store.load_with_meta(source)
+            generation = int(loaded[1].info.get("generation", "0"), 16)
         finally:
-            everywhere = self.ranks.agree(loaded is not None, f"step {step}")
+            # Another job may be replacing the shards, one rank's after the other's.
+            same = self.ranks.follow(generation, f"step {step}") == generation
+            everywhere = self.ranks.agree(loaded is not None and same, f"step {step}")
         if not everywhere:
-            raise CorruptDumpError("another rank's shard is unusable", str(self.directory))
+            raise CorruptDumpError(
+                "another rank's shard is unusable, or of another call", str(self.directory)
+            )
         return loaded
 
     def _identity(self, call: Call) -> Identity:

@@ -129,3 +129,42 @@ def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
         file.write_bytes(content)
     assert run(tmp_path, [1]) == ["1", "1"]
     assert run(tmp_path, [1]) == ["", ""]
+
+
+def _late_rank(rank: int, world: int, folder: str) -> None:
+    """Another job replaces both shards after rank 0 has loaded its own, before rank 1 has."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+    )
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
+    skip: Any = SkipManager.skip_instances["rollout"]
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> str:
+        return "anew"
+
+    SkipManager.set_step(1)
+    assert generate([1]) == "anew"
+    load, replacing = skip.store.load_with_meta, [True]
+
+    def replaced(step: int) -> Any:
+        meta = skip.store.peek(step)
+        loaded = load(step) if rank == 0 else None
+        dist.barrier()
+        if replacing:
+            replacing.clear()
+            info = {**meta.info, "generation": "abc"}
+            skip.store.save(step, "another job's", identity=meta.identity, info=info)
+            dist.barrier()
+        return loaded or load(step)
+
+    skip.store.load_with_meta = replaced
+    assert generate([1]) == "anew"  # on both: none trains on the other job's beside it
+    assert generate([1]) == "anew"
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_step_replaced_between_two_ranks_loads_is_a_miss(tmp_path: Path) -> None:
+    mp.start_processes(_late_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
