@@ -133,7 +133,10 @@ def _end_run(message: str, *facts: Any) -> None:
     log.error(message, *facts)
     main = threading.main_thread().ident
     assert main is not None
-    signal.pthread_kill(main, signal.SIGINT)  # also out of a blocking call
+    # SIGINT gets out of a blocking call, too, and lets the job end as by Ctrl-C. What a script
+    # starts with `&` ignores it.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
 
 
 _job: _Job | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,9 +91,14 @@ def test_a_job_that_nobody_took_over_has_failed(run: Callable[..., Any]) -> None
     assert "no process of this job said that it acts" in done.said
 
 
-def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any]) -> None:
-    began = time.monotonic()
-    done = run("0.8.0", "time.sleep(200)", RLSKIP_ATTACH_TIMEOUT_S="1")
+@pytest.mark.parametrize("ctrl_c", [signal.SIG_DFL, signal.SIG_IGN], ids=["usual", "behind &"])
+def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any], ctrl_c: Any) -> None:
+    before = signal.signal(signal.SIGINT, ctrl_c)  # which what is started here inherits
+    try:
+        began = time.monotonic()
+        done = run("0.8.0", "time.sleep(200)", RLSKIP_ATTACH_TIMEOUT_S="1")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 100
     assert done.returncode != 0
     assert "rlskip ends this run after 1 s (RLSKIP_ATTACH_TIMEOUT_S)" in done.said
