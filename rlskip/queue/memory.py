@@ -7,7 +7,7 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -157,15 +157,15 @@ class _MemoryWatch(Watch):
     def changes(self) -> Changes:
         with self._queue._changed:
             changes, self._changes = self._changes, {}
-            now = self._queue._partitions
             return {
-                partition_id: {
-                    key: entry.tag if (entry := now.get(partition_id, {}).get(key)) else None
-                    for key in keys
-                }
+                partition_id: self._tags_now(partition_id, keys)
                 for partition_id, keys in changes.items()
                 if keys
             }
+
+    def _tags_now(self, partition_id: str, keys: Iterable[str]) -> dict[str, Tag | None]:
+        partition = self._queue._partitions.get(partition_id, {})
+        return {key: entry.tag if (entry := partition.get(key)) else None for key in keys}
 
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:

@@ -239,18 +239,27 @@ class ReplayBuffer:
         return groups if len(groups) == call.batch_size else None
 
     def _take(self, groups: list[Group], call: Call) -> KVBatchMeta:
-        rows = [row for group in groups for row in group.successful_rows()]
-        outcomes = self._outcomes(groups, call.partition_id)
-        short = [outcome for outcome in outcomes if not outcome.complete]
+        # Not pairs of them: a million tuples keep the garbage collector busy.
+        keys: list[str] = []
+        tags: list[Any] = []  # KVBatchMeta copies them
+        for group in groups:
+            for key, tag in group.successful_rows():
+                keys.append(key)
+                tags.append(tag)
+        if self.config.on_incomplete == "min_viable":  # else only complete groups are whole
+            outcomes = self._outcomes(groups, call.partition_id)
+            short = [outcome for outcome in outcomes if not outcome.complete]
+        else:
+            short = []
         if short:
             call.short = len(short)
             log.warning("%s: sampling short but viable groups:%s", call, name_prompts(short))
         self._index(call.partition_id).take(groups)
         return KVBatchMeta(
-            keys=[key for key, _ in rows],
-            tags=[dict(tag) for _, tag in rows],
+            keys=keys,
+            tags=tags,
             partition_id=call.partition_id,
-            extra_info={ROLLOUT_ROOT_KEYS: [outcome.uid for outcome in outcomes]},
+            extra_info={ROLLOUT_ROOT_KEYS: [group.uid for group in groups]},
         )
 
     def _check_time(self, call: Call) -> float:

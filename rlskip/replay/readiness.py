@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -53,7 +54,7 @@ class Group:
     uid: str
     number: int  # counts groups in the order in which they appeared
     root: Tag | None = None
-    rows: dict[str, Tag] = attrs.field(factory=dict)  # by key
+    rows: dict[int, dict[int, Tag]] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     taken: bool = False
     place: tuple[State, int | None] | None = None  # on which shelf of the index
@@ -75,11 +76,8 @@ class Group:
     def keys(self) -> list[str]:
         """Every key of the group: root, rows and session markers."""
         keys = [] if self.root is None else [self.uid]
-        return (
-            keys
-            + [*self.rows]
-            + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
-        )
+        keys += [self._key(i, index) for i, rows in self.rows.items() for index in rows]
+        return keys + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
 
     def expected(self, otherwise: int | None) -> int | None:
         """How many sessions the root tag records, else `otherwise`; None when nobody knows."""
@@ -97,49 +95,41 @@ class Group:
             return False
         return sum(tag.get(STATUS) in (SUCCESS, FAILURE) for tag in self.markers.values()) >= n
 
-    def tally(self) -> tuple[dict[int, dict[str, Tag]], dict[int, str]]:
+    def tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
         """The rows of each session that succeeded, and why each that failed did; by session id."""
-        rows: list[tuple[int, int, str, Tag]] = []
-        last: dict[int, int] = {}  # the attempt that counts, by session id
-        for key, tag in self.rows.items():
-            session_id, attempt = self._place_of(key)[0], _integer(tag.get(ATTEMPT)) or 0
-            rows.append((session_id, attempt, key, tag))
-            last[session_id] = max(attempt, last.get(session_id, 0))
+        succeeded: dict[int, dict[int, Tag]] = {}
         failed: dict[int, str] = {}
-        unfinished: set[int] = set()
-        for session_id, marker in self.markers.items():
-            final = _integer(marker.get(ATTEMPT))
-            if final is not None:
-                last[session_id] = final
-            if marker.get(STATUS) == FAILURE:
-                failed[session_id] = str(marker.get(ERROR, ""))
-        if self.counted:
-            done = {i for i, marker in self.markers.items() if marker.get(STATUS) == SUCCESS}
-            unfinished = last.keys() - done
-        succeeded: dict[int, dict[str, Tag]] = {}
-        for session_id, attempt, key, tag in rows:
-            if attempt != last[session_id]:
+        for session_id in sorted(self.rows.keys() | self.markers.keys()):
+            marker = self.markers.get(session_id)
+            rows = _of_last_attempt(self.rows.get(session_id, {}), marker)
+            tags = [*rows.values()] if marker is None else [marker, *rows.values()]
+            failures = [tag for tag in tags if tag.get(STATUS) == FAILURE]
+            if failures:
+                failed[session_id] = str(failures[0].get(ERROR, ""))
                 continue
-            status = tag.get(STATUS)
-            if status == SUCCESS:
-                succeeded.setdefault(session_id, {})[key] = tag
-            elif status == FAILURE:
-                failed.setdefault(session_id, str(tag.get(ERROR, "")))
-            else:
-                unfinished.add(session_id)
-        for session_id in failed.keys() | unfinished:
-            succeeded.pop(session_id, None)
-        return dict(sorted(succeeded.items())), dict(sorted(failed.items()))
+            finished = not self.counted or (marker is not None and marker.get(STATUS) == SUCCESS)
+            if rows and finished and all(tag.get(STATUS) == SUCCESS for tag in rows.values()):
+                succeeded[session_id] = rows
+        return succeeded, failed
 
-    def successful_rows(self) -> list[tuple[str, Tag]]:
+    def successful_rows(self) -> Iterator[tuple[str, Tag]]:
         """What a batch takes of this group: its successful sessions' rows, by session and index."""
-        rows = [row for session in self.tally()[0].values() for row in session.items()]
-        return sorted(rows, key=lambda row: self._place_of(row[0]))
+        for session_id, rows in self.tally()[0].items():
+            for index in sorted(rows):
+                yield self._key(session_id, index), rows[index]
 
-    def _place_of(self, key: str) -> tuple[int, int]:
-        """Session id and index of a row filed here: what follows the uid in its key."""
-        session_id, _, index = key[len(self.uid) + 1 :].partition("_")
-        return int(session_id), int(index)
+    def _key(self, session_id: int, index: int) -> str:
+        # As TrajectoryKey prints it, which would check a million ids again that come from keys.
+        return f"{self.uid}_{session_id}_{index}"
+
+
+def _of_last_attempt(rows: dict[int, Tag], marker: Tag | None) -> dict[int, Tag]:
+    """A session's rows that count: of the attempt its marker names, else of the latest."""
+    attempts = {index: _integer(tag.get(ATTEMPT)) or 0 for index, tag in rows.items()}
+    last = None if marker is None else _integer(marker.get(ATTEMPT))
+    if last is None:
+        last = max(attempts.values(), default=0)
+    return {index: tag for index, tag in rows.items() if attempts[index] == last}
 
 
 @attrs.frozen
