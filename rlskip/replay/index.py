@@ -111,13 +111,10 @@ class PartitionIndex:
         if group is None:
             return
         touched[uid] = group
-        if len(form) == 2:
+        if len(form) == 3:
+            _set(group.rows, form[1:], tag)
+        else:
             _set(group.markers, form[1], tag)
-            return
-        rows = group.rows.setdefault(form[1], {})
-        _set(rows, form[2], tag)
-        if not rows:
-            del group.rows[form[1]]
 
     def _group(self, uid: str) -> Group:
         """The group of `uid`, new if need be."""

@@ -54,7 +54,7 @@ class Group:
     uid: str
     number: int  # counts groups in the order in which they appeared
     root: Tag | None = None
-    rows: dict[int, dict[int, Tag]] = attrs.field(factory=dict)  # by session id and index
+    rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     taken: bool = False
     place: tuple[State, int | None] | None = None  # on which shelf of the index
@@ -76,7 +76,7 @@ class Group:
     def keys(self) -> list[str]:
         """Every key of the group: root, rows and session markers."""
         keys = [] if self.root is None else [self.uid]
-        keys += [self._key(i, index) for i, rows in self.rows.items() for index in rows]
+        keys += [self._key(*place) for place in self.rows]
         return keys + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
 
     def expected(self, otherwise: int | None) -> int | None:
@@ -97,18 +97,23 @@ class Group:
 
     def tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
         """The rows of each session that succeeded, and why each that failed did; by session id."""
+        sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
+        for (session_id, index), tag in self.rows.items():
+            sessions.setdefault(session_id, {})[index] = tag
+        counted = self.counted
         succeeded: dict[int, dict[int, Tag]] = {}
         failed: dict[int, str] = {}
-        for session_id in sorted(self.rows.keys() | self.markers.keys()):
-            marker = self.markers.get(session_id)
-            rows = _of_last_attempt(self.rows.get(session_id, {}), marker)
-            tags = [*rows.values()] if marker is None else [marker, *rows.values()]
-            failures = [tag for tag in tags if tag.get(STATUS) == FAILURE]
-            if failures:
-                failed[session_id] = str(failures[0].get(ERROR, ""))
-                continue
-            finished = not self.counted or (marker is not None and marker.get(STATUS) == SUCCESS)
-            if rows and finished and all(tag.get(STATUS) == SUCCESS for tag in rows.values()):
+        for session_id in sorted(sessions):
+            marker = self.markers.get(session_id, {})
+            rows = _of_last_attempt(sessions[session_id], marker)
+            ended = marker.get(STATUS)
+            said = [tag.get(STATUS) for tag in rows.values()]
+            if ended == FAILURE:
+                failed[session_id] = str(marker.get(ERROR, ""))
+            elif FAILURE in said:
+                at_fault = [*rows.values()][said.index(FAILURE)]
+                failed[session_id] = str(at_fault.get(ERROR, ""))
+            elif rows and said.count(SUCCESS) == len(said) and (ended == SUCCESS or not counted):
                 succeeded[session_id] = rows
         return succeeded, failed
 
@@ -123,13 +128,15 @@ class Group:
         return f"{self.uid}_{session_id}_{index}"
 
 
-def _of_last_attempt(rows: dict[int, Tag], marker: Tag | None) -> dict[int, Tag]:
+def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
     """A session's rows that count: of the attempt its marker names, else of the latest."""
-    attempts = {index: _integer(tag.get(ATTEMPT)) or 0 for index, tag in rows.items()}
-    last = None if marker is None else _integer(marker.get(ATTEMPT))
+    attempts = [_integer(tag.get(ATTEMPT)) or 0 for tag in rows.values()]
+    last = _integer(marker.get(ATTEMPT))
     if last is None:
-        last = max(attempts.values(), default=0)
-    return {index: tag for index, tag in rows.items() if attempts[index] == last}
+        last = max(attempts, default=0)
+    if attempts.count(last) == len(attempts):
+        return rows
+    return {index: rows[index] for index, of in zip(rows, attempts, strict=True) if of == last}
 
 
 @attrs.frozen
