@@ -127,6 +127,7 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
     axes.set_xlabel("times better than the goal (left of the line: missed)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
+    axes.set_ylim(-0.8, len(bars) - 0.2)
     figure.savefig(file, dpi=150)
     plt.close(figure)
 
