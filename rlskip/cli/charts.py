@@ -47,7 +47,7 @@ def bars(
         for css, values in series:
             height = max(0.0, values[i]) / top * (HEIGHT - _TOP - _BOTTOM)
             at -= height
-            title = escape(f"{x} {labels[i]}: {values[i]:.4g} {unit}")
+            title = escape(f"{x} {labels[i]}: {_figure(values[i])} {unit}")
             left, width_ = _LEFT + i * step, max(0.5, step - min(2.0, step * 0.2))
             parts.append(
                 f'<rect class="{css}" x="{left:.1f}" y="{at:.1f}" width="{width_:.1f}" '
@@ -112,11 +112,18 @@ def _frame(parts: list[str], top: float, unit: str, x: str) -> str:
     base = HEIGHT - _BOTTOM
     axis = [
         f'<line x1="{_LEFT}" y1="{base}" x2="{WIDTH - _RIGHT}" y2="{base}"/>',
-        f'<text x="{_LEFT - 6}" y="{_TOP + 8}" text-anchor="end">{top:.4g}</text>',
+        f'<text x="{_LEFT - 6}" y="{_TOP + 8}" text-anchor="end">{_figure(top)}</text>',
         f'<text x="{_LEFT - 6}" y="{base}" text-anchor="end">0 {escape(unit)}</text>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x)}</text>',
     ]
     return _svg(parts + axis, HEIGHT)
+
+
+def _figure(value: float) -> str:
+    """Short enough for the room left of an axis: 0.3152, 100,894, 1.01e+06."""
+    if value >= 1e6:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
 
 
 def _svg(parts: Sequence[str], height: float) -> str:

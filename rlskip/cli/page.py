@@ -73,7 +73,7 @@ def _totals(report: Report) -> str:
     if report.rewards:
         pairs.append(("mean reward", number(fmean(report.rewards))))
     if report.lengths:
-        pairs.append(("mean response", f"{number(fmean(report.lengths))} tokens"))
+        pairs.append(("mean response", _tokens(fmean(report.lengths))))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
     return f"<dl>{items}</dl>"
 
@@ -142,7 +142,7 @@ def _row(one: Sampled, is_open: bool) -> str:
     if row.reward is not None:
         title += f", reward {number(row.reward)}"
     sampled = len(row.response) if row.mask is None else sum(row.mask)
-    title += f", {len(row.response)} tokens, {sampled} of them sampled"
+    title += f", {_tokens(len(row.response))}, {sampled} of them sampled"
     turns = " ".join(
         f'<span class="{"said" if said else "other"}">{escape(what)}</span>'
         for said, what in one.turns
@@ -151,6 +151,10 @@ def _row(one: Sampled, is_open: bool) -> str:
         f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>"
         f'<pre class="dim">{escape(one.prompt)}</pre><pre>{turns}</pre></details>'
     )
+
+
+def _tokens(count: float) -> str:
+    return f"{number(count)} token{'' if count == 1 else 's'}"
 
 
 def _table(steps: Sequence[StepFigures]) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from rlskip.cli.charts import histogram
 from rlskip.cli.rows import columns_of, lengths_of, rewards_of, rows_of
 from rlskip.dispatch.timeline import Span, write_trace
 from rlskip.store import StepStore
@@ -72,6 +73,13 @@ def test_figures_of_whole_columns_are_those_of_the_rows(run_dir: Path) -> None:
     rows = rows_of(columns)
     assert lengths_of(columns) == [len(row.response) for row in rows]
     assert rewards_of(columns) == pytest.approx([row.reward for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(7, "7"), (100_894, "100,894"), (1_234_567, "1.23e+06")]
+)
+def test_an_axis_has_room_for_its_figure(rows: int, said: str) -> None:
+    assert f'text-anchor="end">{said}</text>' in histogram([1.0] * rows, "tokens")
 
 
 def test_a_damaged_dump_is_named_and_the_rest_is_shown(
