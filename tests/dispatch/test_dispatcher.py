@@ -291,7 +291,7 @@ def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
         assert (report.succeeded, report.tokens) == (8, 24)
 
 
-def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts):
+def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts, queue):
     async def worker(prompt, sampling, session):
         prompt["input_ids"].add_(1)
         prompt["messages"].append(session.session_id)
@@ -301,7 +301,7 @@ def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts):
     prompts = make_prompts(2, messages=NonTensorStack(["hi"], ["ho"]))
     dispatcher = make_dispatcher(worker, 1, sampling={"temperature": 1.0})
     assert dispatcher.generate_sequences(prompts, step=1).failed == {}
-    rows = dispatcher._queue.get([f"u_0_{i}_0" for i in range(4)], "train")
+    rows = queue.get([f"u_0_{i}_0" for i in range(4)], "train")
     assert list(rows["said"]) == [2] * 4
     assert all(row.tolist() == list(range(1, 9)) for row in rows["responses"])
     assert prompts["input_ids"][0].tolist() == list(range(8))
