@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.queue import MemoryQueue
@@ -125,7 +126,8 @@ def test_only_what_is_missing_is_generated(tmp_path, make_prompts):
     dispatch(store, make_prompts(3), failing)
     ran.clear()
     prompts = make_prompts(3)
-    prompts["uid"] = [f"other_{i}" for i in range(3)]  # content counts, uids do not
+    # Content counts, uids do not.
+    prompts["uid"] = NonTensorStack(*(f"other_{i}" for i in range(3)))
     queue, report = dispatch(store, prompts, worker)
     assert (report.resumed, report.attempts, report.succeeded) == (9, 3, 12)
     whole, _ = dispatch(StepStore(tmp_path / "fresh"), prompts, worker)

@@ -34,6 +34,8 @@ def test_lanes_never_overlap(drawn):
 
 
 def test_a_batch_writes_its_timeline(make_dispatcher, make_prompts, tmp_path):
+    pytest.importorskip("matplotlib")
+
     async def worker(prompt, sampling, session):
         await asyncio.sleep(0.01)
         if session.session_id == 1 and session.attempt == 0:

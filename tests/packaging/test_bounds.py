@@ -1,4 +1,4 @@
-"""`.ci/lowest` tests what pyproject.toml declares: each lower bound, to the last digit."""
+"""`.ci/versions lowest` tests what pyproject.toml declares: each lower bound, to the last digit."""
 
 from __future__ import annotations
 
