@@ -209,8 +209,7 @@ class Sessions:
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
         now = self._loop.time()
         for attempt in list(takewhile(lambda a: self._deadlines[a] <= now, self._deadlines)):
-            self._close_attempt(attempt)
-            self._pool.stop(attempt.worker, attempt.future)
+            self._stop(attempt)
             self._failed(attempt, InfrastructureFailure(late))
         self._set_alarm()
         self._pump()
@@ -219,6 +218,14 @@ class Sessions:
         attempt.over = True
         attempt.prompt.batch.running.discard(attempt)
         self._deadlines.pop(attempt, None)
+
+    def _stop(self, attempt: Attempt) -> None:
+        """Take a session from its worker; one that cannot be told must not keep the others."""
+        self._close_attempt(attempt)
+        try:
+            self._pool.stop(attempt.worker, attempt.future)
+        except Exception:  # a pool may be the user's
+            logger.exception("%s could not be stopped", _name(attempt))
 
     def _succeeded(self, attempt: Attempt, rows: Rows) -> None:
         prompt, unit = attempt.prompt, attempt.unit
@@ -351,8 +358,7 @@ class Sessions:
     def _end_all(self, batch: Batch, cause: str) -> None:
         """Stop every session of `batch` that has not ended; each is marked failed."""
         for attempt in list(batch.running):
-            self._close_attempt(attempt)
-            self._pool.stop(attempt.worker, attempt.future)
+            self._stop(attempt)
             self._note(attempt, 0, cause)
             self._scheduler.done(attempt.worker, attempt.unit)
         for prompt in batch.prompts:

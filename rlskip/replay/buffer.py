@@ -246,11 +246,10 @@ class ReplayBuffer:
             for key, tag in group.successful_rows():
                 keys.append(key)
                 tags.append(tag)
-        if self.config.on_incomplete == "min_viable":  # else only complete groups are whole
-            outcomes = self._outcomes(groups, call.partition_id)
-            short = [outcome for outcome in outcomes if not outcome.complete]
-        else:
-            short = []
+        # Else only complete groups are whole.
+        doubtful = groups if self.config.on_incomplete == "min_viable" else []
+        outcomes = self._outcomes(doubtful, call.partition_id)
+        short = [outcome for outcome in outcomes if not outcome.complete]
         if short:
             call.short = len(short)
             log.warning("%s: sampling short but viable groups:%s", call, name_prompts(short))

@@ -227,6 +227,20 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
     assert ended - began[2] >= 0.29
 
 
+def test_a_pool_that_cannot_stop_a_session_keeps_no_other_waiting(make_prompts, queue):
+    class Stubborn(LocalPool):
+        def stop(self, worker, future):
+            raise RuntimeError("no")
+
+    async def worker(prompt, sampling, session):
+        await asyncio.Event().wait()
+
+    settings = {"rollout_level": True, "n": 2, "session_timeout_s": 0.1, "max_retries": 0}
+    with Dispatcher(Stubborn(worker, 2), queue, {"dispatch": settings}) as dispatcher:
+        report = dispatcher.submit(make_prompts(2), step=1).result(10)
+    assert len(report.failed) == len(markers(queue.log)) == 4
+
+
 def test_cancelling_a_batch_cancels_its_sessions(make_dispatcher, make_prompts, queue):
     cancelled, started = Counter(), threading.Event()
 
