@@ -22,6 +22,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -40,8 +41,6 @@ from rlskip import MergeConfig, SkipManager
 from rlskip.config.merge import read_merge
 from rlskip.dispatch import RolloutDispatcher, Session
 from rlskip.merge import MergeReport, merge
-from rlskip.queue import MemoryQueue
-from rlskip.replay import ReplayBuffer
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +229,7 @@ def play(
 
 
 class Player:
-    """A worker of the dispatcher: plays one session, with the weights that it was told last."""
+    """A worker of the dispatcher: plays one session with the weights that it loaded last."""
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg, self.policy = cfg, make_policy(cfg)
@@ -243,33 +242,29 @@ class Player:
         return [dict(row.items()) for row in rows]
 
 
-class Dispatch:
-    """Generates through dispatcher, queue and replay buffer, which hands out whole groups only."""
-
-    def __init__(self, cfg: DictConfig) -> None:
-        self.queue = MemoryQueue()
-        self.buffer = ReplayBuffer(self.queue, cfg)
-        self.dispatcher = RolloutDispatcher.from_config(
-            cfg, partial(Player, cfg), self.queue, store=SkipManager.store("rollout")
-        )
-
-    def generate(self, prompts: TensorDict, policy: Policy, step: int) -> TensorDict:
-        self.dispatcher.broadcast("load", policy.state_dict())
-        self.dispatcher.generate_sequences(prompts, step=step)
-        batch, _ = self.buffer.sample(step, "train")
-        found = self.queue.get(batch.keys, "train")
-        self.buffer.clear(batch)
-        rows = {k: torch.stack(v.unbind()) if v.is_nested else v for k, v in found.items()}
-        return TensorDict(rows, batch_size=[len(found)])
+def dispatch_rollouts(
+    dispatcher: RolloutDispatcher, prompts: TensorDict, policy: Policy, step: int
+) -> TensorDict:
+    """The same rows from the dispatcher's workers, session by session; complete groups only."""
+    dispatcher.broadcast("load", policy.state_dict())
+    rows, _ = dispatcher.collect(prompts, step=step)
+    rows = rows.exclude("uid", "session_id")  # the game's own columns name them
+    # Rows come as jagged tensors; these all have one length.
+    dense = {k: torch.stack(v.unbind()) if v.is_nested else v for k, v in rows.items()}
+    return TensorDict(dense, rows.batch_size)
 
 
 @SkipManager.annotate(role="rollout")
 def generate_rollouts(
-    prompts: TensorDict, policy: Policy, cfg: DictConfig, step: int, dispatch: Dispatch | None
+    prompts: TensorDict,
+    policy: Policy,
+    cfg: DictConfig,
+    step: int,
+    dispatcher: RolloutDispatcher | None,
 ) -> TensorDict:
     """All the rows of a step; a group is a batch, so that its sessions share the prompt."""
-    if dispatch is not None:
-        return dispatch.generate(prompts, policy, step)
+    if dispatcher is not None:
+        return dispatch_rollouts(dispatcher, prompts, policy, step)
     sessions = range(cfg.actor_rollout_ref.rollout.n)
     return torch.cat([play(policy, prompt, sessions, cfg, step) for prompt in prompts])
 
@@ -402,19 +397,26 @@ def main(cfg: DictConfig) -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(cfg.seed)
     policy = make_policy(cfg)
-    dispatch = Dispatch(cfg) if "dispatch" in cfg else None
+    dispatcher = None
+    if "dispatch" in cfg:
+        store = SkipManager.store("rollout")
+        dispatcher = RolloutDispatcher.from_config(cfg, partial(Player, cfg), store=store)
     optimizer = torch.optim.Adam(policy.parameters(), lr=cfg.actor_rollout_ref.actor.optim.lr)
     output, best = Path(HydraConfig.get().runtime.output_dir), best_success(cfg)
     sessions = cfg.data.train_batch_size * cfg.actor_rollout_ref.rollout.n
     merge_config = read_merge(cfg)
     history: list[dict[str, float]] = []
     steps = tqdm(range(1, cfg.trainer.total_training_steps + 1), unit="step")
-    with logging_redirect_tqdm(), (output / "metrics.jsonl").open("w") as metrics:
+    with (
+        logging_redirect_tqdm(),
+        dispatcher or nullcontext(),
+        (output / "metrics.jsonl").open("w") as metrics,
+    ):
         for step in steps:
             SkipManager.set_step(step)
             prompts = draw_prompts(cfg, step)
             start = time.perf_counter()
-            rows = generate_rollouts(prompts, policy, cfg, step, dispatch)
+            rows = generate_rollouts(prompts, policy, cfg, step, dispatcher)
             rolled_out = time.perf_counter()
             train_rows, report = fold_turns(rows, merge_config)
             figures = update(policy, optimizer, train_rows, cfg, step)

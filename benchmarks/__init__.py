@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks.<name> [--json FILE]`, ours beside the genuine peer."""
+"""Benchmarks: `python -m benchmarks.<name> [--json FILE]`, rlskip next to the genuine peer."""

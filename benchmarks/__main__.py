@@ -1,11 +1,11 @@
-"""Every benchmark, one table of proof: writes RESULTS.md and results.png beside this file.
+"""Run every benchmark, and write RESULTS.md and results.png next to this file.
 
-With `--only` the others stay as they were measured last (results.json). Results are written after
-each benchmark, so one that fails costs none of those before it.
+With `--only`, the other benchmarks keep the figures that were measured last (results.json).
+Results are written after each benchmark, so a failure does not lose the earlier ones.
 
-Each runs in a process of its own, ours beside the genuine peer there. Needs, in one environment,
-rlskip with its extras `ray` and `train`, and the peers: verl 0.9.1, and the wheel of SkyRL 0.3.0
-(`--wheel`; its package needs Python 3.12, of which the benchmark loads one function).
+Each benchmark runs in its own process, together with the genuine peer. The environment needs
+rlskip with its extras `ray` and `train`, and verl 0.9.1; `.ci/env benchmarks` makes it. SkyRL 0.3.0
+is read from its wheel (`--wheel`), because its package needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TEMPLATE = """\
 
 {met} of {goals} goals met. Missed ones come first; rows without a goal last.
 
-Made by `python -m benchmarks`. Ours and the peer ran in the same process, best of several rounds;
-but step_time is two whole trainings, the peer its first, and trial is run once, beside what each
-stage cannot do without. The ratio is ours over the peer's; a goal judges the ratio where there is a
-peer, else ours. What a row measures stands at the top of its benchmark:
-`python -m benchmarks.NAME --help`.
+`python -m benchmarks` made this page. Ours and the peer ran in the same process, and each figure is
+the best of several rounds. There are two exceptions: step_time compares two whole trainings, and
+trial runs once and compares each stage with the work that it cannot avoid. The ratio is ours over
+the peer's. A goal applies to the ratio where there is a peer, otherwise to our figure.
+`python -m benchmarks.NAME --help` explains each row.
 
 ![How far each figure is from its goal](results.png)
 
@@ -40,7 +40,7 @@ peer, else ours. What a row measures stands at the top of its benchmark:
 
 {measured}
 """
-# The pictures that the pages show are of the same run.
+# The pictures in the docs come from the same run.
 PLOTS = {
     "dispatch": "makespan.png",
     "merge": "update_by_turns.png",
@@ -50,7 +50,7 @@ NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial
 
 
 def run(name: str, wheel: Path | None) -> dict[str, Any]:
-    """One benchmark's machine, versions and rows; its table passes through."""
+    """Run one benchmark; returns its machine, versions and rows."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(found)]
@@ -76,7 +76,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def as_markdown(results: dict[str, dict[str, Any]]) -> str:
-    """The table of all rows: missed first, then those with a goal, then the rest."""
+    """Return the table of all rows: missed goals first, rows without a goal last."""
     rows = [(name, row) for name, found in results.items() for row in found["rows"]]
     rows.sort(key=lambda pair: (pair[1]["met"] is not False, pair[1]["goal"] is None))
     goals = [row["met"] for _, row in rows if row["met"] is not None]
@@ -89,14 +89,14 @@ def as_markdown(results: dict[str, dict[str, Any]]) -> str:
 
 
 def measured(benchmark: tuple[str, dict[str, Any]]) -> str:
-    """When, where and with what a benchmark was run."""
+    """Return when, where and with which versions a benchmark ran."""
     name, found = benchmark
     versions = [f"{k} {v}" for k, v in found["versions"].items() if v != "not installed"]
     return f"- {name}: {found['date']}, {found['machine']}; {', '.join(versions)}"
 
 
 def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
-    """Every goal as one bar: how far the figure is from its limit, on a logarithmic axis."""
+    """Draw one bar per goal: how far the figure is from its limit, on a logarithmic axis."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, the machine, the table, the JSON rows."""
+"""What all benchmarks share: timing, the description of the machine, the table, the JSON rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPARE = {"<=": float.__le__, ">=": float.__ge__}
 
 @attrs.frozen
 class Goal:
-    """A limit to meet, e.g. ``Goal("<=", 30)``."""
+    """A limit, e.g. ``Goal("<=", 30)``."""
 
     op: str = attrs.field(validator=attrs.validators.in_(_COMPARE))
     value: float = attrs.field(converter=float)
@@ -30,7 +30,7 @@ class Goal:
 
 @attrs.frozen
 class Row:
-    """One measured figure. With a peer the goal judges ours/peer, without one it judges ours."""
+    """One measured figure. With a peer the goal applies to ours/peer, otherwise to ours."""
 
     what: str
     ours: float
@@ -60,9 +60,9 @@ class Row:
 
 
 def best_of(rounds: int, *functions: Callable[[], Any]) -> list[float]:
-    """Best wall time in seconds of each function, called in turn `rounds` times.
+    """Return the best wall time in seconds of each function over `rounds` rounds.
 
-    The functions take turns within a round, so that a slow spell of the machine hits all.
+    The functions take turns within a round, so that a slow phase of the machine affects all.
     """
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
@@ -91,7 +91,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser that already knows ``--json``."""
+    """Return a parser that has the option ``--json``."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -100,7 +100,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def report(rows: Iterable[Row], versions: dict[str, str], json_file: Path | None) -> None:
-    """Print the table, missed goals first; write the JSON rows when asked to."""
+    """Print the table, missed goals first, and write the JSON rows if requested."""
     rows = sorted(rows, key=lambda row: row.met is not False)
     print(f"{machine()}\n{', '.join(f'{k} {v}' for k, v in versions.items())}\n")
     line = "{:<34}{:>13}{:>13} {:<8}{:>10}{:>12}  {}"

@@ -1,18 +1,18 @@
-"""Dispatch: hand-outs over Ray, the scheduler alone, and how long the tail is.
+"""Dispatch over Ray, the scheduler on its own, and the length of the tail.
 
 ray_dispatch_ratio  seconds from the call to the last marker: 128 prompts of 2048 tokens x 8
-                    sessions, round robin, 4 Ray actors whose workers return at once. Beside it,
-                    in the same run, one remote call per session with its prompt cloned.
-units_per_s         the scheduler alone: sessions handed out and ended per second, 1 000 000 on
-                    a simulated pool of 16 workers x 8 slots. units_*: each policy's.
-makespan_*          simulated: when the last session ends, over the lower bound
+                    sessions, round robin, 4 Ray actors whose workers return at once. The peer, in
+                    the same run, makes one remote call per session with a cloned prompt.
+units_per_s         the scheduler on its own: sessions started and finished per second, 1 000 000
+                    on a simulated pool of 16 workers x 8 slots. units_* has each policy.
+makespan_*          simulated: when the last session finishes, over the lower bound
                     max(longest session, total work / slots); 128 prompts x 16 sessions, 16
                     workers x 8 slots, mean of 160 draws and of three settings of the tail.
                     *_history knows one earlier draw, *_oracle the true lengths.
 
-Of the makespans: verl >= 0.7.1 already balances *requests* over engines. Dispatching sessions
-shortens what hangs on a worker: CPU, event loop, tools, sandboxes, and whole pools whose workers
-are themselves the engines.
+verl >= 0.7.1 already balances *requests* over engines. Dispatching sessions shortens the work that
+is bound to a worker (CPU, event loop, tools, sandboxes), and helps pools whose workers are
+themselves the engines.
 
 Needs Ray in the same environment: pip install "rlskip[ray]"
 """
@@ -29,8 +29,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
-from rlskip.dispatch import POLICIES, Group, Policy, Scheduler
+from rlskip.dispatch import POLICIES, Policy
 from rlskip.dispatch.policies import least_loaded, longest_first
+from rlskip.dispatch.scheduler import Scheduler, SessionGroup
 
 WORKERS, SLOTS = 16, 8
 DRAWS = 160
@@ -42,7 +43,7 @@ MEDIAN, LONGEST = 1500, 32_768  # tokens: with these, chunk comes out as long as
 
 
 def draw(sigma: float, seed: int, prompts: int = 128, n: int = 16) -> tuple[Any, Any]:
-    """Two independent draws of lengths (prompts, n) of the same prompts.
+    """Return two independent draws of lengths (prompts, n) of the same prompts.
 
     Lognormal: `sigma` between prompts, 0.6 within a group, cut off at the response limit.
     """
@@ -53,11 +54,11 @@ def draw(sigma: float, seed: int, prompts: int = 128, n: int = 16) -> tuple[Any,
 
 
 def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = None) -> float:
-    """When the last of `lengths` (prompts, n) ends on a simulated pool."""
+    """Return when the last of `lengths` (prompts, n) finishes on a simulated pool."""
     prompts, n = lengths.shape
     scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
     for i in range(prompts):
-        scheduler.add(Group(i, prompts, n, None if history is None else float(history[i])))
+        scheduler.add(SessionGroup(i, prompts, n, None if history is None else float(history[i])))
     now, running = 0.0, []
     while True:
         while (handed := scheduler.next()) is not None:
@@ -71,7 +72,7 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
 
 
 def makespans() -> dict[str, list[float]]:
-    """For each policy its makespan over the lower bound, by setting of the tail."""
+    """Return each policy's makespan over the lower bound, by setting of the tail."""
     found: dict[str, list[float]] = {}
     for sigma in TAILS:
         sums: dict[str, float] = {}
@@ -81,7 +82,7 @@ def makespans() -> dict[str, list[float]]:
 
             spans = {name: makespan(lengths, policy) for name, policy in POLICIES.items()}
             spans["longest_first_history"] = makespan(lengths, longest_first, earlier.mean(1))
-            # The true lengths, each a group of its own, in order.
+            # The true lengths in order, each as its own group.
             ordered = -np.sort(-lengths.reshape(-1, 1), axis=0)
             spans["oracle"] = makespan(ordered, least_loaded)
             for name, span in spans.items():
@@ -92,7 +93,7 @@ def makespans() -> dict[str, list[float]]:
 
 
 def plot(found: dict[str, list[float]], path: Path) -> None:
-    """The makespans, a line per policy, as a PNG."""
+    """Draw the makespans as a PNG, one line per policy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
@@ -120,7 +121,7 @@ def plot(found: dict[str, list[float]], path: Path) -> None:
 
 
 def run_units(policy: Policy, units: int, n: int = 16) -> None:
-    """`units` sessions through a scheduler that is given new ones when it has none left."""
+    """Run `units` sessions through a scheduler, adding new ones whenever none is left."""
     lengths = np.random.default_rng(0).exponential(1.0, 4096).tolist()
     scheduler, prompts = Scheduler(WORKERS, policy, per_worker=SLOTS), units // n
     now, running, sent = 0.0, [], 0
@@ -131,7 +132,7 @@ def run_units(policy: Policy, units: int, n: int = 16) -> None:
             end = now + lengths[unit.number % 4096]
             heapq.heappush(running, (end, unit.number, worker, unit))
         elif sent < prompts and scheduler.in_flight < WORKERS * SLOTS:
-            scheduler.add(Group(sent, prompts, n))
+            scheduler.add(SessionGroup(sent, prompts, n))
             sent += 1
         elif running:
             now, number, worker, unit = heapq.heappop(running)
@@ -148,7 +149,7 @@ async def at_once(prompt: Any, sampling: Any, session: Any) -> None:
 
 
 def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
-    """Seconds for all sessions, ours beside one remote call per session."""
+    """Return the seconds for all sessions, ours and one remote call per session."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -214,7 +215,7 @@ def main() -> None:
         return units / best_of(1, lambda: run_units(policy, units))[0]
 
     rates = {name: rate(policy, args.units) for name, policy in POLICIES.items()}
-    # The slowest policy's stands for the scheduler.
+    # The slowest policy represents the scheduler.
     rows.append(Row("units_per_s", min(rates.values()), "1/s", goal=Goal(">=", 16_667)))
     rows += [Row(f"units_{name}", figure, "1/s") for name, figure in rates.items()]
     report(rows, versions("ray", "tensordict"), args.json)

@@ -1,14 +1,14 @@
-"""Prefix-aware merging beside SkyRL's, and what it saves in the update.
+"""Prefix-aware merging next to SkyRL's, and what it saves in the update.
 
-packed_ratio  tokens merged a second, a packed batch of int32 ids, output written
+packed_ratio  tokens merged per second, in a packed batch of int32 ids, output included
 list_ratio    the same for SkyRL's own dict of Python lists
 update_N      one update (forward, backward) of a small transformer on sessions of N turns: on
-              merged rows, and, as the peer, on every turn as a row of its own
+              merged rows and, as the peer, on one row per turn
 
 The peer is the genuine ``merge_stepwise_output`` of SkyRL 0.3.0, read from its wheel (SkyRL needs
 Python 3.12 and its whole stack to be imported): ``--wheel FILE``, or it is downloaded once with
-pip. It gets the same batch, of ids that are distinct objects, as parsed from JSON; before
-anything is timed, the results are compared field by field.
+pip. It gets the same batch, whose ids are distinct objects as if parsed from JSON. The results are
+compared field by field before anything is timed.
 
     python -m benchmarks.merge --plot update_by_turns.png
 """
@@ -48,7 +48,7 @@ TYPES = {
 def rollouts(
     sessions: int, turns: int, prompt: int, observation: int, response: int, ids: int = VOCABULARY
 ) -> dict[str, Any]:
-    """Turns of sessions that all continue, as a GeneratorOutput, from a fixed seed."""
+    """Return turns of sessions that all continue, as a GeneratorOutput, from a fixed seed."""
     rng = np.random.default_rng(0)
     out: dict[str, Any] = {name: [] for name in (*TYPES, "trajectory_ids", "is_last_step")}
     for session in range(sessions):
@@ -67,7 +67,7 @@ def rollouts(
 
 
 def packed(out: dict[str, Any]) -> TensorDict:
-    """The same as a packed batch."""
+    """Return the same rollouts as a packed batch."""
     fields: dict[str, Any] = {}
     for name, dtype in TYPES.items():
         values = torch.from_numpy(np.concatenate([np.array(row, dtype) for row in out[name]]))
@@ -83,9 +83,9 @@ def tokens(out: dict[str, Any]) -> int:
 
 
 def skyrl_merge(wheel: Path | None) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """SkyRL's function from the source in its wheel, what that imports of SkyRL stubbed.
+    """Load SkyRL's function from its wheel, with stubs for what it imports from SkyRL.
 
-    The stubs do nothing, so that its check of the result costs the peer no time.
+    The stubs do nothing, so its check of the result costs the peer no time.
     """
     if wheel is None:
         name = f"skyrl-{SKYRL}-py3-none-any.whl"
@@ -120,7 +120,7 @@ def skyrl_merge(wheel: Path | None) -> Callable[[dict[str, Any]], dict[str, Any]
 
 
 def merging(peer: Callable[[dict[str, Any]], dict[str, Any]], rounds: int) -> list[Row]:
-    """Throughput of both kinds of batch: 16 sessions of 50 turns, 20.8 million tokens."""
+    """Measure the throughput of both batches: 16 sessions of 50 turns, 20.8 million tokens."""
     out = rollouts(sessions=16, turns=50, prompt=1000, observation=500, response=500)
     batch, on = packed(out), MergeConfig(stepwise_output=True)
     expected, lists, arrays = peer(out), merge_stepwise_output(out), merge(batch, on)[0]
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, ids)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits, (tokens, ids), of one row."""
+        """Return the logits, (tokens, ids), of one row."""
         x: torch.Tensor = self.ids(ids) + self.places(torch.arange(len(ids)))
         for mixer, feed in zip(self.mixers, self.feeds, strict=True):
             # To queries, keys and values of (heads, tokens, width of a head).
@@ -168,7 +168,7 @@ class Transformer(nn.Module):
 
 
 def update(model: Transformer, out: dict[str, Any]) -> float:
-    """Loss and gradients of a policy-gradient step, row by row; returns the loss."""
+    """Compute loss and gradients of a policy-gradient step row by row; returns the loss."""
     trained = sum(sum(mask) for mask in out["loss_masks"])
     model.zero_grad()
     loss = 0.0
@@ -184,7 +184,7 @@ def update(model: Transformer, out: dict[str, Any]) -> float:
 
 
 def update_by(turns: int, rounds: int) -> Row:
-    """Time of an update on 2 sessions of so many turns, 16 new tokens in each."""
+    """Measure an update on 2 sessions per number of turns, with 16 new tokens per turn."""
     out = rollouts(sessions=2, turns=turns, prompt=32, observation=8, response=8, ids=512)
     merged = merge_stepwise_output(out)
     torch.manual_seed(0)
@@ -198,7 +198,7 @@ def update_by(turns: int, rounds: int) -> Row:
 
 
 def plot(rows: list[Row], turns: list[int], file: Path) -> None:
-    """Time of an update by turns, as they are and merged."""
+    """Draw the time of an update by number of turns, merged and not."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw update_N by turns")
     args = parser.parse_args()
 
-    # One thread, so that a busy machine disturbs least.
+    # One thread, so that a busy machine disturbs as little as possible.
     torch.set_num_threads(1)
     by_turns = [update_by(turns, args.rounds) for turns in args.turns]
     if args.plot:

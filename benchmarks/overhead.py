@@ -1,14 +1,15 @@
-"""What rlskip costs where it has nothing to do.
+"""What rlskip costs when it has nothing to do.
 
-startup_ms        start-up it adds to a bare Hydra application by being installed (plug-in scan)
-off_ns            what the decorator adds to a call while its role is off
-unlisted_ns       the same with the role on and a step that is not among the 128 listed
+startup_ms        start-up time that installing rlskip adds to a bare Hydra application
+off_ns            time that the decorator adds to a call while its role is off
+unlisted_ns       the same with the role on and a step that is not among the 128 listed ones
 uninitialised_ns  the same before SkipManager.init
 
-Every figure is the difference of two best times, with less without: wall time of calls of a
-method with one positional argument, processor time of whole processes (a start-up waits for
-nothing, and other processes do not blur it). Rows ending in _verl hold ours beside verl 0.9.1's
-decorator in the same process; they have no peer where verl is not installed.
+Every figure is the difference of two best times, with rlskip minus without. Calls of a method with
+one positional argument are measured in wall time. Whole processes are measured in processor time,
+because a start-up waits for nothing and other processes do not disturb that clock. Rows that end in
+_verl compare with verl 0.9.1's decorator in the same process; they have no peer where verl is not
+installed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ main()
 
 # -- start-up ------------------------------------------------------------------------------
 def startup_ms(rounds: int) -> float:
-    """Processor milliseconds added to a bare Hydra application."""
+    """Return the processor milliseconds added to a bare Hydra application."""
     home = Path(rlskip.__file__).parents[1]
     if (home / "hydra").exists():
         raise SystemExit(f"{home} holds Hydra too, so rlskip cannot be hidden: pip install -e .")
@@ -59,7 +60,7 @@ def startup_ms(rounds: int) -> float:
         Path(folder, "app.py").write_text(APP, encoding="utf-8")
 
         def app(path: list[str], *options: str) -> str:
-            # -S: no .pth files, which would put an editable rlskip back on the path.
+            # -S skips .pth files, which would put an editable rlskip back on the path.
             return subprocess.run(
                 [sys.executable, "-S", "app.py", *options],
                 cwd=folder,
@@ -86,7 +87,7 @@ def startup_ms(rounds: int) -> float:
 
 # -- the decorator -------------------------------------------------------------------------
 class Prompts:
-    """As much of a batch as a decorator looks at."""
+    """The part of a batch that a decorator reads."""
 
     meta_info: dict[str, Any] = {}  # noqa: RUF012
 
@@ -101,15 +102,15 @@ def worker(decorate: Callable[[Any], Any]) -> Any:
 
 
 def config(dump_dir: str, enable: bool) -> Any:
-    """A config that both managers read."""
+    """Return a config that both managers can read."""
     role = {"enable": enable, "steps": STEPS, "dump_dir": dump_dir, "action": "cache"}
-    # verl reads a trainer mode for a role that is off, too.
+    # verl reads a trainer mode even for a role that is off.
     trainer = {"v1": {"trainer_mode": "colocate_sync"}}
     return OmegaConf.create({"skip": {"rollout": role}, "trainer": trainer, "data": {}})
 
 
 def added_ns(rounds: int) -> Iterator[tuple[str, float, float | None]]:
-    """Per state its name, nanoseconds that ours adds to a call, and that verl's adds."""
+    """Yield per state its name, the nanoseconds that ours adds to a call, and those of verl's."""
     managers = [SkipManager]
     try:
         from verl.utils.skip import SkipManager as verl_manager
@@ -148,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
 
     rows = [Row("startup_ms", startup_ms(options.rounds), "ms", goal=goal("startup_ms"))]
-    # Short rounds, many of them: one that nobody disturbs is enough.
+    # Many short rounds: one undisturbed round is enough.
     for name, ours, verl in added_ns(20 * options.rounds):
         rows += [
             Row(f"{name}_ns", ours, "ns", goal=goal(f"{name}_ns")),

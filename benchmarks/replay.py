@@ -1,11 +1,11 @@
-"""The replay buffer beside verl's own (`verl.trainer.ppo.v1.replay_buffer`), on the same keys.
+"""The replay buffer next to verl's own (`verl.trainer.ppo.v1.replay_buffer`), on the same keys.
 
 sync_ratio
     One poll after 1 000 changes among 450 000 live keys: ours on a MemoryQueue, which reports
-    what changed; verl's, which reads the whole listing anew.
+    what changed, and verl's, which reads the whole listing again.
 sync_full_ratio
-    The same poll where the queue can only list everything, as TransferQueue does: both get the
-    same listing, freshly unpickled, and shipping it is in neither figure.
+    The same poll on a queue that can only list everything, as TransferQueue does. Both get the same
+    freshly unpickled listing. Neither figure includes the time to send it.
 sync_full_first
     The very first poll of such a queue, when all 450 000 keys are new to ours.
 wake_ms
@@ -31,7 +31,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_replay
 from benchmarks._report import Goal, Row, arguments, report, versions
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
-from rlskip.queue.transfer_queue import _PollingWatch
+from rlskip.queue.transfer_queue import PollingWatch
 from rlskip.replay import ReplayBuffer
 
 SESSIONS = 8
@@ -41,7 +41,7 @@ Listing = dict[str, dict[str, dict[str, Any]]]
 
 
 def live_keys(prompts: int) -> Listing:
-    """`prompts` running prompts with a row of each session, tagged as verl tags them."""
+    """Return `prompts` running prompts with one row per session, tagged as verl tags them."""
     tags: dict[str, dict[str, Any]] = {}
     for i in range(prompts):
         uid = f"{i:032x}"
@@ -53,7 +53,7 @@ def live_keys(prompts: int) -> Listing:
 
 
 def finish_some(listing: Listing, round_: int) -> dict[str, dict[str, Any]]:
-    """The next 1 000 changed keys: prompts that finish, and their rows."""
+    """Finish some prompts: the next 1 000 changed keys, prompts and their rows."""
     keys = list(listing["train"])[round_ * CHANGES : (round_ + 1) * CHANGES]
     return {key: {"response_len": round_} if "_" in key else {"status": "finished"} for key in keys}
 
@@ -85,9 +85,9 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
     told._sync()
 
     shipped: list[Listing] = []
-    # Both read the listing from here: what kv_list returns, without the cost of shipping it.
+    # Both read the listing from here: what kv_list returns, without the cost of sending it.
     transfer_queue.kv_list = lambda *_: shipped[-1]
-    listed = ReplayBuffer(SimpleNamespace(watch=lambda: _PollingWatch(transfer_queue, 0.005, 0.5)))
+    listed = ReplayBuffer(SimpleNamespace(watch=lambda: PollingWatch(transfer_queue, 0.005, 0.5)))
     peer = verl_buffer()
 
     def ship() -> None:
@@ -120,7 +120,7 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
 
 
 def wake_ms(rounds: int) -> float:
-    """Median over `rounds` of the time from the last marker to the batch."""
+    """Return the median over `rounds` of the time from the last marker to the batch."""
     queue = MemoryQueue()
     buffer = ReplayBuffer(queue)
     waits = []
@@ -161,7 +161,7 @@ def wake_verl_ms(rounds: int) -> float:
 
 
 def delay(wait: Callable[[], Any], act: Callable[[], Any]) -> float:
-    """Seconds from `act` here to the return of `wait`, which another thread began before."""
+    """Return the seconds from `act` until `wait`, started earlier in a thread, returns."""
     returned: list[float] = []
 
     def waiter() -> None:

@@ -1,10 +1,10 @@
 """What skipping saves in the example trainer: the same run twice, generated and replayed.
 
-first_run_s, second_run_s  the whole process
-rollouts                   seconds of all rollouts, second run over the first
-update                     the same of all updates, which skip leaves alone
+first_run_s, second_run_s  seconds of the whole process
+rollouts                   seconds of all rollouts, second run over first
+update                     the same for all updates, which skip does not change
 
-Both runs are real: `python train.py +skip=rollout_cache` into an empty dump_dir, then again.
+Both runs are real: `python train.py +skip=rollout_cache` with an empty dump_dir, then again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRAIN = Path(__file__).parents[1] / "train.py"
 
 
 def run(folder: Path, name: str, overrides: list[str]) -> tuple[float, np.ndarray]:
-    """One training: its seconds, and [steps, 2] seconds of rollouts and update."""
+    """Train once; returns the total seconds and the [steps, 2] seconds of rollouts and update."""
     start = time.perf_counter()
     subprocess.run(
         [
@@ -40,7 +40,7 @@ def run(folder: Path, name: str, overrides: list[str]) -> tuple[float, np.ndarra
 
 
 def plot(first: np.ndarray, second: np.ndarray, file: Path) -> None:
-    """Seconds of each step, generated and replayed, rollouts and update apart."""
+    """Draw the seconds of each step, generated and replayed, with rollouts and update separate."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,14 +1,14 @@
-"""Dump and load of a step beside verl's DataProto.save_to_disk / load_from_disk.
+"""Dump and load of a step next to verl's DataProto.save_to_disk / load_from_disk.
 
 1024 rows of up to 1024 prompt and 4096 response tokens, 218 MB, in the fields that verl's
-rollouts have. Two workloads: *padded*, as a step looks, and *dense* (suffix ``_dense``), the
-hard case: every position real, ids uniform over the vocabulary.
+rollouts have. There are two workloads: *padded*, which looks like a real step, and *dense* (suffix
+``_dense``), the hard case with no padding and ids uniform over the vocabulary.
 
-hold   what the training thread waits for a dump: verl's whole save, our writer's snapshot
+hold   how long the training thread waits for a dump: verl's whole save, our writer's snapshot
 save   until the dump is complete on disk (ours is also synced, verl's is not)
-load   from a warm page cache to usable tensors; ours verifies checksums. As in a training loop the
-       rollouts loaded before were let go: ours uses their memory again
-load_first  the same as a process's first load, into memory that nobody used yet
+load   from a warm page cache to usable tensors; ours verifies checksums. As in a training loop, the
+       rollouts of the previous load have been released, and ours reuses their memory
+load_first  the first load of a process, into fresh memory
 bytes  on disk
 
 Needs verl from PyPI in the same environment: pip install verl==0.9.1
@@ -27,14 +27,14 @@ import numpy as np
 import torch
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
+from rlskip.format.reuse import memory
 from rlskip.store import StepStore, Writer
-from rlskip.store.memory import memory
 
 ROWS, PROMPT, RESPONSE, VOCABULARY = 1024, 1024, 4096, 151_936
 
 
 def rollouts(dense: bool, rows: int = ROWS) -> Any:
-    """A verl DataProto of the workload, from a fixed seed."""
+    """Return the workload as a verl DataProto, from a fixed seed."""
     from verl.protocol import DataProto
 
     rng = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def rollouts(dense: bool, rows: int = ROWS) -> Any:
 
 
 def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
-    """The rows of one workload."""
+    """Measure the rows of one workload."""
     from verl.protocol import DataProto
 
     batch = rollouts(dense)
@@ -79,7 +79,7 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     writer = Writer(store)
     steps = itertools.count()
 
-    # Before each step the skip role waits for the step before in the same way.
+    # The skip role waits for the previous step's write in the same way before each step.
     (hold,) = in_turns(rounds, lambda: writer.save(next(steps), batch), between=writer.wait)
     their_save, save = in_turns(
         rounds,
@@ -99,7 +99,7 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
         lambda: store.load(step),
     )
     check(store.load(step), batch)
-    meta = store.peek(step)
+    meta = store.read_meta(step)
     assert meta is not None
     suffix = "_dense" if dense else ""
     less = 1 / 5 if dense else 1 / 12
@@ -121,7 +121,7 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
 def in_turns(
     rounds: int, *functions: Callable[[], Any], between: Callable[[], Any] = gc.collect
 ) -> list[float]:
-    """Best wall time of each; what one returned is freed before the next, outside the clock."""
+    """Return the best wall time of each; results are freed between calls, untimed."""
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
         for i, function in enumerate(functions):
@@ -134,7 +134,7 @@ def in_turns(
 
 
 def check(loaded: Any, batch: Any) -> None:
-    """Every bit came back, or the figures mean nothing."""
+    """Check that every bit came back; otherwise the figures mean nothing."""
     for name, tensor in batch.batch.items():
         assert loaded.batch[name].dtype == tensor.dtype, name
         assert torch.equal(loaded.batch[name], tensor), name

@@ -1,22 +1,21 @@
-"""A trial at size: one step of 10 000 prompts x 8 sessions x 10 turns through every room.
+"""A large step: 10 000 prompts x 8 sessions x 10 turns through every room.
 
-Simulated sessions (their worker slices ready tokens) go through dispatcher, queue, replay buffer,
-merge and store in this process, as a trainer's would. Each row is a stage:
+Simulated sessions (their worker slices prepared tokens) go through dispatcher, queue, replay
+buffer, merge and store in this process, as in a trainer. Each row is a stage:
 
 trial_dispatch   from submit to the last marker: 80 000 sessions run, 800 000 rows in the queue
-trial_sample     the replay buffer finds 10 000 whole groups
+trial_sample     the replay buffer finds 10 000 complete groups
 trial_get        the rows as one batch of jagged fields
 trial_clear      rows, roots and markers removed
 trial_merge      800 000 turns become 80 000 rows
 trial_save       the merged step as a dump, synced
 trial_load       the same back, verified
 
-In the column `peer` stands the stage's limit: what it cannot do without, measured in the same
-run: its inner loop and nothing around it. For dispatch that is calling the worker and copying its
-rows once, for sample parsing every key, for get joining the rows' tensors, for clear freeing them,
-for merge comparing each turn with the one before and joining what is left, for save and load the
-bytes of the merged step written (synced) or read as they are. Rows in MB are the stage's peak of
-resident memory above its beginning (Linux).
+The column `peer` has the stage's lower limit, measured in the same run: its inner loop and nothing
+else. For dispatch this is calling the worker and copying its rows once, for sample parsing every
+key, for get joining the rows' tensors, for clear freeing them, for merge comparing each turn with
+the previous one and joining the rest, and for save and load writing (synced) and reading the bytes
+of the merged step. Rows in MB are the stage's peak of resident memory above its start (Linux).
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from rlskip.store import StepStore
 
 PROMPT, RESPONSE, OBSERVATION = 64, 32, 16  # tokens; a turn's prompt holds all turns before it
 SESSIONS, TURNS = 8, 10
-FEW = 4.0  # times its limit that a stage may cost
+FEW = 4.0  # times its lower limit that a stage may take
 
 
 def worker_of(turns: int) -> Callable[..., Any]:
-    """A worker that slices its sessions from one long run of tokens."""
+    """Return a worker that slices its sessions from one long run of tokens."""
     length = PROMPT + turns * (RESPONSE + OBSERVATION)
     rng = np.random.default_rng(0)
     tokens = torch.from_numpy(rng.integers(0, 151_936, 1 << 20, dtype=np.int32))
@@ -83,7 +82,7 @@ def worker_of(turns: int) -> Callable[..., Any]:
 
 
 class Stages:
-    """Runs one stage after another: time, peak memory above the beginning, limit."""
+    """Run one stage after another; records time, peak memory above the start, and limit."""
 
     def __init__(self, profile: str | None) -> None:
         self.rows: list[Row] = []
@@ -112,7 +111,7 @@ class Stages:
 
 
 def _peak(reset: bool = False) -> int:
-    """The process's peak resident memory in bytes; `reset` starts the peak anew."""
+    """Return the process's peak resident memory in bytes; `reset` clears the peak first."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()
@@ -177,7 +176,7 @@ def trial(prompts: int, turns: int, folder: Path, profile: str | None) -> list[R
 
 
 class _Who:
-    """As much of a Session as the worker looks at."""
+    """The part of a Session that the worker reads."""
 
     n = SESSIONS
 
@@ -198,7 +197,7 @@ def joined(queue: MemoryQueue, keys: list[str]) -> list[Any]:
 
 
 def compared_and_joined(rows: TensorDict, turns: int) -> list[np.ndarray]:
-    """Each turn's prompt compared with the turn before; each session's tokens joined."""
+    """Compare each turn's prompt with the previous turn, and join each session's tokens."""
     prompts, responses = (
         [value.numpy() for value in rows[name].unbind()]
         for name in ("prompt_token_ids", "response_ids")

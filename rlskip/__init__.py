@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
 
-__version__ = "0.1.0"
+from rlskip._version import __version__ as __version__
 
 __all__ = [
     "AsyncRolloutSkipConfig",

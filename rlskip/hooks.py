@@ -1,34 +1,37 @@
-"""The Hydra callback: installs SkipManager when a job starts, sums up when it ends.
+"""The Hydra callback: installs SkipManager when a job starts, and summarises when it ends.
 
-Hydra turns an `Exception` of a callback into a warning and runs the task all the same, so a
-job that cannot be honoured is ended by :class:`RlskipAbort`, and behind it a SkipManager that
-refuses is left in place. Launchers send a pickled copy of the callback to their workers
-without calling `__init__`: everything is read from `config`, nothing is kept between jobs.
+Hydra turns an `Exception` of a callback into a warning and runs the task nevertheless. So a job
+whose config cannot be honoured is ended by :class:`RlskipAbort`, and the SkipManager that stays
+behind refuses every call. Launchers send a pickled copy of the callback to their workers without
+calling `__init__`, so everything is read from `config`, and nothing is kept between jobs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from rlskip.config.check import look_up
+from rlskip.config.choices import lost_choices, refuse_replaced_node
+from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
-from rlskip.config.skip import DIRECTORY_VARIABLE, RoleConfig, read_roles
 from rlskip.errors import RlskipAbort, RlskipError
-from rlskip.hosts import verl_job
 from rlskip.hosts.attach import install, uninstall
-from rlskip.skip.base import BaseSkip
-from rlskip.skip.manager import SkipManager
-from rlskip.skip.records import JOB_VARIABLE, Tally, new_job_id, tally
+from rlskip.hosts.verl import launcher
+from rlskip.jobs.records import JOB_VARIABLE, Tally, new_job_id, tally
+from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.role import BaseSkip
 
 log = logging.getLogger(__name__)
 
@@ -36,61 +39,73 @@ SUMMARY = "rlskip_summary.json"
 
 
 class SkipCallback(Callback):
-    """Switched on by every `+skip=...` option; the key is ``hydra.callbacks.rlskip``."""
+    """Every `+skip=...` option adds it, under the key ``hydra.callbacks.rlskip``."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """In a single run this very object reaches the task: turn legacy flags off in it."""
-        if legacy_flags(config) and "rollout" in _roles_or_none(config):
+        """Turn legacy flags off: only here is `config` the object that the task gets."""
+        self._refuse_replaced_node(config)
+        if not legacy_flags(config):
+            return
+        try:
+            settings = read_settings(config)
+        except RlskipError:
+            return  # on_job_start reports it
+        if "rollout" in settings.roles:
             retire_legacy_flags(config, rollout_enabled=True)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._multirun_began = time.time()
+        self._refuse_replaced_node(config)
+
+    def _refuse_replaced_node(self, config: DictConfig) -> None:
+        """Here, because the workers of some launchers cannot compose a config."""
+        try:
+            refuse_replaced_node(config)
+        except RlskipError as error:
+            _end(config, error)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Install SkipManager, or end the job."""
         try:
             os.environ[JOB_VARIABLE] = new_job_id()
             os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
-            if legacy_flags(config) and "rollout" in _roles_or_none(config):
-                # What is changed from here on, the task does not see.
+            os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
+            settings = read_settings(config)
+            if "rollout" in settings.roles:
+                # The task has its own copy of the config by now.
                 refuse_legacy_flags(config)
-            install(config, flush_at_end=True)
+            # verl trains in another process, maybe on another machine, and checks there.
+            here = not launcher.starts_verl(config)
+            install(settings, flush_at_end=True, check_dump_dir=here)
             if SkipManager.skip_instances:
-                verl_job.before_job(config, _dump_dirs(SkipManager.skip_instances))
+                launcher.before_job(settings)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            SkipManager.refuse(reason)
-            unexpected = not isinstance(error, RlskipError)
-            log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
-            if config.hydra.mode == RunMode.RUN:
-                # Short, and seen even where logging is off.
-                raise SystemExit(f"rlskip: {reason}") from error
-            # Ray's launcher loses the message of a SystemExit and retries the job.
-            raise RlskipAbort(reason) from error
+            _end(config, error)
+        lost = "; ".join(map(str, lost_choices(settings)))
         if not SkipManager.skip_instances:
-            log.warning(
-                "rlskip: NOTHING is skipped or cached in this job: skip.enable is false, or no "
-                "role under skip is enabled (an entry after `skip: ...` in a defaults list may "
-                "have turned it off again)"
-            )
+            log.warning("rlskip: NOTHING is skipped or cached in this job: %s", lost or "see above")
+        elif lost:
+            log.warning("rlskip: not all that was chosen is on: %s", lost)
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
-        """One line a role, and ``rlskip_summary.json`` in the job's output directory."""
+        """Log one line per role, and write ``rlskip_summary.json`` to the output directory."""
         try:
             SkipManager.flush()
         except Exception:
-            log.exception("rlskip: the last dumps are not on disk")
+            log.exception("rlskip: the last dumps were not written")
         roles = dict(SkipManager.skip_instances)
-        unwritten = {role: SkipManager.unwritten(role) for role in roles}
+        unwritten = {role: SkipManager._unwritten(role) for role in roles}
+        bypassed = " and ".join(sorted(SkipManager.bypassed))
         uninstall()
         job = os.environ.pop(JOB_VARIABLE, "")
-        os.environ.pop(DIRECTORY_VARIABLE, None)
+        for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
+            os.environ.pop(variable, None)
         if not roles:
             return
         tallies = {
             role: counts + unwritten[role] for role, counts in tally(_dump_dirs(roles), job).items()
         }
-        verl_job.after_job(
+        launcher.after_job(
             job_return,
             consulted=any(counts.consulted for counts in tallies.values()),
             one_of_many=config.hydra.get("mode") == RunMode.MULTIRUN,
@@ -100,15 +115,17 @@ class SkipCallback(Callback):
                 log.info("rlskip: role %s: %s", role, counts)
             elif job_return.status == JobStatus.COMPLETED:
                 log.warning(
-                    "rlskip: role %s is enabled and was NEVER CONSULTED: nothing called a function "
-                    "decorated with it, so nothing was skipped or cached in this job. Is it the "
-                    "right role for this trainer?",
+                    "rlskip: role %s is enabled and was NEVER CONSULTED: no function decorated "
+                    "with it was called, so nothing was skipped or cached in this job. %s",
                     role,
+                    f"Functions of {bypassed} were called, and that is off: choose that role"
+                    if bypassed
+                    else "Is it the right role for this trainer?",
                 )
         _write_summary(Path(config.hydra.runtime.output_dir), job, tallies)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """One table over the jobs of the sweep."""
+        """Log one table of all jobs of the sweep."""
         sweep = Path(config.hydra.sweep.dir)
         rows = []
         for file in sweep.rglob(SUMMARY):
@@ -121,7 +138,7 @@ class SkipCallback(Callback):
         if not rows:
             return
         lines = [f"{'job':<12}{'role':<16}{'hits':>6}{'misses':>8}{'saved s':>10}"]
-        # Shorter first: job 10 comes after job 2.
+        # Shorter names first, so that job 10 comes after job 2.
         for job, role, counts in sorted(rows, key=lambda row: (len(row[0]), row[0], row[1])):
             lines.append(
                 f"{job:<12}{role:<16}{counts['hits']:>6}{counts['misses']:>8}"
@@ -130,16 +147,41 @@ class SkipCallback(Callback):
         log.info("rlskip, over the jobs of this sweep:\n%s", "\n".join(lines))
 
 
-def _roles_or_none(config: DictConfig) -> dict[str, RoleConfig]:
-    """The enabled roles; none where the config is bad, which on_job_start will tell."""
-    from rlskip.skip.base import role_specs
+def _end(config: DictConfig, error: Exception) -> NoReturn:
+    """End the job before its task starts, and show the reason once on the console."""
+    reason = f"{type(error).__name__}: {error}"
+    SkipManager._refuse(reason)
+    unexpected = not isinstance(error, RlskipError)
+    # What ends the process shows the reason, even if logging is off.
+    with contextlib.nullcontext() if unexpected else _quiet_console():
+        log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    if config.hydra.mode == RunMode.RUN:
+        raise SystemExit(f"rlskip: {reason}") from error
+    # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
+    # error of rlskip's own would only repeat the reason.
+    raise RlskipAbort(reason) from (error if unexpected else None)
 
+
+@contextlib.contextmanager
+def _quiet_console() -> Iterator[None]:
+    """Within it, log records go to files and services only."""
+    consoles = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+        and not isinstance(handler, logging.FileHandler)
+    ]
+    for handler in consoles:
+        handler.addFilter(_drop)
     try:
-        import rlskip.skip.roles  # noqa: F401 - registers the built-in roles
+        yield
+    finally:
+        for handler in consoles:
+            handler.removeFilter(_drop)
 
-        return read_roles(config, role_specs())
-    except RlskipError:
-        return {}
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _dump_dirs(roles: Mapping[str, BaseSkip]) -> dict[str, str]:

@@ -8,15 +8,22 @@ trajectory (row)        ``{uid}_{session_id}_{index}``     from the right, two u
 session marker          ``{uid}_sess{session_id}``         at the last ``_sess``
 ======================  =================================  ==============================
 
-A uid may hold underscores, so nothing is ever split from the left. The grammar is verl's
-(trainer V1); tags say of which kind a key is, and where they do, the tag decides.
+A uid may hold underscores, so a key is never split from the left. The grammar is verl's
+(trainer V1). Where a tag names the kind of its key, the tag decides.
 
-Whoever writes to a queue takes the tags from :func:`prompt_tag`, :func:`row_tag` and
-:func:`session_tag`, so that every tag is spelled in one place.
+Writers take their tags from :func:`prompt_tag`, :func:`row_tag` and :func:`session_tag`, so that
+every tag is spelled in one place.
+
+A session that fails may be tried again. Each *attempt* has its own rows: their indices start at
+``attempt * 10**6``, so a late write of an attempt that was given up meets no row of another. Tags
+carry the attempt, too, for writers that choose their keys themselves; the marker names the
+attempt that counts and the number of its rows.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -24,19 +31,20 @@ from attrs.validators import and_, ge, instance_of, lt, min_len
 
 from rlskip.errors import RlskipError
 
-# -- tags: the small dict beside a key ---------------------------------------------------
+# -- tags: the small dict stored with a key --------------------------------------------------
 IS_PROMPT = "is_prompt"
 IS_SESSION = "is_session"
 SESSION_ID = "session_id"
 STATUS = "status"
 GLOBAL_STEPS = "global_steps"
-# what else counts in steps: the weights a trajectory began and ended with (verl)
+# all tags that hold a step; the last two: the weights a trajectory began and ended with (verl)
 STEP_TAGS = (GLOBAL_STEPS, "min_global_steps", "max_global_steps")
 N = "n"
 EXPECTED_ROLLOUTS = "expected_rollouts"
 ATTEMPT = "attempt"
+ROWS = "rows"
 ERROR = "error"
-# what skip notes on a prompt: the dump it is to go to, its place in the batch, its content
+# what skip records on a prompt: the dump it goes to, its position in the batch, its content
 DUMP_STEP = "dump_step"
 DUMP_POSITION = "dump_position"
 DUMP_CONTENT = "dump_content"
@@ -61,18 +69,19 @@ TRAIN = "train"
 VAL = "val"
 
 _MARKER = "_sess"
+ROWS_PER_ATTEMPT = 10**6
 _MAX_DIGITS = 18  # fits int64, and is far below the length at which int() refuses a string
 _uid = and_(instance_of(str), min_len(1))
 _id = and_(instance_of(int), ge(0), lt(10**_MAX_DIGITS))
 
 
 class KeyFormatError(RlskipError, ValueError):
-    """A key that is not of the form its place demands."""
+    """A key that does not have the required form."""
 
 
 @attrs.frozen(order=True)
 class TrajectoryKey:
-    """One row: the `index`-th of those that session `session_id` of prompt `uid` wrote."""
+    """One row: number `index` of those that session `session_id` of prompt `uid` wrote."""
 
     uid: str = attrs.field(validator=_uid)
     session_id: int = attrs.field(validator=_id)
@@ -82,13 +91,23 @@ class TrajectoryKey:
         return f"{self.uid}_{self.session_id}_{self.index}"
 
     @classmethod
+    def of_attempt(cls, uid: str, session_id: int, index: int, attempt: int) -> TrajectoryKey:
+        """The key of row `index` of one attempt at a session; no two attempts share a key."""
+        if not 0 <= index < ROWS_PER_ATTEMPT:
+            raise KeyFormatError(
+                f"row {index} of session {session_id} of {uid!r}",
+                remedy=f"an attempt has at most {ROWS_PER_ATTEMPT} rows, counted from 0",
+            )
+        return cls(uid, session_id, attempt * ROWS_PER_ATTEMPT + index)
+
+    @classmethod
     def parse(cls, key: str) -> TrajectoryKey:
         """Read ``{uid}_{session_id}_{index}``; raises :class:`KeyFormatError`."""
         parts = split_trajectory(key)
         if parts is not None:
             return cls(*parts)
         raise KeyFormatError(
-            f"{key!r} is no trajectory key", remedy="expected {uid}_{session_id}_{index}"
+            f"{key!r} is not a trajectory key", remedy="expected {uid}_{session_id}_{index}"
         )
 
 
@@ -109,14 +128,14 @@ class SessionKey:
         if parts is not None:
             return cls(*parts)
         raise KeyFormatError(
-            f"{key!r} is no session marker", remedy="expected {uid}_sess{session_id}"
+            f"{key!r} is not a session marker", remedy="expected {uid}_sess{session_id}"
         )
 
 
 def split_trajectory(key: str) -> tuple[str, int, int] | None:
     """`(uid, session_id, index)` of a trajectory key, None for any other key.
 
-    The parser behind :class:`TrajectoryKey`, for those who read keys by the hundred thousand.
+    The parser behind :class:`TrajectoryKey`, fast enough to read hundreds of thousands of keys.
     """
     parts = key.rsplit("_", 2)
     if len(parts) < 3 or not parts[0]:
@@ -133,57 +152,94 @@ def split_session(key: str) -> tuple[str, int] | None:
 
 
 # -- the tags to write ---------------------------------------------------------------------
-def prompt_tag(global_steps: int, n: int) -> dict[str, Any]:
-    """The root tag of a prompt whose readiness is counted by its `n` session markers."""
-    return {IS_PROMPT: True, GLOBAL_STEPS: global_steps, N: n}
+def prompt_tag(step: int, n: int) -> dict[str, Any]:
+    """The root tag of a prompt that is finished once `n` sessions have a marker."""
+    return {IS_PROMPT: True, GLOBAL_STEPS: step, N: n}
 
 
-def status_tag(global_steps: int, status: str, expected: int | None = None) -> dict[str, Any]:
-    """The root tag of a prompt whose readiness is its own status (verl's own way).
+def status_tag(step: int, status: str, expected: int | None = None) -> dict[str, Any]:
+    """The root tag of a prompt that is finished by its own status (verl's way).
 
-    `expected` sessions, when given, are recorded as ``expected_rollouts``. The status moves
-    on with a put of ``{"status": ...}``; it is ``finished`` or ``failure`` in the end.
+    `expected` sessions, when given, are recorded as ``expected_rollouts``. A later put of
+    ``{"status": ...}`` changes the status; the last one is ``finished`` or ``failure``.
     """
-    tag: dict[str, Any] = {IS_PROMPT: True, GLOBAL_STEPS: global_steps, STATUS: status}
+    tag: dict[str, Any] = {IS_PROMPT: True, GLOBAL_STEPS: step, STATUS: status}
     return tag if expected is None else {**tag, EXPECTED_ROLLOUTS: expected}
 
 
-def row_tag(global_steps: int, attempt: int = 0, **more: Any) -> dict[str, Any]:
-    """The tag of a trajectory that attempt number `attempt` at its session wrote."""
-    return {STATUS: SUCCESS, GLOBAL_STEPS: global_steps, ATTEMPT: attempt, **more}
+def row_tag(step: int, attempt: int = 0, **more: Any) -> dict[str, Any]:
+    """The tag of a row that attempt number `attempt` at its session wrote."""
+    return {STATUS: SUCCESS, GLOBAL_STEPS: step, ATTEMPT: attempt, **more}
 
 
-def session_tag(session_id: int, attempt: int = 0, error: str | None = None) -> dict[str, Any]:
-    """The tag of a session's marker: a success, or with `error` a failure for that reason.
+def session_tag(
+    session_id: int, attempt: int = 0, error: str | None = None, rows: int | None = None
+) -> dict[str, Any]:
+    """The tag of a session's marker, written once per session and after its rows.
 
-    Written once per session, after its rows. Rows of any other attempt do not count.
+    Parameters
+    ----------
+    session_id
+        The session.
+    attempt
+        The attempt whose rows count; rows of any other do not.
+    error
+        Why the session failed; None if it succeeded.
+    rows
+        How many rows the attempt wrote, where the writer knows. A group in which another number
+        is found is incomplete.
     """
     tag: dict[str, Any] = {IS_SESSION: True, SESSION_ID: session_id, ATTEMPT: attempt}
+    if rows is not None:
+        tag[ROWS] = rows
     return {**tag, STATUS: SUCCESS} if error is None else {**tag, STATUS: FAILURE, ERROR: error}
 
 
 def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:
-    """What a prompt's root tag says besides while its group is to be dumped.
+    """What skip adds to the root tag of a prompt whose group is dumped later.
 
     Parameters
     ----------
     step
-        The step at which it was submitted; the group belongs to that step's dump.
+        The step at which the prompt was submitted; its group belongs to that step's dump.
     position
-        Its place in the submitted batch.
+        Its position in the submitted batch.
     content
-        A hash of the prompt; None where it holds nothing but its uid.
+        A hash of the prompt; None when the prompt holds nothing but its uid.
     """
     return {DUMP_STEP: step, DUMP_POSITION: position, DUMP_CONTENT: content}
 
 
+def attempt_of(tag: Mapping[str, Any]) -> int | None:
+    """The attempt that a row's or a marker's tag names; None if it names none."""
+    return integer(tag.get(ATTEMPT))
+
+
+def is_own_key(key: str, attempt: int) -> bool:
+    """Whether a row's key belongs to this attempt alone (:meth:`TrajectoryKey.of_attempt`)."""
+    parts = split_trajectory(key)
+    return parts is not None and parts[2] // ROWS_PER_ATTEMPT == attempt
+
+
+def integer(value: Any) -> int | None:
+    """A tag's value as an int, numpy integers included; None for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _number(text: str) -> int | None:
-    """Canonical decimal only, so that a parsed key prints back as it was; None otherwise."""
+    """The number in canonical decimal, so that a parsed key prints unchanged; None otherwise."""
     small = _SMALL.get(text)
     if small is not None or not (text.isascii() and text.isdigit()):
         return small
     return None if text[0] == "0" or len(text) > _MAX_DIGITS else int(text)
 
 
-# Nearly every id there is: one look-up instead of four checks.
+# Nearly every id in use: one look-up instead of four checks.
 _SMALL = {str(i): i for i in range(1024)}

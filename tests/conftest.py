@@ -1,9 +1,11 @@
-"""Small real Hydra applications, each in a folder of its own and run in processes of its own."""
+"""Shared fixtures: small real Hydra applications, the command `rlskip`, and an example store."""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +14,9 @@ from typing import Any
 
 import attrs
 import pytest
+
+HERE = Path(__file__).parent
+RUN = "grpo_tiny/GBS4_N2_in6_out8"
 
 # Whatever the launcher, every real generation leaves a line in the file $GENERATED.
 APP = """
@@ -139,3 +144,68 @@ def make_app(tmp_path: Path) -> Callable[..., App]:
 def app(make_app: Callable[..., App]) -> App:
     """An application without a `skip` node."""
     return make_app()
+
+
+# -- the command `rlskip` ----------------------------------------------------------------------
+
+
+@attrs.frozen
+class Answer:
+    """What a command printed and returned."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def rlskip(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Answer]:
+    """``rlskip("ls", path)``: the command with these arguments."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    from rlskip.cli.main import main
+
+    def run(*arguments: object) -> Answer:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """An empty StepStore."""
+    from rlskip.store import StepStore
+
+    return StepStore(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def _example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("example") / "dumps"
+    runpy.run_path(str(HERE / "cli" / "example_store.py"))["make"](root)
+    return root
+
+
+@pytest.fixture
+def dumps(_example: Path, tmp_path: Path) -> Path:
+    """A fresh copy of the example store: two runs of three steps, and two jobs' records."""
+    return Path(shutil.copytree(_example, tmp_path / "dumps"))
+
+
+@pytest.fixture
+def run_dir(dumps: Path) -> Path:
+    return dumps / RUN
+
+
+@pytest.fixture(scope="session")
+def verl_files() -> Path:
+    """Dumps that verl's own code wrote (make.py in that directory)."""
+    return HERE / "interop" / "verl_dumps"

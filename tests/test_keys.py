@@ -1,5 +1,6 @@
 """The key grammar: what is printed is parsed back, and no key is of two kinds."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,8 @@ from rlskip.keys import (
     KeyFormatError,
     SessionKey,
     TrajectoryKey,
+    attempt_of,
+    is_own_key,
     prompt_tag,
     row_tag,
     session_tag,
@@ -16,7 +19,7 @@ from rlskip.keys import (
     status_tag,
 )
 
-# Uids made of the very pieces that the grammar is made of, besides arbitrary text.
+# Arbitrary text, and uids built from the parts of the grammar itself.
 uids = st.one_of(
     st.text(min_size=1),
     st.lists(st.sampled_from(["_", "_sess", "0", "12", "a", "sess"]), min_size=1).map("".join),
@@ -40,7 +43,7 @@ def test_a_session_marker_is_parsed_back(uid, session_id):
 
 
 @given(keys)
-def test_whatever_parses_prints_as_it_was(key):
+def test_a_parsed_key_prints_unchanged(key):
     for form in (TrajectoryKey, SessionKey):
         try:
             parsed = form.parse(key)
@@ -55,15 +58,27 @@ def test_a_uid_may_hold_underscores_and_markers():
 
 
 @pytest.mark.parametrize(
-    "key", ["", "u", "_0_0", "u_0", "u_0_", "u_00_1", "u_-1_0", "u_1_²", "u_0_" + "9" * 5000]
+    "key",
+    [
+        "",
+        "u",
+        "_0_0",
+        "u_0",
+        "u_0_",
+        "u_00_1",
+        "u_-1_0",
+        "u_1_²",
+        "u_0_" + "9" * 19,
+        "u_0_" + "9" * 5000,
+    ],
 )
-def test_what_is_no_trajectory_key_is_refused(key):
+def test_other_keys_are_refused_as_trajectory_keys(key):
     with pytest.raises(KeyFormatError, match=r"expected \{uid\}_\{session_id\}_\{index\}"):
         TrajectoryKey.parse(key)
 
 
 @pytest.mark.parametrize("key", ["", "_sess1", "u_sess", "u_sess01", "u_sess-1", "u_Sess1"])
-def test_what_is_no_session_marker_is_refused(key):
+def test_other_keys_are_refused_as_session_markers(key):
     with pytest.raises(KeyFormatError, match=r"expected \{uid\}_sess\{session_id\}"):
         SessionKey.parse(key)
 
@@ -72,6 +87,34 @@ def test_what_is_no_session_marker_is_refused(key):
 def test_ids_are_small_non_negative_integers(bad):
     with pytest.raises((TypeError, ValueError)):
         SessionKey("u", bad)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 99)), unique=True))
+def test_no_two_attempts_share_a_key(rows):
+    keys = {str(TrajectoryKey.of_attempt("u", 3, *row)) for row in rows}
+    assert len(keys) == len(rows)
+    assert str(TrajectoryKey.of_attempt("u", 3, 2, 0)) == "u_3_2"
+
+
+@pytest.mark.parametrize("index", [-1, 10**6])
+def test_rows_of_one_attempt_never_reach_the_keys_of_the_next(index):
+    with pytest.raises(KeyFormatError, match="at most 1000000 rows"):
+        TrajectoryKey.of_attempt("u", 0, index, 1)
+
+
+def test_a_key_of_an_attempt_belongs_to_no_other():
+    for attempt in (0, 1, 7):
+        key = str(TrajectoryKey.of_attempt("u", 3, 2, attempt))
+        assert [is_own_key(key, other) for other in (0, 1, 7)] == [attempt == o for o in (0, 1, 7)]
+    assert not is_own_key("u_sess0", 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "attempt"),
+    [(3, 3), (np.int32(3), 3), (None, None), (True, None), (3.0, None), ("3", None)],
+)
+def test_an_attempt_is_an_integer(value, attempt):
+    assert attempt_of({"attempt": value}) == attempt
 
 
 def test_tags_are_spelled_once():
@@ -86,4 +129,5 @@ def test_tags_are_spelled_once():
     }
     marker = {"is_session": True, "session_id": 2, "attempt": 0}
     assert session_tag(2) == {**marker, "status": "success"}
+    assert session_tag(2, attempt=1, rows=3)["rows"] == 3
     assert session_tag(2, error="boom") == {**marker, "status": "failure", "error": "boom"}

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,18 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
         train(tmp_path, "second", *skip, "seed=1")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As train.py runs (`threads: 1`): attention sums in another order on each thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_session_is_the_same_in_any_company() -> None:
-    """What dispatch counts on: alone or beside others, to the last bit."""
+    """Dispatch relies on it: sampled alone or with others, a session is equal to the last bit."""
     spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
     assert spec is not None
     assert spec.loader is not None

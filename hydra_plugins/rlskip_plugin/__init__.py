@@ -1,4 +1,4 @@
-"""The part that Hydra discovers and imports at the start of every application: keep it light."""
+"""What Hydra discovers, and imports at the start of every application: keep it light."""
 
 from rlskip._hydra import RlskipSearchPathPlugin
 

@@ -1,93 +1,29 @@
-"""`rlskip ls`: the runs in a dump_dir; a run's steps."""
+"""`rlskip ls`: the runs in a dump_dir; the steps of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import attrs
 from rich.console import RenderableType
 
-from rlskip.cli.dumps import Dump, Run, compact, find_runs
-from rlskip.cli.records import Records, read_records
-from rlskip.cli.screen import Answer, age, duration, size, table, text
-
-
-@attrs.frozen
-class RunLine:
-    """A run: `size` in bytes on disk, `written` the last time of it (seconds since 1970)."""
-
-    run: str
-    directory: str
-    steps: list[int]
-    dumps: int
-    unreadable: int
-    set_aside: int
-    size: int
-    written: float | None
-    hits: int
-    misses: int
-    seconds_saved: float
-
-    @classmethod
-    def of(cls, run: Run, records: Records) -> RunLine:
-        dumps = run.dumps()
-        told = records.of_run(run.name)
-        return cls(
-            run=run.name,
-            directory=str(run.directory),
-            steps=sorted({dump.step for dump in dumps}),
-            dumps=len(dumps),
-            unreadable=sum(dump.meta is None for dump in dumps),
-            set_aside=len(run.set_aside()),
-            size=sum(dump.size for dump in dumps),
-            written=max((dump.written for dump in dumps), default=None),
-            **attrs.asdict(told),
-        )
-
-
-@attrs.frozen
-class StepLine:
-    """A dump; `nbytes` in memory, `seconds` that generating it took."""
-
-    dump: str
-    step: int
-    inner: int | None
-    size: int
-    nbytes: int | None
-    written: float
-    seconds: float | None
-    job: str | None
-    hits: int
-    problem: str | None
-
-    @classmethod
-    def of(cls, dump: Dump, run: Run, records: Records) -> StepLine:
-        meta = dump.meta
-        return cls(
-            dump=dump.name,
-            step=dump.step,
-            inner=dump.place.inner,
-            size=dump.size,
-            nbytes=meta.nbytes if meta else None,
-            written=dump.written,
-            seconds=(meta.info.get("seconds") or None) if meta else None,
-            job=meta.info.get("job") if meta else None,
-            hits=records.of_step(run.name, dump.step).hits,
-            problem=dump.problem,
-        )
+from rlskip._human import age, duration, size
+from rlskip.cli.screen import Answer, table, text
+from rlskip.jobs.records import tally_steps
+from rlskip.runs.listing import RunLine, StepLine
+from rlskip.runs.on_disk import Run, compact, find_runs
 
 
 def ls(where: Path, steps: bool) -> Answer:
-    """The runs below `where`; with `steps`, or where it is one run's directory, their steps."""
+    """The runs below `where`; with `steps`, or if it is the directory of one run, their steps."""
     runs = find_runs(where)
     if steps or [run.directory for run in runs] == [where]:
         return _steps(runs)
-    lines = [RunLine.of(run, read_records(run.dump_dir)) for run in runs]
+    lines = [RunLine.of(run, tally_steps(run.dump_dir).get(run.name, {})) for run in runs]
     shown = table("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", "")
     for line in lines:
         bad = [f"{line.unreadable} unreadable"] if line.unreadable else []
-        bad += [f"{line.set_aside} set aside"] if line.set_aside else []
+        bad += [f"{line.quarantined} quarantined"] if line.quarantined else []
         shown.add_row(
             text(line.run),
             compact(line.steps),
@@ -103,11 +39,11 @@ def ls(where: Path, steps: bool) -> Answer:
 
 
 def _steps(runs: list[Run]) -> Answer:
-    data: list[Any] = []
+    data: list[dict[str, object]] = []
     view: list[RenderableType] = []
     for run in runs:
-        records = read_records(run.dump_dir)
-        lines = [StepLine.of(dump, run, records) for dump in run.dumps()]
+        tallies = tally_steps(run.dump_dir).get(run.name, {})
+        lines = [StepLine.of(dump, tallies) for dump in run.dumps(identities=False)]
         shown = table(
             ">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job"
         )
@@ -121,15 +57,16 @@ def _steps(runs: list[Run]) -> Answer:
                 str(line.hits),
                 text(line.problem, "red") if line.problem else text(line.job or ""),
             )
-        aside = [path.name for path in run.set_aside()]
+        quarantined = [path.name for path in run.quarantine()]
         view += [text(run.name, "bold"), shown]
-        view += [text(f"set aside: {', '.join(aside)}", "red")] if aside else []
+        if quarantined:
+            view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))
         data.append(
             {
                 "run": run.name,
                 "directory": str(run.directory),
                 "dumps": [attrs.asdict(line) for line in lines],
-                "set_aside": aside,
+                "quarantined": quarantined,
             }
         )
     return Answer(data, view)

@@ -1,4 +1,4 @@
-"""The application: the commands, their options, and what becomes of an error."""
+"""The application: the commands, their options, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlskip._version import __version__
 from rlskip.cli.screen import complain, put
 from rlskip.errors import RlskipError
 
 if TYPE_CHECKING:
-    from rlskip.cli.rows import Decoder
     from rlskip.cli.screen import Answer
+    from rlskip.runs.trajectories import Decoder
 
-BAD_INPUT = 2
+BAD_INPUT, BUG = 2, 3
 
 app = typer.Typer(
     name="rlskip",
-    help="Look after the rollouts that rlskip keeps, and find out why nothing is skipped.",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -38,20 +38,45 @@ Dir = Annotated[
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
 ]
-STEP = "A step of the one run in --dir (3, or 3/0 for a mini-batch), or a path."
+STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rlskip {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def rlskip(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Look after the rollouts that rlskip keeps, and find out why nothing is skipped."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
 def doctor(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="After --: the command whose config to explain; it is not run."),
+        typer.Argument(help="After --: the command to explain; it is not run."),
     ] = None,
     directory: Dir = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Ask every live node of Ray, too.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Check every node of Ray, too.")] = False,
     as_json: Json = False,
 ) -> int:
-    """What is installed and discovered, and what a command would skip. Exit code 1: trouble."""
+    """Find out why nothing is skipped.
+
+    Reports what is installed and discovered, and what COMMAND would skip. Exit code 1 if there is
+    an error.
+    """
     from rlskip.cli.doctor import doctor
 
     return _put(doctor(_where(directory), command or [], ray=ray), as_json)
@@ -61,10 +86,10 @@ def doctor(
 def ls(
     where: Annotated[Path | None, typer.Argument(help="As --dir.")] = None,
     directory: Dir = None,
-    steps: Annotated[bool, typer.Option("--steps", help="The steps of every run, too.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="List the steps of every run.")] = False,
     as_json: Json = False,
 ) -> int:
-    """The runs in a dump_dir, or a run's steps: sizes, ages, hits."""
+    """List the runs, or the steps of a run."""
     from rlskip.cli.ls import ls
 
     return _put(ls(_where(where or directory), steps), as_json)
@@ -74,13 +99,13 @@ def ls(
 def show(
     step: Annotated[str, typer.Argument(help=STEP)],
     directory: Dir = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 3,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
-    """What a dump holds: fields, shapes, dtypes, figures, a few rows."""
-    from rlskip.cli.dumps import find_target
+    """Show a dump: fields, figures, some sessions."""
     from rlskip.cli.show import show
+    from rlskip.runs.on_disk import find_target
 
     return _put(show(find_target(step, _where(directory)), rows, _decoder(tokenizer)), as_json)
 
@@ -93,9 +118,12 @@ def verify(
     directory: Dir = None,
     as_json: Json = False,
 ) -> int:
-    """Compare every byte with its checksum; changes nothing. Exit code 1: some dump is bad."""
-    from rlskip.cli.dumps import find_targets
+    """Compare every byte with its checksum.
+
+    Nothing is changed. Exit code 1 if a dump is unusable.
+    """
     from rlskip.cli.verify import verify
+    from rlskip.runs.on_disk import find_targets
 
     return _put(verify(find_targets(what or [], _where(directory))), as_json)
 
@@ -106,12 +134,15 @@ def prune(
     directory: Dir = None,
     keep_last: Annotated[int | None, typer.Option(min=0, help="Dumps to keep per run.")] = None,
     older_than: Annotated[str | None, typer.Option(help="An age: 7d, 12h, 30min.")] = None,
-    max_size: Annotated[str | None, typer.Option(help="For all runs together: 200GB.")] = None,
-    set_aside: Annotated[bool, typer.Option(help="Also dumps set aside as bad.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Really remove them.")] = False,
+    max_size: Annotated[str | None, typer.Option(help="Of all runs together: 200GB.")] = None,
+    quarantined: Annotated[bool, typer.Option(help="Also quarantined dumps.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Remove old dumps, never one being read. Without --yes it only says which."""
+    """Remove old dumps; list them without --yes.
+
+    A dump that is being read is kept.
+    """
     from rlskip.cli.prune import prune
 
     return _put(
@@ -120,7 +151,7 @@ def prune(
             keep_last=keep_last,
             older_than=older_than,
             max_size=max_size,
-            set_aside=set_aside,
+            quarantined=quarantined,
             yes=yes,
         ),
         as_json,
@@ -136,9 +167,12 @@ def diff(
     limit: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 20,
     as_json: Json = False,
 ) -> int:
-    """Which prompts, tokens, log-probs and rewards differ. Exit code 1: some do."""
+    """Compare two runs or two steps.
+
+    Reports which prompts, tokens, log-probs and rewards differ. Exit code 1 if any do.
+    """
     from rlskip.cli.diff import diff
-    from rlskip.cli.dumps import find_target
+    from rlskip.runs.on_disk import find_target
 
     where = _where(directory)
     pair = find_target(a, where), find_target(b, where)
@@ -146,22 +180,23 @@ def diff(
 
 
 @app.command(name="import")
-def import_(
+def import_dumps(
     source: Annotated[Path, typer.Argument(help="verl's dump_dir, a run in it, or a file.")],
     directory: Dir = None,
     run: Annotated[
-        str | None, typer.Option(help="EXPERIMENT_PROJECT/GBS.._N.._in.._out.., if not verl's.")
+        str | None,
+        typer.Option(help="EXPERIMENT_PROJECT/GBS.._N.._in.._out.., if not verl's."),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="If its place does not say.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="If the path has none.")] = None,
     trust_pickle: Annotated[
         bool, typer.Option("--trust-pickle", help="Read pickles, of the types rollouts need.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """verl's dumps (gen_batch.dp, tq_batch.pt) into a dump_dir of rlskip."""
-    from rlskip.cli.imports import import_dumps
+    """Import the dumps of verl's own skip."""
+    from rlskip.cli.imports import import_
 
-    answer = import_dumps(source, _where(directory), run=run, step=step, trust_pickle=trust_pickle)
+    answer = import_(source, _where(directory), run=run, step=step, trust_pickle=trust_pickle)
     return _put(answer, as_json)
 
 
@@ -171,24 +206,25 @@ def export(
     to: Annotated[str, typer.Option(help="verl or jsonl.")],
     directory: Dir = None,
     out: Annotated[
-        Path | None, typer.Option(help="verl: a dump_dir for it; jsonl: a file, else stdout.")
+        Path | None, typer.Option(help="verl: a directory; jsonl: a file, else stdout.")
     ] = None,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
-    """Dumps as verl reads them, or as rows of JSON."""
-    from rlskip.cli.dumps import find_target
-    from rlskip.cli.export import ExportError, to_jsonl, to_verl
+    """Write dumps for verl, or as JSON lines."""
+    from rlskip.cli.export import export_to_jsonl, export_to_verl
+    from rlskip.interop.to_verl import ExportError
+    from rlskip.runs.on_disk import find_target
 
     target = find_target(what, _where(directory))
     if to == "jsonl":
-        answer = to_jsonl(target, out, _decoder(tokenizer))
+        answer = export_to_jsonl(target, out, _decoder(tokenizer))
     elif to == "verl" and out is not None:
-        answer = to_verl(target, out)
+        answer = export_to_verl(target, out)
     elif to == "verl":
-        raise ExportError("nothing says where to", "--out", "name a directory")
+        raise ExportError("it is missing", "--out", "give a directory")
     else:
-        raise ExportError(f"{to!r} is none of verl, jsonl", "--to")
+        raise ExportError(f"{to!r} is not a format", "--to", "give verl or jsonl")
     return 0 if answer is None else _put(answer, as_json)
 
 
@@ -197,16 +233,16 @@ def report(
     where: Annotated[Path | None, typer.Argument(help="A run, or a dump_dir with one.")] = None,
     html: Annotated[Path, typer.Option(help="The page to write.")] = Path("rlskip.html"),
     directory: Dir = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 50,
+    rows: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 50,
     tokenizer: Tokenizer = None,
     timeline: Annotated[
-        Path | None, typer.Option(help="The job's dispatch.timeline_dir, if there was one.")
+        Path | None, typer.Option(help="The dispatch.timeline_dir of the job.")
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """One page about a run: hits, time saved, lengths, rewards, a sample of its rollouts."""
-    from rlskip.cli.dumps import the_run
+    """Write an HTML page about a run."""
     from rlskip.cli.report import report
+    from rlskip.runs.on_disk import the_run
 
     answer = report(
         the_run(_where(where or directory).resolve()),
@@ -219,7 +255,7 @@ def report(
 
 
 def _where(directory: Path | None) -> Path:
-    from rlskip.cli.dumps import default_dir
+    from rlskip.runs.on_disk import default_dir
 
     return directory.expanduser() if directory is not None else default_dir()
 
@@ -227,7 +263,7 @@ def _where(directory: Path | None) -> Path:
 def _decoder(tokenizer: Path | None) -> Decoder | None:
     if tokenizer is None:
         return None
-    from rlskip.cli.rows import Decoder
+    from rlskip.runs.trajectories import Decoder
 
     return Decoder(tokenizer)
 
@@ -238,17 +274,22 @@ def _put(answer: Answer, as_json: bool) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; bad input is one line on stderr and exit code 2, never a traceback."""
+    """Run a command. An error is one line on stderr, never a traceback.
+
+    Returns
+    -------
+    int
+        The exit code: 0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
+    """
     try:
-        code = app(
-            args=sys.argv[1:] if arguments is None else list(arguments), standalone_mode=False
-        )
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        code = app(args=given, prog_name="rlskip", standalone_mode=False)
         sys.stdout.flush()
     except RlskipError as error:
         complain("; ".join(filter(None, [_head(error), error.remedy])))
         return BAD_INPUT
     except BrokenPipeError:
-        # Whoever read it has enough (`| head`); Python must not complain of it at exit either.
+        # The reader closed the pipe (`| head`); Python must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -257,12 +298,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        # The command line's own errors, of whichever click typer brings.
+        # The command line's own errors, of the click that typer brings.
         message = getattr(error, "format_message", None)
-        if message is None:
+        if message is not None:
+            command = getattr(getattr(error, "ctx", None), "command_path", "rlskip")
+            complain(f"{message()} (see `{command} --help`)")
+            return BAD_INPUT
+        if sys.flags.dev_mode:
             raise
-        complain(f"{message()} (see `rlskip --help`)")
-        return BAD_INPUT
+        complain(
+            f"unexpected {type(error).__name__}: {error}; this is a bug: please report it with the "
+            "traceback that PYTHONDEVMODE=1 shows"
+        )
+        return BUG
     return code if isinstance(code, int) else 0
 
 

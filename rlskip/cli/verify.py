@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import attrs
 
-from rlskip.cli.dumps import Dump, Target
-from rlskip.cli.screen import Answer, progress, size, table, text
-from rlskip.store import DumpError
+from rlskip._human import size
+from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.runs.on_disk import NoSuchPlaceError, Selection
 
 
 @attrs.frozen
 class Verdict:
-    """Of one dump; `problem` is None where it is sound."""
+    """The verdict on one dump; `problem` is None if it is sound."""
 
     run: str
     dump: str
@@ -19,11 +19,14 @@ class Verdict:
     problem: str | None
 
 
-def verify(targets: list[Target]) -> Answer:
-    """Nothing is set aside or changed. Exit code 1 where a dump is unusable."""
+def verify(targets: list[Selection]) -> Answer:
+    """Verify all dumps of `targets`; nothing is changed. Exit code 1 if a dump is unusable."""
     dumps = [(target.run.name, dump) for target in targets for dump in target.dumps()]
+    if not dumps:
+        names = ", ".join(dict.fromkeys(target.run.name for target in targets))
+        raise NoSuchPlaceError("there are no dumps to verify", names)
     verdicts = [
-        Verdict(run, dump.name, dump.size, _problem(dump))
+        Verdict(run, dump.name, dump.size, dump.verify())
         for run, dump in progress(dumps, "verifying")
     ]
     bad = [verdict for verdict in verdicts if verdict.problem]
@@ -35,13 +38,3 @@ def verify(targets: list[Target]) -> Answer:
             shown.add_row(text(verdict.run), verdict.dump, text(verdict.problem, "red"))
         view.insert(0, shown)  # type: ignore[arg-type]
     return Answer([attrs.asdict(v) for v in verdicts], view, exit_code=1 if bad else 0)
-
-
-def _problem(dump: Dump) -> str | None:
-    try:
-        dump.verify()
-    except DumpError as error:
-        return error.what
-    except OSError as error:
-        return str(error)
-    return None

@@ -1,7 +1,7 @@
 """Structured configs, the steps grammar, validation, legacy flags. Imports nothing heavy.
 
-Even these load on first use only: Hydra imports :mod:`rlskip.config.register` at the start of
-every application.
+The submodules load on first use, because Hydra imports :mod:`rlskip.config.register` at the start
+of every application.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a plain mapping to a dataclass, with *every* problem found and named at once.
+"""From any form of config to a dataclass, with *every* problem found and named at once.
 
 Struct mode cannot do this: a `+key=...` passes it even on a typed node, OmegaConf accepts
 nested lists where integers are declared, and it stops at the first error.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -20,6 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
+
+_READ = "_rlskip_read"
 
 
 @attrs.frozen
@@ -44,18 +47,39 @@ def raise_all(problems: list[Problem]) -> None:
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-def node_of(config: Any, name: str) -> dict[str, Any] | None:
-    """The plain, resolved mapping at the top-level key `name` of a config; None when not there.
+def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
+    """The node `name` of a config, as a plain mapping with interpolations resolved.
+
+    Parameters
+    ----------
+    config
+        A full config (a DictConfig, a mapping, or an instance of a dataclass), an instance of
+        `schema`, which is the node itself, or None.
+    name
+        A top-level key.
+    schema
+        The node's dataclass.
+
+    Returns
+    -------
+    dict or None
+        None when the config has no such node.
 
     Raises
     ------
     NotInstalledError
-        It is a plain string: Hydra knew no group of that name.
+        The node is a plain string: Hydra knew no group of that name.
     ConfigError
-        It is no mapping, or an interpolation in it does not resolve.
+        The config or the node is not a mapping, or an interpolation does not resolve.
     """
+    if config is not None and not _is_node(config):
+        raise ConfigError(
+            f"expected a config with an entry {name!r}, got {config!r}",
+            name,
+            "give a DictConfig, a mapping or a dataclass",
+        )
     try:
-        node = config.get(name) if isinstance(config, Mapping) else None
+        node = config if schema and isinstance(config, schema) else _entry(config, name)
         if isinstance(node, DictConfig):
             node = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
@@ -67,16 +91,60 @@ def node_of(config: Any, name: str) -> dict[str, Any] | None:
             "install rlskip into the environment that runs this application and check with "
             "`python <app> --info plugins` (look for RlskipSearchPathPlugin)",
         )
-    if node is not None and not isinstance(node, Mapping):
-        raise ConfigError(f"expected a mapping, got {node!r}", name)
-    return None if node is None else dict(node)
+    if node is None:
+        return None
+    if isinstance(node, Mapping):
+        return dict(node)
+    if _is_node(node):
+        return dataclasses.asdict(node)  # type: ignore[arg-type]
+    raise ConfigError(f"expected a mapping, got {node!r}", name)
+
+
+def look_up(config: Any, key: str) -> Any:
+    """The value at a dotted key of a DictConfig, mapping or dataclass; None when not there.
+
+    Raises
+    ------
+    ConfigError
+        An interpolation on the way does not resolve.
+    """
+    try:
+        if isinstance(config, DictConfig):
+            return OmegaConf.select(config, key, default=None)
+        for name in key.split("."):
+            config = _entry(config, name)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], key) from error
+    return config
+
+
+def _is_node(value: Any) -> bool:
+    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, Mapping) or is_instance
+
+
+def _entry(holder: Any, name: str) -> Any:
+    if isinstance(holder, Mapping):  # a DictConfig is one, too
+        return holder.get(name)
+    return getattr(holder, name, None) if _is_node(holder) else None
+
+
+def mark_read(config: T) -> T:
+    """Mark a dataclass as checked and complete: its reader returns it as it is."""
+    setattr(config, _READ, True)
+    return config
+
+
+def was_read(config: Any) -> bool:
+    """Whether :func:`mark_read` marked `config`."""
+    return getattr(config, _READ, False) is True
 
 
 def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Problem]) -> T:
-    """Build `schema` from `node`, which lies at key `at`; append what is wrong to `problems`.
+    """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
-    A key that is wrong or missing keeps the schema's default, so that reading goes on. Fields
-    may carry ``metadata={"choices": (...)}`` or ``metadata={"min": number}``.
+    A key that is wrong or missing keeps the schema's default, so that reading continues. Fields
+    may have ``metadata={"choices": (...)}`` or ``metadata={"min": number}``.
     """
     hints = typing.get_type_hints(schema)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
@@ -87,7 +155,7 @@ def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Probl
         if field is None:
             problems.append(Problem(key, "unknown key", did_you_mean(str(name), fields, at)))
             continue
-        if value == "???":  # OmegaConf's mark of what is yet to be given
+        if value == "???":  # OmegaConf's mark of a value that is still missing
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
             continue
         hint = hints[field.name]
@@ -101,6 +169,17 @@ def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Probl
         else:
             problems.append(Problem(key, problem))
     return schema(**values)
+
+
+def parsed(
+    parse: Callable[[Any, str], T], value: Any, key: str, problems: list[Problem]
+) -> T | None:
+    """What `parse` makes of the `value` at `key`; None, and a problem, when it refuses."""
+    try:
+        return parse(value, key)
+    except ConfigError as error:
+        problems.append(Problem(key, error.what, error.remedy))
+        return None
 
 
 def did_you_mean(name: str, known: Iterable[str], at: str = "") -> str:
@@ -124,7 +203,9 @@ def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
     if choices is not None and value is not None and value not in choices:
         near = difflib.get_close_matches(str(value), map(str, choices), n=1)
         hint_text = f", did you mean {near[0]!r}?" if near else ""
-        return f"{value!r} is none of {', '.join(map(str, choices))}{hint_text}"
+        return f"{value!r} is not one of {', '.join(map(str, choices))}{hint_text}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, got {value!r}"
     least = metadata.get("min")
     if least is not None and value is not None and value < least:
         return f"must be at least {least}, got {value!r}"

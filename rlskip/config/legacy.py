@@ -1,6 +1,6 @@
-"""Skip flags of older trainers: found, warned about, and turned off where ours takes over.
+"""Skip flags of older trainers: warn about them, and turn them off when rlskip is on.
 
-verl 0.6 - 0.7.1 called it ``actor_rollout_ref.rollout.skip_rollout``, verl 0.8
+verl 0.6 - 0.7.1 names the flag ``actor_rollout_ref.rollout.skip_rollout``, verl 0.8
 ``actor_rollout_ref.rollout.skip.enable``; 0.9 has neither.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.omegaconf import read_write
 
-from rlskip.config.skip import look_up
+from rlskip.config.check import look_up
 from rlskip.errors import ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-# The flags, and how the keys beside each begin.
+# The flags, and the prefix of the keys next to each.
 _LEGACY = {
     f"{_ROLLOUT}.skip.enable": f"{_ROLLOUT}.skip.",
     f"{_ROLLOUT}.skip_rollout": f"{_ROLLOUT}.skip_",
@@ -32,7 +32,7 @@ class LegacyFlagWarning(DeprecationWarning):
     """An older trainer's skip flag is in use."""
 
 
-# Python hides DeprecationWarning outside `__main__`; this one is meant for whoever typed the flag.
+# Python hides DeprecationWarning outside `__main__`; this one is for the user who typed the flag.
 warnings.simplefilter("default", LegacyFlagWarning)
 
 
@@ -44,13 +44,13 @@ def legacy_flags(config: Any) -> list[str]:
 def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
     """Warn about legacy flags; with `rollout_enabled` also set them False in `config`.
 
-    Both mechanisms would otherwise act on one stage. Works on a read-only or struct
-    DictConfig and on nested mutable mappings.
+    Otherwise both mechanisms would act on one stage. Works on a read-only or struct DictConfig
+    and on nested mutable mappings.
 
     Raises
     ------
     ConfigError
-        A flag lies in a mapping that cannot be changed.
+        A flag is in a mapping that cannot be changed.
     """
     for key in legacy_flags(config):
         if rollout_enabled:
@@ -67,7 +67,7 @@ def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
 
 
 def refuse_legacy_flags(config: Any) -> None:
-    """Raise where a legacy flag is on and turning it off would not reach the task."""
+    """Raise if a legacy flag is on, because turning it off would not reach the task."""
     for key in legacy_flags(config):
         raise ConfigError(
             "is true together with skip.rollout.enable, and in a multirun rlskip cannot turn it "
@@ -78,16 +78,16 @@ def refuse_legacy_flags(config: Any) -> None:
 
 
 def _today(config: Any, flag: str) -> str:
-    """The new flags, ready for a shell, that say what a legacy flag and its neighbours said."""
+    """The new flags that replace a legacy flag and the keys next to it, quoted for a shell."""
     action, last_step, dump_dir = (
         look_up(config, _LEGACY[flag] + name) for name in ("action", "max_dump_step", "dump_dir")
     )
-    # Where no action is named, the older trainer replayed its one dump at every step.
+    # Without an action, the older trainer replayed its only dump at every step.
     words = ["+skip=rollout_cache" if action == "cache" else "+skip=rollout_repeat"]
     if action == "cache" and last_step:
         words.append(f"skip.steps=1-{last_step}")
     if dump_dir is not None:
-        # Hydra's grammar wants a ~ in quotes, and the shell wants quotes around those.
+        # Hydra's grammar needs quotes around a ~, and the shell needs quotes around those.
         plain = re.fullmatch(r"[\w./-]+", str(dump_dir))
         value = dump_dir if plain else json.dumps(str(dump_dir))
         words.append(shlex.quote(f"skip.dump_dir={value}"))

@@ -1,4 +1,4 @@
-"""The `merge` node, and the one older flag that means the same."""
+"""The `merge` node, and the host's flag with the same meaning."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import Problem, node_of, raise_all, read
-from rlskip.config.skip import look_up
+from rlskip.config.check import Problem, look_up, mark_read, node_of, raise_all, read, was_read
 
 # SkyRL's name for `merge.stepwise_output`.
 HOST_FLAG = "generator.merge_stepwise_output"
@@ -17,7 +16,7 @@ HOST_FLAG = "generator.merge_stepwise_output"
 class MergeConfig:
     """How the turns of a trajectory become rows to train on; see :mod:`rlskip.merge`."""
 
-    # Fold the turns of a trajectory into as few rows as their tokens allow. Off: nothing changes.
+    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change.
     stepwise_output: bool = False
 
     # adjacent: a turn may continue the turn before it. chain: it may continue any earlier turn of
@@ -32,22 +31,25 @@ class MergeConfig:
 
 
 def read_merge(config: Any) -> MergeConfig:
-    """The merge settings of a full config; the defaults, which are off, where it has none.
+    """The `merge` node of a config; the defaults, which are off, when it has none.
 
-    ``generator.merge_stepwise_output: true``, as SkyRL writes it, turns merging on as
-    ``merge.stepwise_output: true`` does. Its false is SkyRL's default and says nothing.
+    SkyRL's ``generator.merge_stepwise_output: true`` has the same effect as
+    ``merge.stepwise_output: true``. Its false is SkyRL's default, not a user's choice.
 
     Parameters
     ----------
     config
-        A full DictConfig, or a mapping with the entries `merge` or `generator`.
+        A full config (a DictConfig, a mapping or a dataclass) with a node `merge` or `generator`;
+        a :class:`MergeConfig`; or None. What this function returned is returned as it is.
 
     Raises
     ------
     ConfigError
         Names *every* problem by its full key.
     """
-    node = node_of(config, "merge") or {}
+    if isinstance(config, MergeConfig) and was_read(config):
+        return config
+    node = node_of(config, "merge", MergeConfig) or {}
     problems: list[Problem] = []
     settings = read(MergeConfig, node, "merge", problems)
     host = look_up(config, HOST_FLAG)
@@ -62,4 +64,6 @@ def read_merge(config: Any) -> MergeConfig:
             )
         )
     raise_all(problems)
-    return dataclasses.replace(settings, stepwise_output=settings.stepwise_output or bool(host))
+    return mark_read(
+        dataclasses.replace(settings, stepwise_output=settings.stepwise_output or bool(host))
+    )

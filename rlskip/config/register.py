@@ -1,8 +1,8 @@
 """What Hydra and OmegaConf must know before an application composes its config.
 
-Every Hydra application of the environment pays for this at its start, so it imports hardly
-anything of ours: the schema with every default is a file, ``rlskip_conf/rlskip_schema/skip.yaml``,
-which is read only where somebody asks for it.
+Every Hydra application of the environment imports this at its start, so it imports almost
+nothing else of rlskip: the schema with every default is a file,
+``rlskip_conf/rlskip_schema/skip.yaml``, which is read only by an application that uses it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ from omegaconf import OmegaConf
 
 from rlskip._compat import register_resolver, store_config
 
-# Outside the groups that users choose from, so that nothing here shows up as an option.
+# Not a group that users choose from, so that nothing in it is listed as an option.
 GROUP = "rlskip_schema"
-PROVIDER = "rlskip"
 
 
 def register() -> None:
     """Put the open node into Hydra's ConfigStore and the resolvers into OmegaConf.
 
     ``rlskip_schema/open`` is an empty node whose struct flag is off. An option that starts from
-    it makes ``skip.steps=...`` work without ``++`` yet sets nothing, so whatever a user's own
-    YAML says survives. Typos are found by our own validation, not by struct mode. The node is
-    untyped, because hosts convert theirs with classes of their own.
+    it makes ``skip.steps=...`` work without ``++`` and sets nothing, so the values in a user's
+    own YAML are kept. rlskip's validation finds typos, not struct mode. The node is untyped,
+    because hosts convert theirs with their own classes.
 
-    Calling it again is harmless.
+    May be called several times.
     """
-    store_config(GROUP, "open", OmegaConf.create({}, flags={"struct": False}), PROVIDER)
+    store_config(GROUP, "open", OmegaConf.create({}, flags={"struct": False}), "rlskip")
     register_resolver("rlskip.steps", _resolve_steps)
 
 
-def _resolve_steps(*pieces: Any) -> Any:
+def _resolve_steps(*items: Any) -> Any:
     from rlskip.config.steps import resolve_steps
 
-    return resolve_steps(*pieces)
+    return resolve_steps(*items)

@@ -1,47 +1,44 @@
-"""The `replay` node: which groups may be trained on, how old, and how long to wait for them."""
+"""The `replay` node: which groups to train on, how old they may be, how long to wait for them."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import Problem, node_of, raise_all, read
-from rlskip.config.skip import look_up
+from rlskip.config.check import Problem, look_up, mark_read, node_of, raise_all, read, was_read
 
 
 @dataclass
 class ReplayConfig:
-    """What a :class:`rlskip.replay.ReplayBuffer` may hand to the trainer."""
+    """Which groups a :class:`rlskip.replay.ReplayBuffer` returns to the trainer."""
 
-    # A group that is over and not whole (a failed session, or fewer successful sessions than
+    # A finished group that is incomplete (a failed session, or fewer successful sessions than
     # expected): raise an IncompleteRolloutError; drop the group; refill it through the buffer's
-    # callback; min_viable: train on it when at least replay.min_viable of its sessions succeeded.
+    # callback; min_viable: train on it if at least replay.min_viable of its sessions succeeded.
     on_incomplete: str = field(
         default="raise", metadata={"choices": ("raise", "drop", "refill", "min_viable")}
     )
 
-    # Fewest successful sessions a group may have with on_incomplete: min_viable; one with fewer
-    # raises.
+    # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group with
+    # fewer raises.
     min_viable: int | None = field(default=None, metadata={"min": 1})
 
-    # How often on_incomplete: refill replaces one prompt before it raises after all.
+    # With on_incomplete: refill, how often one prompt is replaced before its group raises.
     max_refills: int = field(default=3, metadata={"min": 1})
 
-    # Sessions to expect of a prompt whose root tag does not say;
-    # null: actor_rollout_ref.rollout.n, else what is there counts as all.
+    # Sessions to expect of a prompt whose root tag has no number of sessions;
+    # null: actor_rollout_ref.rollout.n, else the sessions that are there.
     n: int | None = field(default=None, metadata={"min": 1})
 
     # The same in the partition val; null: actor_rollout_ref.rollout.val_kwargs.n.
     val_n: int | None = field(default=None, metadata={"min": 1})
 
     # A group is stale when it spans more than this many steps: 1 is on-policy, 2 allows the
-    # prompts of one step earlier. null: no limit. It concerns sampling by batch size, not val.
+    # prompts of one step earlier. null: no limit. Applies to sampling by batch size, not to val.
     max_off_policy_threshold: int | None = field(default=None, metadata={"min": 1})
 
     # drop: evict stale groups. wait: sample nothing while a prompt in flight has reached the
-    # threshold, so that it is trained on before it is stale. none: the age does not matter.
+    # threshold, so that it is trained on before it is stale. none: ignore the age.
     max_off_policy_strategy: str = field(
         default="none", metadata={"choices": ("none", "drop", "wait")}
     )
@@ -54,22 +51,22 @@ class ReplayConfig:
 
 
 def read_replay(config: Any) -> ReplayConfig:
-    """The replay settings of a full config; the defaults where it has none.
+    """The `replay` node of a config; the defaults when it has none.
 
     Parameters
     ----------
     config
-        A full DictConfig, a mapping with an entry `replay`, or a :class:`ReplayConfig`.
+        A full config (a DictConfig, a mapping or a dataclass), a :class:`ReplayConfig`, or None.
+        What this function returned is returned as it is.
 
     Raises
     ------
     ConfigError
         Names *every* problem by its full key.
     """
-    if isinstance(config, ReplayConfig):
-        node = dataclasses.asdict(config)
-    else:
-        node = node_of(config, "replay") or {}
+    if isinstance(config, ReplayConfig) and was_read(config):
+        return config
+    node = node_of(config, "replay", ReplayConfig) or {}
     problems: list[Problem] = []
     settings = read(ReplayConfig, node, "replay", problems)
     if settings.n is None:
@@ -78,11 +75,11 @@ def read_replay(config: Any) -> ReplayConfig:
         settings.val_n = _sessions(config, "actor_rollout_ref.rollout.val_kwargs.n", problems)
     problems += _contradictions(settings)
     raise_all(problems)
-    return settings
+    return mark_read(settings)
 
 
 def _sessions(config: Any, key: str, problems: list[Problem]) -> int | None:
-    """What the host's config says at `key`: a number of sessions, or nothing."""
+    """The number of sessions at `key` of the host's config; None when there is none."""
     found = look_up(config, key)
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and found > 0):
         return found
@@ -98,24 +95,24 @@ def _contradictions(settings: ReplayConfig) -> list[Problem]:
             problems.append(
                 Problem(
                     "replay.min_viable",
-                    "on_incomplete: min_viable needs it",
+                    "on_incomplete: min_viable needs a value here",
                     "set the fewest successful sessions a group may have, e.g. 6",
                 )
             )
         elif settings.n is not None and k > settings.n:
-            what = f"{k} sessions can never succeed where a prompt gets {settings.n}"
+            what = f"{k} sessions can never succeed, because a prompt gets {settings.n}"
             problems.append(Problem("replay.min_viable", what))
     if settings.max_off_policy_strategy != "none" and settings.max_off_policy_threshold is None:
         problems.append(
             Problem(
                 "replay.max_off_policy_threshold",
-                f"max_off_policy_strategy: {settings.max_off_policy_strategy} needs it",
+                f"max_off_policy_strategy: {settings.max_off_policy_strategy} needs a value here",
                 "set a number of steps, or max_off_policy_strategy: none",
             )
         )
     for name in ("timeout_s", "progress_interval_s"):
         seconds = getattr(settings, name)
-        if not (seconds > 0 and math.isfinite(seconds)):
-            what = f"expected a finite number of seconds above 0, got {seconds!r}"
-            problems.append(Problem(f"replay.{name}", what, "no call of sample() waits forever"))
+        if seconds <= 0:
+            what = f"expected a number of seconds above 0, got {seconds!r}"
+            problems.append(Problem(f"replay.{name}", what, "sample() never waits forever"))
     return problems

@@ -1,10 +1,10 @@
-"""Which steps: one grammar for lists, strings and the resolver.
+"""The steps grammar of lists, strings and the resolver.
 
 ::
 
     all                       every step
     [1, 2, 3]                 these; an item may itself be a string of the grammar
-    "1-128,200,300-400:10"    ranges include both ends; after the colon the stride
+    "1-128,200,300-400:10"    ranges include both ends; the stride follows the colon
 
 Steps are integers >= 0.
 """
@@ -12,6 +12,7 @@ Steps are integers >= 0.
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any
 
 import attrs
@@ -20,17 +21,22 @@ from rlskip.errors import ConfigError
 
 EXAMPLE = 'write a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
 
-_ITEM = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*(?::\s*(\d+)\s*)?)?", re.ASCII)
+# Longer numbers would not fit into the length of a range.
+_DIGITS = 18
+_N = rf"(\d{{1,{_DIGITS}}})"
+_ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
 
-# A range longer than this stays a range; shorter ones join the set. So membership is one
-# set look-up, plus one comparison per long range, whatever the number of steps.
+# A longer range stays a range; shorter ones join the set. So membership is one set look-up,
+# plus one comparison per long range, whatever the number of steps.
 _EXPAND_UP_TO = 10_000
-# What the resolver turns into a list: every item becomes an OmegaConf node.
+# The resolver returns a list, in which every item becomes an OmegaConf node.
 _RESOLVE_UP_TO = 100_000
+# Errors name so many wrong items.
+_SHOW_UP_TO = 10
 
 
 class StepsError(ConfigError):
-    """Steps that are not of the grammar."""
+    """Steps that do not follow the grammar."""
 
 
 @attrs.frozen(str=False)
@@ -45,7 +51,7 @@ class Steps:
     def __contains__(self, step: object) -> bool:
         if step in self.singles or self.everything:
             return True
-        # Asked on every call of a stage: no generator for ranges that are hardly ever there.
+        # Runs on every call of a stage: no generator for ranges, which are rare.
         return any(step in long for long in self.ranges) if self.ranges else False
 
     def __bool__(self) -> bool:
@@ -56,20 +62,20 @@ class Steps:
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
-        """Read any form of the grammar.
+        """Parse any form of the grammar.
 
         Parameters
         ----------
         value
-            What the config holds: ``"all"``, a string, an int, or a list of ints and strings.
+            The config's value: ``"all"``, a string, an int, or a list of ints and strings.
         key
             The full config key, for the error.
 
         Raises
         ------
         StepsError
-            For nested lists, negatives, floats, bools, reversed ranges, zero strides and
-            anything else that is not of the grammar.
+            Names each item outside the grammar: nested lists, negatives, floats, bools, reversed
+            ranges, zero strides.
         """
         if isinstance(value, Steps):
             return value
@@ -78,60 +84,77 @@ class Steps:
         items = value if isinstance(value, (list, tuple)) else [value]
         singles: set[int] = set()
         ranges: list[range] = []
+        wrong: list[str] = []
         for item in items:
-            for part in _ranges_of(item, key):
+            for part in _ranges_of(item, wrong):
                 if len(part) <= _EXPAND_UP_TO:
                     singles.update(part)
                 else:
                     ranges.append(part)
+        if wrong:
+            shown = wrong[:_SHOW_UP_TO]
+            if len(wrong) > len(shown):
+                shown.append(f"{len(wrong) - len(shown)} more are wrong")
+            raise StepsError("; ".join(shown), key, EXAMPLE)
         return cls(singles=frozenset(singles), ranges=tuple(ranges), text=_write(value))
 
 
-def resolve_steps(*pieces: Any) -> Any:
+def resolve_steps(*items: Any) -> Any:
     """The resolver ``${rlskip.steps:1-128,200}``: a list of ints, or ``all``.
 
-    For static YAML whose reader knows only lists (verl's own ``skip.rollout.steps``, say).
-    Return type: ListConfig, or the string ``all``.
+    For static YAML whose reader takes only lists, such as verl's own ``skip.rollout.steps``.
+    Returns a ListConfig, or the string ``all``.
     """
     # Imported here: the grammar itself needs no OmegaConf.
     from omegaconf import OmegaConf
 
-    steps = Steps.parse(",".join(map(str, pieces)), "${rlskip.steps:...}")
+    steps = Steps.parse(",".join(map(str, items)), "${rlskip.steps:...}")
     if steps.everything:
         return "all"
     count = len(steps.singles) + sum(map(len, steps.ranges))
     if count > _RESOLVE_UP_TO:
         raise StepsError(
             f"{count} steps are too many for a list", "${rlskip.steps:...}",
-            "give rlskip the string itself: steps: \"...\"",
+            "pass the string itself to rlskip: steps: \"...\"",
         )  # fmt: skip
     # A plain list breaks `--cfg job --resolve` on OmegaConf 2.3.
     return OmegaConf.create(sorted(steps.singles.union(*steps.ranges)))
 
 
-def _ranges_of(item: Any, key: str) -> list[range]:
+def _ranges_of(item: Any, wrong: list[str]) -> list[range]:
+    """The ranges of one item of a list; what is wrong with it is appended to `wrong`."""
     if isinstance(item, bool) or not isinstance(item, (int, str)):
-        raise StepsError(f"{item!r} ({type(item).__name__}) is no step", key, EXAMPLE)
-    if isinstance(item, int):
-        if item < 0:
-            raise StepsError(f"step {item} is negative", key, EXAMPLE)
-        return [range(item, item + 1)]
-    return [_range_of(piece, item, key) for piece in item.split(",")]
+        wrong.append(f"{reprlib.repr(item)} ({type(item).__name__}) is not a step")
+        return []
+    if isinstance(item, str):
+        return [found for part in item.split(",") for found in _range_of(part, item, wrong)]
+    if abs(item) >= 10**_DIGITS:  # a larger one may not even be printable
+        wrong.append(f"a step has more than {_DIGITS} digits")
+        return []
+    if item < 0:
+        wrong.append(f"step {item} is negative")
+        return []
+    return [range(item, item + 1)]
 
 
-def _range_of(piece: str, whole: str, key: str) -> range:
-    match = _ITEM.fullmatch(piece)
+def _range_of(part: str, whole: str, wrong: list[str]) -> list[range]:
+    part = part.strip()
+    match = _ITEM.fullmatch(part)
     if match is None:
-        raise StepsError(f"{piece.strip()!r} in {whole!r} is no step or range", key, EXAMPLE)
+        within = "" if part == whole else f" in {reprlib.repr(whole)}"
+        wrong.append(f"{reprlib.repr(part)}{within} is not a step or range")
+        return []
     first, last, stride = (None if text is None else int(text) for text in match.groups())
     assert first is not None
     if last is None:
-        return range(first, first + 1)
+        return [range(first, first + 1)]
     if last < first:
-        raise StepsError(f"the range {piece.strip()!r} runs backwards", key, EXAMPLE)
-    if stride == 0:
-        raise StepsError(f"the range {piece.strip()!r} has stride 0", key, EXAMPLE)
-    return range(first, last + 1, stride or 1)
+        wrong.append(f"the range {part!r} runs backwards")
+    elif stride == 0:
+        wrong.append(f"the range {part!r} has stride 0")
+    else:
+        return [range(first, last + 1, stride or 1)]
+    return []
 
 
 def _write(value: Any) -> str:

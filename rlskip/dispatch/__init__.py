@@ -1,15 +1,14 @@
-"""Dispatch: a batch of prompts as sessions, spread over workers.
+"""Dispatch: runs a batch of prompts as sessions, spread over workers.
 
 >>> async def worker(prompt, sampling, session): ...
->>> with RolloutDispatcher(LocalPool(worker, 8), queue, config) as dispatcher:
-...     dispatcher.generate_sequences(prompts, step=3)
+>>> with RolloutDispatcher(LocalPool(worker, 8), config=config) as dispatcher:
+...     rows, metrics = dispatcher.collect(prompts, step=3)
 
-``docs/dispatch.md`` says how.
+``docs/dispatch.md`` is the guide.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from rlskip.dispatch.batch import Batch, BatchReport
 from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -17,9 +16,9 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
 )
-from rlskip.dispatch.policies import POLICIES, Place, Policy, Waiting
+from rlskip.dispatch.handle import BatchHandle, BatchReport
+from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import LocalPool, Pool
-from rlskip.dispatch.scheduler import Group, Scheduler, Unit
 from rlskip.dispatch.units import (
     BatchError,
     Session,
@@ -33,24 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POLICIES",
-    "Batch",
     "BatchError",
+    "BatchHandle",
     "BatchReport",
     "DataFailure",
     "DispatcherClosedError",
-    "Group",
     "InfrastructureFailure",
     "LocalPool",
-    "Place",
+    "PendingSession",
+    "Placement",
     "Policy",
     "Pool",
     "RayPool",
     "RolloutDispatcher",
-    "Scheduler",
     "Session",
     "SessionFailure",
-    "Unit",
-    "Waiting",
     "WorkerLostError",
     "build_trajectory_info",
     "extract_sample",

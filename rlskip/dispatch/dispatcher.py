@@ -1,18 +1,23 @@
-"""RolloutDispatcher: from a batch of prompts to rows and markers in a queue."""
+"""RolloutDispatcher: from a batch of prompts to rows and markers in a queue, and to the trainer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
-from tensordict import TensorDictBase
+import torch
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
-from rlskip.dispatch.batch import Batch, BatchReport
+from rlskip.dispatch import waits
+from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
+from rlskip.dispatch.handle import BatchHandle, BatchReport
 from rlskip.dispatch.history import History
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
@@ -20,61 +25,75 @@ from rlskip.dispatch.read import read_batch
 from rlskip.dispatch.resume import journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
+from rlskip.dispatch.units import BatchError
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.queue import TrajectoryQueue
+from rlskip.keys import TRAIN, VAL, TrajectoryKey
+from rlskip.queue import MemoryQueue, TrajectoryQueue
+from rlskip.replay import ReplayBuffer
 from rlskip.store import Identity, StepStore
+
+Prompts: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
+
+logger = logging.getLogger(__name__)
 
 _BLIND = (chunk, round_robin, least_loaded)  # policies that ask for no lengths
 
 
 class DispatcherClosedError(RlskipError, RuntimeError):
-    """A dispatcher was closed, and is asked for more."""
+    """A dispatcher is used after it was closed."""
 
 
 class RolloutDispatcher:
     """Runs the sessions of batches on a pool, and writes what they return to a queue.
 
-    For every prompt its root tag comes first, for every session its rows next and then exactly
-    one marker, whatever happens to it. Batches may overlap: caps and cursors are the pool's.
+    It writes each prompt's root tag first, then each session's rows, then exactly one marker per
+    session, whatever happens to it. Batches may overlap: they share the pool's caps and cursor.
 
     Parameters
     ----------
     pool
-        LocalPool, RayPool, or another; the dispatcher starts and closes it.
+        A LocalPool, a RayPool, or a subclass of Pool. The dispatcher opens and closes it.
     queue
-        Where rows go.
+        Where rows go; by default a new MemoryQueue.
     config
         Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes.
     policy
-        Instead of ``dispatch.policy``.
+        Replaces ``dispatch.policy``.
     store
-        The run's dumps: where journals lie, and what `longest_first` learns lengths from.
+        The run's dumps: journals are next to them, and `longest_first` learns lengths from them.
     identity
-        What sessions depend on beside prompts and sampling (lengths, model, ...); a journal
-        of another identity is not resumed.
+        What sessions depend on besides prompts and sampling (lengths, model, ...). A journal of
+        another identity is not resumed.
+    replay
+        The config of :attr:`buffer`; by default `config`.
     """
 
     def __init__(
         self,
         pool: Pool,
-        queue: TrajectoryQueue,
+        queue: TrajectoryQueue | None = None,
         config: Any = None,
         *,
         policy: Policy | None = None,
         store: StepStore | None = None,
         identity: Identity | None = None,
+        replay: Any = None,
     ) -> None:
         self.config: DispatchConfig = read_dispatch(config)
         if self.config.journal and store is None:
             raise ConfigError(
-                "needs to know where dumps lie",
+                "a journal needs the directory of the dumps",
                 "dispatch.journal",
-                "give the dispatcher a store; that of an enabled role (+skip=rollout_cache) is "
-                "SkipManager.store('rollout')",
+                "pass store=... to the dispatcher; SkipManager.store('rollout') returns the store "
+                "of an enabled role (+skip=rollout_cache)",
             )
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
             policy = chunk
+        self.queue: TrajectoryQueue = MemoryQueue() if queue is None else queue
+        self._replay = config if replay is None else replay
+        self._buffer: ReplayBuffer | None = None
+        self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
         self._pool = pool
         self._history = None if policy in _BLIND else History(self.config.history_fields)
         if self._history is not None and store is not None:
@@ -82,32 +101,34 @@ class RolloutDispatcher:
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
+        self._closing = threading.Lock()
+        self._ended = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._sessions = Sessions(
             self._loop,
             pool,
-            queue,
+            self.queue,
             self.config,
             Scheduler(pool.workers, policy, per_worker, self.config.max_concurrent_rollouts),
             self._history,
             store,
             journal_identity(identity or Identity(), self.config),
         )
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rlskip-dispatch", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
         self._thread.start()
+        if self.config.session_timeout_s is not None:
+            threading.Thread(target=self._watch, name="rlskip-watch", daemon=True).start()
         try:
-            self._call(pool.open()).result()
+            self._call(waits.OPEN_S, pool.open)
         except BaseException:
             self.close()
             raise
 
     @classmethod
     def from_config(
-        cls, config: Any, worker: Worker, queue: TrajectoryQueue, **more: Any
+        cls, config: Any, worker: Worker, queue: TrajectoryQueue | None = None, **more: Any
     ) -> RolloutDispatcher:
-        """A dispatcher on the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
+        """Make a dispatcher with the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
         dispatch = read_dispatch(config)
         threads = dispatch.max_concurrent_rollouts_per_worker or THREADS
         pool: Pool
@@ -117,73 +138,163 @@ class RolloutDispatcher:
             pool = RayPool(worker, dispatch.workers or 1, threads=threads)
         else:
             pool = LocalPool(worker, dispatch.workers or 1, threads=threads)
-        return cls(pool, queue, dispatch, **more)
+        return cls(pool, queue, dispatch, **{"replay": config, **more})
 
-    # -- what callers do -------------------------------------------------------------------
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The replay buffer of :meth:`collect`. Assign another one to refill prompts, say."""
+        if self._buffer is None:
+            self._buffer = ReplayBuffer(self.queue, self._replay)
+        return self._buffer
 
-    def submit(
+    @buffer.setter
+    def buffer(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def collect(
         self,
-        prompts: TensorDictBase | Sequence[Mapping[str, Any]],
+        prompts: Prompts | None = None,
         *,
         step: int | None = None,
         validate: bool | None = None,
         partition: str | None = None,
-    ) -> Batch:
+        batch_size: int | None = None,
+    ) -> tuple[TensorDict, dict[str, float]]:
+        """Generate, wait for complete groups, and take their rows out of the queue.
+
+        A coroutine calls it as ``await asyncio.to_thread(dispatcher.collect, prompts, step=3)``.
+
+        Parameters
+        ----------
+        prompts, step, validate, partition
+            As in :meth:`submit`. Without prompts nothing is submitted, and `step` is required.
+        batch_size
+            None: wait for the groups of all prompts of this step. A number: take the groups of
+            that many prompts of any step, oldest first, while the others go on; for trainers
+            that generate ahead of their updates.
+
+        Returns
+        -------
+        rows : TensorDict
+            Batch size ``(rows,)``, group by group, each by session and index, with the fields
+            that all rows have, packed as :meth:`TrajectoryQueue.get` packs them. Columns
+            ``uid`` and ``session_id`` are added unless the rows have them.
+        metrics : dict
+            As :meth:`ReplayBuffer.sample` returns them.
+
+        Raises
+        ------
+        IncompleteRolloutError, ReplayTimeoutError
+            As :meth:`ReplayBuffer.sample` raises them.
+        Exception
+            What kept a batch from being written to the queue.
+        """
+        batch = None
+        if prompts is not None:
+            batch = self.submit(prompts, step=step, validate=validate, partition=partition)
+            step, partition = batch.step, batch.partition
+            self._ahead.append(batch)
+        if step is None:
+            raise BatchError("no step is given", "step", "pass step=... to collect")
+        partition = partition or (VAL if validate else TRAIN)
+        try:
+            for ahead in [b for b in self._ahead if b is batch or b.done()]:
+                if batch_size is None or ahead is not batch:
+                    self._ahead.remove(ahead)
+                    ahead.result()
+            seconds = waits.write_seconds(self.config)
+            buffer = waits.bounded(seconds, lambda: self.buffer)
+            seconds += buffer.config.timeout_s
+            taken, metrics = waits.bounded(seconds, buffer.sample, step, partition, batch_size)
+            rows = _with_ids(waits.bounded(seconds, buffer.get, taken), taken.keys)
+            waits.bounded(seconds, buffer.clear, taken)
+        except BaseException:
+            if batch is not None and batch_size is None:
+                self._discard(batch)
+            raise
+        return rows, metrics
+
+    def _discard(self, batch: BatchHandle) -> None:
+        """Remove what a batch has left in the queue; an error is already on its way."""
+        batch.cancel()
+        with contextlib.suppress(Exception):
+            batch.result(waits.CLOSE_S)
+        uids = [prompt.uid for prompt in batch.prompts]
+        with contextlib.suppress(Exception):
+            evict = lambda: self.buffer.evict(uids, batch.partition)  # noqa: E731
+            waits.bounded(waits.CLOSE_S, evict)
+
+    def submit(
+        self,
+        prompts: Prompts,
+        *,
+        step: int | None = None,
+        validate: bool | None = None,
+        partition: str | None = None,
+    ) -> BatchHandle:
         """Start generating, and return at once.
 
         Parameters
         ----------
         prompts
             A TensorDict of batch size ``(prompts,)``, or one mapping per prompt. Field ``uid``
-            names each prompt. Per prompt too: ``__rollout_n__``, how many sessions it gets,
-            and ``__do_sample__``, false for greedy sampling in training. ``index`` is its
+            names each prompt. Optional fields: ``__rollout_n__``, how many sessions a prompt
+            gets; ``__do_sample__``, false for greedy sampling in training; ``index``, its
             number in the data set, by default its position.
         step
-            The trainer's step; None: the batch's ``global_steps``.
+            The trainer's step; None: the batch's field ``global_steps``.
         validate
-            Whether to use ``val_n`` and ``val_sampling``; None: as the batch's ``validate``
-            says, else no.
+            Whether to use ``val_n`` and ``val_sampling``; None: the batch's field ``validate``,
+            by default false.
         partition
             Where rows go; None: ``val`` in validation, else ``train``.
 
         Raises
         ------
         BatchError
-            The batch has no uid, uids twice, no step, or a session count below one.
+            The batch has no uid, duplicate uids, no step, or a session count below one.
         DispatcherClosedError
             After :meth:`close`.
         """
-        if self._closed:
-            raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
         batch = read_batch(prompts, self.config, self._history, step, validate, partition)
-        loop, sessions = self._loop, self._sessions
-        batch.on_cancel = lambda: loop.call_soon_threadsafe(sessions.cancel, batch)
-        self._call(sessions.begin(batch))
+        batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
+        with self._closing:
+            if self._closed:
+                raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
+            self._sessions.batches.add(batch)  # from here on, close() ends it
+        self._post(self._sessions.begin, batch)
         return batch
 
-    def generate_sequences(
-        self, prompts: TensorDictBase | Sequence[Mapping[str, Any]], **where: Any
-    ) -> BatchReport:
+    def generate_sequences(self, prompts: Prompts, **where: Any) -> BatchReport:
         """:meth:`submit`, and wait until every session has its marker."""
         return self.submit(prompts, **where).result()
 
     def broadcast(self, method: str, *args: Any) -> None:
-        """Call a method of every worker and wait: to load a new policy's weights, say."""
-        self._call(self._pool.broadcast(method, *args)).result()
+        """Call a method of every worker and wait, e.g. to load a new policy's weights."""
+        self._call(waits.OPEN_S, self._pool.broadcast, method, *args)
 
     def close(self) -> None:
-        """Cancel what runs, and let the workers go."""
-        if self._closed:
-            return
-        self._closed = True
-        for batch in list(self._sessions.batches):
+        """Cancel the batches that run, and release the workers, within a bounded time."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + waits.CLOSE_S
+        batches = list(self._sessions.batches)
+        for batch in batches:
             batch.cancel()
-        for batch in list(self._sessions.batches):
-            with contextlib.suppress(Exception):  # whoever submitted it is told
-                batch.result(timeout=30)
-        self._call(self._pool.close()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        for batch in batches:
+            with contextlib.suppress(Exception):  # its handle raises the error
+                batch.result(max(0.0, deadline - time.monotonic()))
+            batch.finish(DispatcherClosedError("closed before all its markers were written"))
+        deadline = time.monotonic() + waits.CLOSE_S
+        try:
+            self._call(waits.CLOSE_S, self._pool.close)
+        except Exception as error:
+            logger.warning("the pool was not closed properly: %s", text_of(error))
+        self._ended.set()
+        self._post(self._loop.stop)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> RolloutDispatcher:
         return self
@@ -191,5 +302,79 @@ class RolloutDispatcher:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    # -- the event loop, on its thread -----------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        writing = self._loop.create_task(self._sessions.run())
+        while not self._ended.is_set():
+            try:
+                self._loop.run_forever()
+            except BaseException:  # a KeyboardInterrupt that a pool raised, for example
+                logger.exception("the event loop of the dispatcher goes on")
+        with contextlib.suppress(BaseException):
+            self._loop.run_until_complete(self._cancel_tasks())
+        if writing.done():
+            self._loop.close()
+
+    def _watch(self) -> None:
+        """Fail all batches when something blocks the event loop, and with it every deadline."""
+        seconds = (self.config.session_timeout_s or 0) + waits.LOOP_S
+        while not self._ended.wait(min(1.0, seconds)):
+            turned = threading.Event()
+            self._post(turned.set)
+            if not turned.wait(seconds) and not self._ended.is_set():
+                error = InfrastructureFailure(
+                    f"a worker or the pool blocks the event loop for more than {seconds:g} s",
+                    remedy="make the worker a plain function: it runs in a thread",
+                )
+                for batch in list(self._sessions.batches):
+                    batch.finish(error)
+                self._post(self._sessions.abort_all, error)
+
+    async def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
+
+    def _post(self, call: Callable[..., object], *args: Any) -> None:
+        """Call on the event loop, unless it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _call(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Await ``call(*args)`` on the event loop, for so many seconds at most."""
+        outcome: Future[Any] = Future()
+
+        def start() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return  # nobody waits any more
+            try:
+                task = asyncio.ensure_future(call(*args))
+            except BaseException as error:
+                outcome.set_exception(portable(error))
+            else:
+                task.add_done_callback(settle)
+
+        def settle(task: asyncio.Future[Any]) -> None:
+            if task.cancelled():
+                outcome.set_exception(InfrastructureFailure(f"{waits.name_of(call)} was cancelled"))
+            elif (error := task.exception()) is not None:
+                outcome.set_exception(portable(error))
+            else:
+                outcome.set_result(task.result())
+
+        self._post(start)
+        return waits.result_of(outcome, seconds, call)
+
+
+def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:
+    """`rows` with the columns that tell which prompt and session each is of."""
+    parsed = [TrajectoryKey.parse(key) for key in keys]
+    if "uid" not in rows:
+        rows["uid"] = NonTensorStack(*(key.uid for key in parsed))
+    if "session_id" not in rows:
+        rows["session_id"] = torch.tensor([key.session_id for key in parsed])
+    return rows

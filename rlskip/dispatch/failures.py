@@ -1,4 +1,4 @@
-"""Why a session failed: the machinery's fault, or its own."""
+"""Why a session failed: because of the infrastructure, or because of its own data or code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 
 from rlskip.errors import RlskipError
 
+_LONGEST = 2000
+
 
 class SessionFailure(RlskipError, RuntimeError):
-    """An attempt at a session that failed. Raised by a worker, it says whose fault it was."""
+    """An attempt at a session failed. A worker may raise a subclass to choose the kind."""
 
 
 class DataFailure(SessionFailure):
@@ -16,11 +18,11 @@ class DataFailure(SessionFailure):
 
 
 class InfrastructureFailure(SessionFailure):
-    """What the session runs on failed it: the same session may succeed elsewhere."""
+    """The infrastructure under the session failed: the same session may succeed elsewhere."""
 
 
 class WorkerLostError(InfrastructureFailure):
-    """The worker died under the session. `gone`: and it will not come back."""
+    """The worker of the session died. `gone`: it is not replaced."""
 
     def __init__(self, what: str, where: str = "", remedy: str = "", gone: bool = False) -> None:
         super().__init__(what, where, remedy)
@@ -31,10 +33,30 @@ _INFRASTRUCTURE = (OSError, MemoryError, TimeoutError, asyncio.TimeoutError)
 
 
 def as_failure(error: BaseException) -> SessionFailure:
-    """`error` as a failure; what a worker raises is a data failure unless it speaks of I/O."""
+    """`error` as a SessionFailure: infrastructure for I/O and memory errors, else data."""
     if isinstance(error, SessionFailure):
         return error
     kind = InfrastructureFailure if isinstance(error, _INFRASTRUCTURE) else DataFailure
-    failure = kind(f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
+    return _caused(kind, f"{type(error).__name__}: {text_of(error)}", error)
+
+
+def portable(error: BaseException) -> Exception:
+    """`error`, or a DataFailure in place of one that futures and event loops cannot carry."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return _caused(DataFailure, f"it raised {type(error).__name__}: {text_of(error)}", error)
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, cut to a length that fits a tag; some errors cannot be printed."""
+    try:
+        text = str(error.what if isinstance(error, RlskipError) else error)
+    except BaseException:
+        return "(its text cannot be read)"
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _caused(kind: type[SessionFailure], what: str, cause: BaseException) -> SessionFailure:
+    failure = kind(what)
+    failure.__cause__ = cause
     return failure

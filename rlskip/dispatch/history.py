@@ -1,4 +1,4 @@
-"""How long a prompt's sessions were before: in earlier batches, and in dumps."""
+"""The lengths of a prompt's earlier sessions, from earlier batches and from dumps."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from tensordict import TensorDictBase
-
+from rlskip.batch.columns import rows_of
+from rlskip.dispatch.failures import DataFailure, text_of
 from rlskip.store import DumpError, StepStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
 NEWEST = 64
-"""So many steps' dumps are read, the newest."""
+"""The number of steps whose dumps are read, newest first."""
 
 
 class History:
@@ -23,7 +22,7 @@ class History:
     Parameters
     ----------
     fields
-        The fields that name a prompt; empty: all of its content does.
+        The fields that identify a prompt; empty for all of its content.
     """
 
     def __init__(self, fields: Sequence[str] = ()) -> None:
@@ -31,7 +30,7 @@ class History:
         self._known: dict[str, tuple[float, int]] = {}
 
     def key(self, sample: Mapping[str, Any]) -> str | None:
-        """What the history knows a prompt by; None when it lacks one of the fields."""
+        """The key of a prompt in this history; None when it lacks one of the fields."""
         if not self._fields:
             return fingerprint(sample)
         if not all(name in sample for name in self._fields):
@@ -39,63 +38,67 @@ class History:
         return fingerprint({name: sample[name] for name in self._fields}, volatile=())
 
     def expected(self, key: str | None) -> float | None:
-        """The mean length of the prompt's sessions; None when none is known."""
+        """The mean length of the prompt's sessions; None when unknown."""
         if key is None or key not in self._known:
             return None
         total, count = self._known[key]
         return total / count
 
     def learn(self, key: str | None, length: float) -> None:
-        """One more session of the prompt was so long."""
+        """Record the length of one more session of the prompt."""
         if key is not None:
             total, count = self._known.get(key, (0.0, 0))
             self._known[key] = total + length, count + 1
 
     def learn_dumps(self, store: StepStore) -> int:
-        """Take in the rows of a run's newest dumps; returns how many.
+        """Learn from the rows of a run's newest dumps; returns their number.
 
-        A row's length is the sum of its ``response_mask``. Dumps without that, or without one
-        of the fields, or that cannot be read, teach nothing.
+        A row's length is the sum of its ``response_mask``. Dumps that lack it or one of the
+        fields, and dumps and rows that cannot be read, are skipped.
         """
         if not self._fields:
             return 0
         learnt = 0
         for step in store.steps()[-NEWEST:]:
             try:
-                batch = store.load(step, fields=[*self._fields, "response_mask"])
+                rows = rows_of(store.load(step, fields=[*self._fields, "response_mask"]))
             except (DumpError, OSError) as error:
-                logger.info("step %d teaches no lengths: %s", step, error)
+                logger.info("step %d has no lengths to learn: %s", step, error)
                 continue
-            columns = _columns(batch)
-            masks = columns.pop("response_mask")
-            for i, mask in enumerate(masks):
-                sample = {name: column[i] for name, column in columns.items()}
-                self.learn(self.key(sample), float(mask.sum()))
-            learnt += len(masks)
+            for row in rows:
+                try:
+                    length = _length_of({"response_mask": row.pop("response_mask")})
+                    self.learn(self.key(row), length)
+                except Exception as error:  # a column may hold anything
+                    logger.info("step %d has a row without a length: %s", step, error)
+                else:
+                    learnt += 1
         return learnt
 
 
-def _columns(batch: Any) -> dict[str, Sequence[Any]]:
-    """The fields of a TensorDict, a mapping or a DataProto, each a sequence over its rows."""
-    if hasattr(batch, "non_tensor_batch"):
-        tensors = {} if batch.batch is None else _columns(batch.batch)
-        return {**tensors, **_columns(batch.non_tensor_batch)}
-    names = batch.keys() if isinstance(batch, TensorDictBase) else list(batch)
-    return {name: _column(batch[name]) for name in names}
+def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The tokens that a session generated, by its rows' response masks, else their responses.
+
+    Raises
+    ------
+    DataFailure
+        A row's mask or responses have no length: NaN, a meta tensor, an object that raises.
+    """
+    tokens = 0
+    for i, row in enumerate(rows):
+        try:
+            tokens += _length_of(row)
+        except TypeError:  # fields of these names that hold something else
+            pass
+        except BaseException as error:
+            name = "responses" if row.get("response_mask") is None else "response_mask"
+            what = f"the length of its {name} cannot be read: {type(error).__name__}"
+            raise DataFailure(f"row {i}: {what}: {text_of(error)}") from error
+    return tokens
 
 
-def _column(value: Any) -> Sequence[Any]:
-    if isinstance(value, torch.Tensor):
-        return value.unbind(0)
-    return value.tolist() if hasattr(value, "tolist") else value  # type: ignore[no-any-return]
-
-
-def length_of(row: Mapping[str, Any]) -> int:
-    """The tokens that a row's session generated: by its response mask, else its responses."""
+def _length_of(row: Mapping[str, Any]) -> int:
     mask, responses = row.get("response_mask"), row.get("responses")
-    try:
-        if mask is not None:
-            return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
-        return 0 if responses is None else len(responses)
-    except TypeError:  # fields of these names that hold something else
-        return 0
+    if mask is not None:
+        return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
+    return 0 if responses is None else len(responses)

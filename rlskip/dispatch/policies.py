@@ -1,11 +1,11 @@
-"""Policies: where a waiting session goes, and when.
+"""Policies: where a pending session runs, and when.
 
-A policy is one function from what is known of a session (:class:`Waiting`) to its place
-(:class:`Place`). It is called when a session starts to wait, and for the next session of a
-group again whenever one of its siblings was handed out or has finished.
+A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
+a session starts to wait, and again for the next session of a group whenever another session of
+the group is dispatched or finishes.
 
->>> def easy_prompts_first(session: Waiting) -> Place:
-...     return Place(rank=session.expected or 0.0)
+>>> def easy_prompts_first(session: PendingSession) -> Placement:
+...     return Placement(rank=session.expected or 0.0)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rlskip.errors import ConfigError
 
 
 @attrs.frozen
-class Waiting:
-    """What a policy may know of a session that waits.
+class PendingSession:
+    """A session that waits, as policies see it.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ class Waiting:
     session, n
         The session's id, and how many sessions its prompt gets.
     number
-        How many sessions came before it, over all batches.
+        The number of sessions submitted before it, over all batches.
     workers
-        How many workers there are.
+        The number of workers.
     started
-        How many sessions of its prompt have been handed out before.
+        The number of its prompt's sessions that have been dispatched.
     expected
-        The mean length of the prompt's sessions, as far as they have finished or the history
-        knows them; None when nothing is known.
+        The mean length of the prompt's sessions, from those that have finished and from the
+        history; None when unknown.
     """
 
     prompt: int
@@ -52,52 +52,51 @@ class Waiting:
 
 
 @attrs.frozen
-class Place:
-    """Where a session is to run, and its turn.
+class Placement:
+    """Where and when a session runs.
 
     Parameters
     ----------
     worker
-        The one worker that may take it (another, when that one is lost); None for any: the
-        worker with the fewest sessions in hand.
+        The worker that runs it (another one if that worker is lost); None for the worker that
+        runs the fewest sessions.
     rank
-        Of the sessions that a worker may take, the lowest goes first; equal ones in order of
-        arrival.
+        Lower ranks go first; equal ranks in order of arrival.
     """
 
     worker: int | None = None
     rank: float = 0.0
 
 
-Policy = Callable[[Waiting], Place]
+Policy = Callable[[PendingSession], Placement]
 
-_ANYWHERE = Place()
-
-
-def chunk(session: Waiting) -> Place:
-    """The batch in as many runs of prompts as there are workers: a prompt stays on one."""
-    return Place(worker=session.prompt * session.workers // session.prompts)
+_ANYWHERE = Placement()
 
 
-def round_robin(session: Waiting) -> Place:
-    """Session after session to worker after worker; the next batch goes on where this ended."""
-    return Place(worker=session.number % session.workers)
+def chunk(session: PendingSession) -> Placement:
+    """Split the batch into one run of prompts per worker: a prompt stays on one worker."""
+    return Placement(worker=session.prompt * session.workers // session.prompts)
 
 
-def least_loaded(session: Waiting) -> Place:
-    """Whoever has a free slot takes the next session."""
+def round_robin(session: PendingSession) -> Placement:
+    """Assign sessions to workers in turn; the next batch continues where this one ended."""
+    return Placement(worker=session.number % session.workers)
+
+
+def least_loaded(session: PendingSession) -> Placement:
+    """The next free slot takes the next session."""
     return _ANYWHERE
 
 
-def longest_first(session: Waiting) -> Place:
-    """The longest expected sessions first, so that none starts late and ends last.
+def longest_first(session: PendingSession) -> Placement:
+    """Start the sessions with the longest expected length first, so that none ends alone.
 
-    Of a prompt of which nothing is known, one session probes, before all else. While a probe
-    runs on, its prompt counts as longer than any that is known: it outlives their probes.
+    For a prompt without known lengths, one session runs first as a probe. While the probe runs,
+    the prompt counts as longer than every known one, because it has outlived their probes.
     """
     if session.expected is not None:
-        return Place(rank=-session.expected)
-    return Place(rank=-math.inf if session.started == 0 else -1e300)
+        return Placement(rank=-session.expected)
+    return Placement(rank=-math.inf if session.started == 0 else -1e300)
 
 
 POLICIES: dict[str, Policy] = {
@@ -106,7 +105,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def find_policy(name: str) -> Policy:
-    """The policy called `name`, or the function that ``package.module:function`` names.
+    """Return the policy called `name`, or the function that ``package.module:function`` names.
 
     Raises
     ------
@@ -120,12 +119,12 @@ def find_policy(name: str) -> Policy:
         raise ConfigError(
             f"there is no policy {name!r}",
             "dispatch.policy",
-            f"{did_you_mean(name, POLICIES)}; your own is package.module:function",
+            f"{did_you_mean(name, POLICIES)}; name your own as package.module:function",
         )
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}", "dispatch.policy") from error
     if not callable(found):
-        raise ConfigError(f"{name!r} is no function", "dispatch.policy")
+        raise ConfigError(f"{name!r} is not a function", "dispatch.policy")
     return found  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Pools: where sessions run. The contract, and the workers of this process.
+"""Pools: where sessions run. The interface, and the pool of this process.
 
-A worker is what a user brings, and there is nothing to subclass: an async function, a blocking
-one (it runs in a thread), or a class with ``__call__``, made once per worker. It is called as
-``worker(prompt, sampling, session)`` with the prompt's fields (a copy of its own), the
-sampling parameters and the :class:`~rlskip.dispatch.Session`, and returns one row or a list of
-rows, each a mapping of fields. It may return None instead when it has written its rows to the
-queue itself, under ``session.key(i)`` with ``session.tag()``.
+A worker is an async function, a blocking one (it runs in a thread), or a class with
+``__call__``, made once per worker; there is no base class. It is called as ``worker(prompt,
+sampling, session)`` with its own copy of the prompt's fields, the sampling parameters and the
+:class:`~rlskip.dispatch.Session`, and returns one row or a list of rows, each a mapping of
+fields. It returns None when it has written its rows to the queue itself, under
+``session.key(i)`` with ``session.tag()``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlskip.dispatch.failures import DataFailure
+from rlskip.dispatch.failures import DataFailure, text_of
 from rlskip.dispatch.units import Job, Sample, Session, own
+from rlskip.dispatch.waits import DaemonThreads
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
 
 THREADS = 16
-"""How many blocking functions a worker runs at once, where nobody says."""
+"""The number of blocking calls that a worker runs at once by default."""
 
 
 class Pool(ABC):
-    """Workers ``0 .. workers-1``; every call comes from one event loop."""
+    """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
 
-    #: How many sessions a worker can really run at once; None for any number. More are not
-    #: handed out, so that none waits where its deadline runs already.
+    #: The number of sessions that a worker can run at once; None for any number. It is assigned
+    #: no more, so that no session waits while its deadline runs.
     slots: int | None = None
 
     def __init__(self, workers: int) -> None:
@@ -41,38 +41,38 @@ class Pool(ABC):
         self.workers = workers
 
     async def open(self) -> None:  # noqa: B027 - may do nothing
-        """Make the workers; called once, before anything else."""
+        """Make the workers; called once, first."""
 
     @abstractmethod
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        """Run a session. The future ends with its rows, what it raised, or WorkerLostError."""
+        """Run a session; the future gets what the worker returned or raised, or WorkerLostError."""
 
     @abstractmethod
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        """Stop a session; its future ends all the same, with its rows where it was too late."""
+        """Stop a session; its future is still settled, with its rows if it was too late."""
 
     def forget(self, sample: Sample) -> None:  # noqa: B027 - may do nothing
-        """No session of this prompt will be run any more."""
+        """No more sessions of this prompt will run."""
 
     @abstractmethod
     async def broadcast(self, method: str, *args: Any) -> None:
-        """Call a method of every worker, a new policy's weights its argument, say."""
+        """Call a method of every worker, e.g. to load a new policy's weights."""
 
     async def close(self) -> None:  # noqa: B027 - may do nothing
-        """Let the workers go; what runs is abandoned."""
+        """Release the workers; the sessions that run are abandoned."""
 
 
 class LocalPool(Pool):
-    """Workers in this process: coroutines of the dispatcher's event loop, or threads.
+    """Workers in this process: coroutines on the dispatcher's event loop, or threads.
 
     Parameters
     ----------
     worker
         An async function, a blocking one, or a class with ``__call__`` (or a partial of it).
     workers
-        How many.
+        The number of workers.
     threads
-        For blocking functions: how many of them a worker runs at once.
+        The number of blocking calls that one worker runs at once.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
@@ -97,31 +97,41 @@ class LocalPool(Pool):
 
 
 class Runner:
-    """One worker, wherever it lives: calls what the user brought, and checks what it returns."""
+    """One worker: makes it, calls it, and turns whatever it raises into an Exception."""
 
     def __init__(self, worker: Worker, threads: int) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
-        self._blocking = is_blocking(worker)
-        self._threads = ThreadPoolExecutor(threads, "rlskip-worker") if self._blocking else None
+        self._threads = DaemonThreads(threads, "rlskip-worker") if is_blocking(worker) else None
 
     async def run(
         self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
-    ) -> Rows:
+    ) -> Any:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
-        try:
-            if not self._blocking:
-                return as_rows(await self._worker(*args))
-            loop = asyncio.get_running_loop()
-            thread = loop.run_in_executor(self._threads, self._worker, *args)
+        if self._threads is not None:
+            thread = self._threads.run(self._call, args)
             try:
-                return as_rows(await asyncio.shield(thread))
+                return await asyncio.shield(thread)
             except asyncio.CancelledError:
-                return as_rows(await thread)  # a thread cannot be stopped
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Out of a task these end the event loop, and with it every other session.
-            raise DataFailure(f"the worker raised {type(error).__name__}: {error}") from error
+                return await thread  # a thread cannot be stopped
+        try:
+            return await self._worker(*args)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            # It would end the event loop, or be taken for the end of the actor's task.
+            raise _raised(error) from error
+
+    def _call(self, args: tuple[Any, ...]) -> Any:
+        try:
+            return self._worker(*args)
+        except Exception as error:
+            if isinstance(error, StopIteration):  # no future carries it
+                raise _raised(error) from error
+            raise
+        except BaseException as error:
+            raise _raised(error) from error
 
     async def call(self, method: str, *args: Any) -> None:
         result = getattr(self._worker, method)(*args)
@@ -130,11 +140,15 @@ class Runner:
 
     def close(self) -> None:
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
+
+
+def _raised(error: BaseException) -> DataFailure:
+    return DataFailure(f"the worker raised {type(error).__name__}: {text_of(error)}")
 
 
 def is_blocking(worker: Worker) -> bool:
-    """Whether a call of `worker` holds the thread it is made in until it is done."""
+    """Whether a call of `worker` occupies its thread until it returns."""
     call = worker
     while isinstance(call, functools.partial):
         call = call.func
@@ -144,7 +158,7 @@ def is_blocking(worker: Worker) -> bool:
 
 
 def as_rows(result: Any) -> Rows:
-    """What a worker returned, as rows; raises DataFailure when it is none of what it may be."""
+    """What a worker returned, as rows; raises DataFailure if it is not valid."""
     if result is None:
         return None
     rows = [result] if isinstance(result, Mapping) else result
@@ -155,4 +169,7 @@ def as_rows(result: Any) -> Rows:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
+    for i, row in enumerate(rows):
+        if not all(isinstance(name, str) for name in row):
+            raise DataFailure(f"the names of the fields of row {i} are not all strings")
     return [dict(row) for row in rows]

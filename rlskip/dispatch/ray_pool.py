@@ -1,4 +1,4 @@
-"""RayPool: every worker an actor. Hand-outs and results travel in batches."""
+"""RayPool: every worker is an actor. Sessions and results travel in batches."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
     as_failure,
+    text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
 from rlskip.dispatch.units import Job, Sample, Session, own
@@ -31,35 +32,35 @@ from rlskip.dispatch.units import Job, Sample, Session, own
 logger = logging.getLogger(__name__)
 
 COALESCE_S = 0.002
-"""How long a hand-out or a result may wait for others to travel with it."""
+"""Seconds that a session or a result waits for others to travel with it."""
 FULL = 256
-"""So many hand-outs wait for no more."""
+"""This many sessions are sent at once, without waiting."""
 
 START_S = 300.0
-"""How long the actors may take to start."""
+"""Seconds that the actors may take to start."""
 
 
 class RayPool(Pool):
-    """Workers as Ray actors, of which each may run any number of sessions at once.
+    """Workers as Ray actors; each runs any number of sessions at once.
 
-    A prompt crosses to an actor with the first of its sessions and no more; hand-outs and
-    results are gathered for a moment and cross together. An actor that dies fails its
-    sessions, and another takes its place, `restarts` times at most.
+    A prompt is sent to an actor once, with the first of its sessions; sessions and results are
+    gathered for a moment and sent together. When an actor dies its sessions fail, and another
+    actor replaces it, at most `restarts` times.
 
     Parameters
     ----------
     worker
-        As for LocalPool; a class is made once in each actor, where its model may live.
+        As for LocalPool; a class is made once in each actor, where it may load its model.
     workers
-        How many actors.
+        The number of actors.
     threads
-        For blocking functions: how many of them an actor runs at once.
+        The number of blocking calls that one actor runs at once.
     options
-        What ``ray.remote`` takes for an actor, e.g. ``{"num_gpus": 1}``.
+        Options of ``ray.remote`` for an actor, e.g. ``{"num_gpus": 1}``.
     restarts
         How often a worker that died is replaced.
 
-    Ray is initialised with its defaults when it is not yet.
+    Ray is initialised with its defaults unless it is already.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RayPool(Pool):
         self._seats = [
             _Seat(i, self._spawn, self._pack_sample, self._restarts) for i in range(self.workers)
         ]
-        # A first answer from each: what keeps an actor from starting shows here.
+        # A first answer from each: whatever keeps an actor from starting shows here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
         try:
             await asyncio.wait_for(hellos, START_S)
@@ -145,7 +146,7 @@ class _Seat:
         self._pack_sample = pack_sample
         self._restarts = restarts
         self._ids = itertools.count()
-        self._calls: dict[str, Any] = {}  # what was broadcast last; a new actor hears it first
+        self._calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
         self._loop = asyncio.get_running_loop()
         self.actor: Any = None
         self._sit()
@@ -187,18 +188,18 @@ class _Seat:
     async def call(self, method: str, packed: Any) -> None:
         self._calls[method] = packed
         if self.actor is not None:
-            with contextlib.suppress(RayActorError):  # its successor is told first of all
+            with contextlib.suppress(RayActorError):  # its successor gets the call first
                 await self.actor.call.remote(method, packed)
 
     async def _repeat_calls(self, actor: Any) -> None:
-        """Tell a new actor what was broadcast, before its first session."""
+        """Repeat the last broadcasts for a new actor, before its first session."""
         try:
             for method, packed in list(self._calls.items()):
                 await actor.call.remote(method, packed)
         except RayActorError:
-            return  # the listener hears of it
+            return  # the listener notices it
         except Exception:
-            logger.exception("worker %d cannot take what was broadcast", self._number)
+            logger.exception("worker %d cannot take the last broadcast", self._number)
             ray.kill(actor)
         self._loop.call_soon(self._soon)
 
@@ -213,7 +214,7 @@ class _Seat:
             self._timer = self._loop.call_later(COALESCE_S, self._flush)
 
     def _flush(self) -> None:
-        """Send what has gathered: hand-outs with the prompts they need, and cancellations."""
+        """Send what has gathered: sessions with the prompts they need, and cancellations."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -223,29 +224,29 @@ class _Seat:
         cancelled, self._cancelled = self._cancelled, []
         forgotten, self._forgotten = self._forgotten, []
         prompts: dict[int, bytes] = {}
-        handouts = []
+        sessions = []
         for number, job in jobs:
             try:
                 if job.sample.id not in self._known:
                     prompts[job.sample.id] = self._pack_sample(job.sample)
                     self._known.add(job.sample.id)
             except Exception as error:  # a prompt that cannot be sent
-                self._settle(number, DataFailure(f"its prompt cannot be sent: {error}"))
+                self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
                 continue
-            handouts.append((number, job.sample.id, job.sampling, _plain_session(job.session)))
+            sessions.append((number, job.sample.id, job.sampling, _plain_session(job.session)))
         try:
             # As bytes: Ray would walk through a list of tuples in Python.
-            self.actor.take.remote(pack((handouts, prompts, cancelled, forgotten)))
+            self.actor.take.remote(pack((sessions, prompts, cancelled, forgotten)))
         except Exception as error:  # what cannot be sent
-            for number, *_ in handouts:
+            for number, *_ in sessions:
                 self._settle(number, as_failure(error))
 
     async def _listen(self) -> None:
         actor = self.actor
         try:
             while True:
-                for number, result in pickle.loads(await actor.results.remote()):
-                    self._settle(number, result)
+                for number, packed in pickle.loads(await actor.results.remote()):
+                    self._settle(number, None if packed is None else _result(packed))
         except RayActorError as error:
             self._lost(" ".join(str(error).split()))
         except Exception as error:
@@ -253,7 +254,7 @@ class _Seat:
             ray.kill(actor)
             self._lost(f"its results cannot be read: {error}")
 
-    def _settle(self, number: int, result: Rows | SessionFailure) -> None:
+    def _settle(self, number: int, result: Any) -> None:
         future = self._running.pop(number)
         if isinstance(result, SessionFailure):
             future.set_exception(result)
@@ -267,7 +268,7 @@ class _Seat:
             self._number,
             len(running),
             cause,
-            "" if gone else "; a new one takes its place",
+            "" if gone else "; it is replaced",
         )
         if self._timer is not None:
             self._timer.cancel()
@@ -281,24 +282,24 @@ class _Seat:
 
 
 class _Actor:
-    """The actor's side: runs what it takes, and gives results to whoever asks for them."""
+    """The actor's side: runs sessions, and returns their results when asked."""
 
     def __init__(self, worker: Worker, threads: int) -> None:
         self._runner = Runner(worker, threads)
         self._prompts: dict[int, Any] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._results: list[tuple[int, Rows | SessionFailure]] = []
+        self._results: list[tuple[int, bytes | None]] = []
         self._some = asyncio.Event()
 
     async def hello(self) -> None:
         pass
 
     async def take(self, packed: bytes) -> None:
-        handouts, prompts, cancelled, forgotten = pickle.loads(packed)
+        sessions, prompts, cancelled, forgotten = pickle.loads(packed)
         self._prompts.update((key, _prompt(fields)) for key, fields in prompts.items())
-        for number, prompt, sampling, session in handouts:
-            work = self._work(number, self._prompts[prompt], sampling, Session(*session))
-            self._tasks[number] = asyncio.create_task(work)
+        for number, prompt, sampling, session in sessions:
+            run = self._run(number, self._prompts[prompt], sampling, Session(*session))
+            self._tasks[number] = asyncio.create_task(run)
         for number in cancelled:
             if number in self._tasks:
                 self._tasks[number].cancel()
@@ -306,20 +307,17 @@ class _Actor:
             self._prompts.pop(key, None)
 
     async def results(self) -> bytes:
-        """What has ended since the last call; waits until something has."""
+        """The results since the last call; waits until there is one."""
         await self._some.wait()
         await asyncio.sleep(COALESCE_S)
         self._some.clear()
         results, self._results = self._results, []
-        try:
-            return pack(results)
-        except Exception:
-            return pack([(number, _sendable(result)) for number, result in results])
+        return pickle.dumps(results)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
         await self._runner.call(method, *own(args))
 
-    async def _work(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
+    async def _run(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
         result: Any
         try:
             if isinstance(prompt, SessionFailure):
@@ -327,10 +325,10 @@ class _Actor:
             result = await self._runner.run(prompt, sampling, session)
         except asyncio.CancelledError:
             result = SessionFailure("cancelled")
-        except Exception as error:
+        except BaseException as error:  # a result in any case: the driver waits for it
             result = as_failure(error)
         del self._tasks[number]
-        self._results.append((number, result))
+        self._results.append((number, None if result is None else _sendable(result)))
         self._some.set()
 
 
@@ -339,20 +337,29 @@ _plain_session = operator.attrgetter(*(field.name for field in attrs.fields(Sess
 
 
 def _prompt(packed: bytes) -> Any:
-    """A prompt's fields, or the failure that they cannot be read here."""
+    """A prompt's fields, or a failure if they cannot be unpickled here."""
     try:
         return pickle.loads(packed)
     except Exception as error:
-        return DataFailure(f"its prompt cannot be read in the actor: {error}")
+        return DataFailure(f"its prompt cannot be read in the actor: {text_of(error)}")
 
 
-def _sendable(result: Any) -> Any:
-    """`result`, or the failure that it cannot be sent."""
+def _sendable(result: Any) -> bytes:
+    """`result`, pickled on its own, so that one that cannot be sent fails alone."""
     try:
-        pack(result)
+        return pack(result)
     except Exception as error:
-        return DataFailure(f"its result cannot be sent: {error}")
-    return result
+        what = text_of(result) if isinstance(result, SessionFailure) else text_of(error)
+        sent = "" if isinstance(result, SessionFailure) else "its result cannot be sent: "
+        return pack(DataFailure(f"{sent}{what}"))
+
+
+def _result(packed: bytes) -> Any:
+    """A result, or a failure if it cannot be unpickled here."""
+    try:
+        return pickle.loads(packed)
+    except Exception as error:
+        return DataFailure(f"its result cannot be read: {text_of(error)}")
 
 
 class _Pickler(cloudpickle.Pickler):

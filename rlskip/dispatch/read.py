@@ -1,4 +1,4 @@
-"""From what a trainer hands over to a batch of prompts, each with its n and its sampling."""
+"""Read a trainer's batch: its prompts, each with its number of sessions and its sampling."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from rlskip.batch.columns import rows_of
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import Batch, Prompt
+from rlskip.dispatch.handle import BatchHandle, Prompt
 from rlskip.dispatch.history import History
 from rlskip.dispatch.units import (
     BatchError,
     Sample,
-    batch_size,
     build_trajectory_info,
-    extract_sample,
+    own,
 )
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL
 from rlskip.store import fingerprint
@@ -32,18 +32,23 @@ def read_batch(
     step: int | None,
     validate: bool | None,
     partition: str | None,
-) -> Batch:
-    """The batch that ``RolloutDispatcher.submit`` describes; raises :class:`BatchError`."""
-    size = batch_size(prompts)
-    samples = [extract_sample(prompts, i) for i in range(size)]
-    first = samples[0]
+) -> BatchHandle:
+    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
+    if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
+        raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
+    samples = [own(row) for row in rows_of(prompts)]
+    if not samples:
+        raise BatchError("the batch has no prompts")
+    size, first = len(samples), samples[0]
     step = first.get("global_steps") if step is None else step
     if step is None:
-        raise BatchError("the batch says no step", "global_steps", "give submit a step")
+        raise BatchError(
+            "no step is given", "global_steps", "pass step=... or add the field to the batch"
+        )
     validate = bool(first.get("validate", False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
-    batch = Batch(infos[0]["step"], partition or (VAL if validate else TRAIN), validate)
+    batch = BatchHandle(infos[0]["step"], partition or (VAL if validate else TRAIN), validate)
 
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
@@ -54,9 +59,9 @@ def read_batch(
         n = (config.val_n if validate else config.n) if n is None else int(n)
         sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
         if n is None or n < 1:
-            raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "at least one")
+            raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
         if "uid" not in sample:
-            raise BatchError("the batch has no uids", "uid", "name each prompt")
+            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         prompt = Prompt(
             i,
             size,
@@ -77,6 +82,6 @@ def read_batch(
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:
-        raise BatchError(f"uids given twice: {', '.join(twice[:10])}", "uid")
+        raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
     batch.sessions = batch.unwritten = sum(prompt.n for prompt in batch.prompts)
     return batch

@@ -1,9 +1,9 @@
 """Which session runs next, and on which worker: a state machine without clock or I/O.
 
-Whoever drives it, a pool or a simulation, says three things: these sessions wait
-(:meth:`Scheduler.add`), hand me one (:meth:`Scheduler.next`), this one ended
-(:meth:`Scheduler.done`, or :meth:`Scheduler.retry`). It holds what waits and counts what runs;
-of what has ended it keeps nothing.
+Its driver, a pool or a simulation, adds sessions (:meth:`Scheduler.add`), asks for the next one
+to run (:meth:`Scheduler.next`) and reports its end (:meth:`Scheduler.done` or
+:meth:`Scheduler.retry`). The scheduler holds the sessions that wait and counts those that run;
+it keeps nothing of those that have ended.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 import attrs
 
-from rlskip.dispatch.policies import Place, Policy, Waiting
+from rlskip.dispatch.policies import PendingSession, Placement, Policy
 
 
 @attrs.define(eq=False)
-class Group:
+class SessionGroup:
     """A prompt's sessions, as the scheduler sees them.
 
     Parameters
@@ -26,9 +26,9 @@ class Group:
     prompt, prompts
         The prompt's position in its batch, and the batch's size.
     n
-        How many sessions it gets.
+        Its number of sessions.
     expected
-        Their mean length as the history has it; None when it has none.
+        Their mean length in the history; None when unknown.
     """
 
     prompt: int
@@ -45,9 +45,9 @@ class Group:
 
 @attrs.frozen(eq=False)
 class Unit:
-    """One session of one prompt, at its `attempt`-th attempt; `avoid` is where it failed last."""
+    """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`."""
 
-    group: Group
+    group: SessionGroup
     session: int
     number: int
     attempt: int = 0
@@ -55,16 +55,16 @@ class Unit:
 
 
 class Scheduler:
-    """Hands out sessions to workers ``0 .. workers-1``.
+    """Assigns sessions to workers ``0 .. workers-1``.
 
     Parameters
     ----------
     workers
-        How many there are.
+        The number of workers.
     policy
         Where each session goes, and when.
     per_worker, in_total
-        How many sessions may run at once, on one worker and on all; None for any number.
+        The number of sessions that may run at once, on one worker and on all; None for any.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Scheduler:
         self._policy = policy
         self._per_worker = per_worker or float("inf")
         self._in_total = in_total or float("inf")
-        self._load = dict.fromkeys(range(workers), 0)  # of the workers that live
+        self._load = dict.fromkeys(range(workers), 0)  # of live workers
         self._number = 0
         self._again: deque[Unit] = deque()
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
-        self._anywhere: list[tuple[float, int, int, Group]] = []
+        self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
         self._room = 64
         self._pinned: dict[int, list[tuple[float, int, Unit]]] = {w: [] for w in range(workers)}
 
@@ -92,8 +92,8 @@ class Scheduler:
         """The workers that are not lost."""
         return list(self._load)
 
-    def add(self, group: Group, sessions: Iterable[int] | None = None) -> None:
-        """Let sessions of `group` wait: these, or all n."""
+    def add(self, group: SessionGroup, sessions: Iterable[int] | None = None) -> None:
+        """Queue sessions of `group`: these, or all n."""
         for session in range(group.n) if sessions is None else sessions:
             unit = Unit(group, session, self._number)
             self._number += 1
@@ -105,7 +105,7 @@ class Scheduler:
         self._queue(group)
 
     def next(self) -> tuple[int, Unit] | None:
-        """The next session to run and its worker; None while there is none, or no free slot."""
+        """The worker and session to start next; None without a pending session or a free slot."""
         waiting = self._again or self._anywhere or any(self._pinned.values())
         if not waiting or self.in_flight >= self._in_total:
             return None
@@ -123,7 +123,7 @@ class Scheduler:
         return found
 
     def done(self, worker: int, unit: Unit, length: float | None = None) -> None:
-        """`unit` has ended for good; `length` is what it produced, None when it failed."""
+        """`unit` has finished; `length` is what it produced, None when it failed."""
         self._release(worker)
         group = unit.group
         if length is not None:
@@ -132,30 +132,28 @@ class Scheduler:
             self._queue(group)
 
     def retry(self, worker: int, unit: Unit) -> None:
-        """`unit` failed on `worker`: let it wait again, for another worker if there is one."""
+        """`unit` failed on `worker`: queue it again, for another worker if there is one."""
         self._release(worker)
         self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
 
-    def cancel(self, group: Group) -> None:
-        """Hand out no more sessions of `group`; those that run must still be reported done."""
+    def cancel(self, group: SessionGroup) -> None:
+        """Start no more sessions of `group`; those that run must still be reported."""
         group.cancelled = True
         group._waiting.clear()
 
     def lose(self, worker: int) -> None:
-        """`worker` is gone for good; what waited for it goes to the others.
+        """`worker` is gone; the sessions that waited for it go to the others.
 
-        What ran on it must still be reported, done or to retry.
+        Those that ran on it must still be reported, with `done` or `retry`.
         """
         self._load.pop(worker, None)
         for rank, _, unit in self._pinned.pop(worker, []):
             self._pin(worker, rank, unit)
 
-    # -- within --------------------------------------------------------------------------
-
-    def _place(self, unit: Unit) -> Place:
+    def _place(self, unit: Unit) -> Placement:
         group = unit.group
         return self._policy(
-            Waiting(
+            PendingSession(
                 group.prompt,
                 group.prompts,
                 unit.session,
@@ -176,8 +174,8 @@ class Scheduler:
             worker = alive[worker % len(alive)]
         heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
 
-    def _queue(self, group: Group) -> None:
-        """(Re)place the next session of `group`; an older entry of it is void from here on."""
+    def _queue(self, group: SessionGroup) -> None:
+        """Queue the next session of `group`, with its current rank; an older entry becomes void."""
         if group._waiting:
             group._turn += 1
             head = group._waiting[0]
@@ -221,15 +219,15 @@ class Scheduler:
             self._load[worker] -= 1
 
 
-def _expected(group: Group) -> float | None:
-    """The mean of what is known; a history counts as much as a group that has finished."""
+def _expected(group: SessionGroup) -> float | None:
+    """The mean known length; the history weighs as much as n finished sessions."""
     count, length = group._finished, group._length
     if group.expected is not None:
         count, length = count + group.n, length + group.n * group.expected
     return length / count if count else None
 
 
-def _holds(entry: tuple[float, int, int, Group]) -> bool:
-    """Whether an entry is the latest of its group, and the group has sessions that wait."""
+def _holds(entry: tuple[float, int, int, SessionGroup]) -> bool:
+    """Whether an entry is the latest of its group, and the group has pending sessions."""
     _, _, turn, group = entry
     return turn == group._turn and bool(group._waiting)

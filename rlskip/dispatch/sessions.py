@@ -1,8 +1,9 @@
-"""The sessions of batches, on the event loop: from hand-out to marker, whatever happens."""
+"""The sessions of batches, on the event loop: from dispatch to marker, whatever happens."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from itertools import takewhile
@@ -11,20 +12,25 @@ from typing import Any
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import Attempt, Batch, Progress, Prompt
 from rlskip.dispatch.failures import (
+    DataFailure,
     InfrastructureFailure,
     SessionFailure,
     WorkerLostError,
     as_failure,
+    portable,
+    text_of,
 )
-from rlskip.dispatch.history import History, length_of
-from rlskip.dispatch.pools import Pool, Rows
+from rlskip.dispatch.handle import Attempt, BatchHandle, Progress, Prompt
+from rlskip.dispatch.history import History, tokens_of
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.pools import Pool, Rows, as_rows
+from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import open_journal, resumable
 from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.timeline import Span
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.dispatch.writer import Leaving, Writer
+from rlskip.dispatch.waits import DaemonThreads, write_seconds
 from rlskip.keys import (
     ERROR,
     EXPECTED_ROLLOUTS,
@@ -47,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sessions:
-    """What a dispatcher has under way; every call comes from its event loop.
+    """The batches that a dispatcher runs; every call comes from its event loop.
 
     Parameters
     ----------
@@ -56,11 +62,11 @@ class Sessions:
     pool, queue, config
         The dispatcher's.
     scheduler
-        Says which session runs next, and where.
+        Decides which session runs next, and where.
     history
-        What learns the lengths of sessions; None where nobody asks for them.
+        Learns the lengths of sessions; None if the policy does not use them.
     store, identity
-        Where journals lie (None without them), and what must be the same to resume one.
+        Where journals are (None without them), and what must be equal to resume one.
     """
 
     def __init__(
@@ -74,73 +80,102 @@ class Sessions:
         store: StepStore | None,
         identity: Identity,
     ) -> None:
-        self.batches: set[Batch] = set()
+        self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool
-        self._queue = queue
         self._config = config
         self._scheduler = scheduler
         self._history = history
         self._store = store
         self._identity = identity
-        self._writer = Writer(queue)
+        self._seconds = write_seconds(config)
+        self._writer = QueueWriter(queue, self._seconds)
+        self._threads = DaemonThreads(4, "rlskip-files")
         # When each attempt must have ended, by the loop's clock, earliest first; and one timer
-        # for all, as nearly every attempt ends long before.
+        # for all, because nearly every attempt ends long before.
         self._deadlines: dict[Attempt, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
 
-    # -- a batch, from prompts to units ------------------------------------------------------
-
-    async def begin(self, batch: Batch) -> None:
-        """Write the roots of a batch, and let its sessions run."""
-        self.batches.add(batch)
+    async def run(self) -> None:
+        """Write what sessions leave, for as long as the event loop runs."""
         try:
-            await self._open(batch)
+            await self._writer.run()
+        finally:
+            self._writer.close()
+            self._threads.close()
+
+    # -- a batch, from prompts to sessions ---------------------------------------------------
+
+    def begin(self, batch: BatchHandle) -> None:
+        """Open the batch's journal, write its roots, and queue its sessions."""
+        for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
+            prompt.open = set(range(prompt.n))
+        try:
+            if self._config.timeline_dir is not None:
+                batch.spans = []
+            if self._config.progress:
+                batch.progress = Progress(batch.step, batch.sessions)
+            if self._store is not None and self._config.journal and not batch.validate:
+                opened = self._threads.run(open_journal, self._store, batch.step, self._identity)
+                self._loop.call_later(self._seconds, opened.cancel)
+                opened.add_done_callback(functools.partial(self._opened, batch))
+            else:
+                self._write_roots(batch)
         except Exception as error:
             self._abort(batch, error)
+
+    def _opened(self, batch: BatchHandle, opened: asyncio.Future[SessionJournal]) -> None:
+        if opened.cancelled():
+            cause = f"the disk did not answer within {self._seconds:g} s"
+        elif (error := opened.exception()) is not None:
+            cause = text_of(error)
         else:
-            if batch.cancelled:
-                self._end_all(batch, "cancelled")
-            self._pump()
+            batch.journal, cause = opened.result(), ""
+        if cause:  # without a journal a killed step starts over; the step itself goes on
+            text = "sessions of step %d are not journaled: %s"
+            logger.warning(text, batch.step, cause)
+        self._write_roots(batch)
 
-    async def _open(self, batch: Batch) -> None:
-        if self._config.timeline_dir is not None:
-            batch.spans = []
-        if self._config.progress:
-            batch.progress = Progress(batch.step, batch.sessions)
-        if self._config.journal and not batch.validate:
-            assert self._store is not None
-            batch.journal = await asyncio.to_thread(
-                open_journal, self._store, batch.step, self._identity
-            )
-        for prompt in batch.prompts:  # all of them, so that whatever fails, each gets its markers
-            prompt.open = set(range(prompt.n))
-        tags = [self._root_tag(batch, prompt) for prompt in batch.prompts]
-        uids = [prompt.uid for prompt in batch.prompts]
-        await self._queue.aput(uids, batch.partition, tags=tags)
-        for prompt in batch.prompts:
-            for session, rows in resumable(prompt):
-                batch.resumed += 1
-                self._settle(prompt, session, 0, rows, None)
-            for session in prompt.open:
-                batch.queued[prompt.uid, session] = batch.elapsed()
-            self._scheduler.add(prompt, sorted(prompt.open))
+    def _write_roots(self, batch: BatchHandle) -> None:
+        tags = {prompt.uid: self._root_tag(batch, prompt) for prompt in batch.prompts}
+        then = functools.partial(self._rooted, batch)
+        self._writer.add(Leaving(batch.partition, tags, then))
 
-    def _root_tag(self, batch: Batch, prompt: Prompt) -> dict[str, Any]:
+    def _rooted(self, batch: BatchHandle, error: Exception | None) -> None:
+        if batch not in self.batches:
+            return
+        if error is not None:
+            self._abort(batch, error)
+            return
+        batch.rooted = True
+        try:
+            for prompt in batch.prompts:
+                for session, rows, tokens in resumable(prompt):
+                    batch.resumed += 1
+                    self._settle(prompt, session, 0, rows, None, tokens)
+                for session in prompt.open:
+                    batch.queued[prompt.uid, session] = batch.elapsed()
+                self._scheduler.add(prompt, sorted(prompt.open))
+        except BaseException as failed:  # a policy is the user's
+            self._abort(batch, portable(failed))
+        if batch.cancelled:
+            self._end_all(batch, "cancelled")
+        self._pump()
+
+    def _root_tag(self, batch: BatchHandle, prompt: Prompt) -> dict[str, Any]:
         if self._config.rollout_level:
             return {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
         return status_tag(batch.step, PENDING, expected=prompt.n)
 
-    # -- sessions, from hand-out to marker -----------------------------------------------------
+    # -- sessions, from dispatch to marker -------------------------------------------------
 
     def _pump(self) -> None:
-        """Hand out all that can run."""
+        """Start all sessions that can run."""
         try:
-            while (handed := self._scheduler.next()) is not None:
-                self._start(*handed)
-        except Exception as error:  # a policy is the user's
-            for batch in list(self.batches):
-                self._abort(batch, error)
+            while (found := self._scheduler.next()) is not None:
+                self._start(*found)
+        except BaseException as error:  # a policy is the user's
+            self.abort_all(portable(error))
         if not self._scheduler.alive:
             for batch in list(self.batches):
                 self._end_all(batch, "no worker is left")
@@ -157,44 +192,56 @@ class Sessions:
             partition=batch.partition,
             **prompt.info,
         )
-        job = Job(session, prompt.sample, prompt.sampling)
-        future = self._pool.start(worker, job)
+        try:
+            future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
+            if not asyncio.isfuture(future):
+                raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
+        except BaseException as error:  # a pool may be the user's
+            future = self._loop.create_future()
+            future.set_exception(portable(error))
         attempt = Attempt(worker, unit, batch.elapsed(), future)
         if self._config.session_timeout_s is not None:
             self._deadlines[attempt] = self._loop.time() + self._config.session_timeout_s
             self._set_alarm()
         if not self._config.rollout_level and not prompt.running:
             prompt.running = True
-            self._say_running(prompt)
+            self._write_running(prompt)
         batch.attempts += 1
         batch.running.add(attempt)
         future.add_done_callback(functools.partial(self._ended, attempt))
 
-    def _say_running(self, prompt: Prompt) -> None:
+    def _write_running(self, prompt: Prompt) -> None:
         batch = prompt.batch
 
-        def then(error: BaseException | None) -> None:
+        def then(error: Exception | None) -> None:
             if error is not None:
                 self._abort(batch, error)
 
         self._writer.add(Leaving(batch.partition, {prompt.uid: {STATUS: RUNNING}}, then))
 
-    def _ended(self, attempt: Attempt, future: asyncio.Future[Rows]) -> None:
+    def _ended(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
         batch = attempt.prompt.batch
         error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if attempt.over:
+        if attempt.closed:
             if error is None:
                 batch.late += 1
                 logger.info("dropped a late result of %s", _name(attempt))
             return
         self._close_attempt(attempt)
         try:
+            rows, tokens = None, 0
             if error is None:
-                self._succeeded(attempt, future.result())
+                try:
+                    rows = as_rows(future.result())
+                    tokens = tokens_of(rows or ())
+                except BaseException as odd:  # rows may be anything
+                    error = odd
+            if error is None:
+                self._succeeded(attempt, rows, tokens)
             else:
                 self._failed(attempt, error)
-        except Exception as failed:  # a policy is the user's
-            self._abort(batch, failed)
+        except BaseException as failed:  # a policy is the user's
+            self._abort(batch, portable(failed))
         self._pump()
 
     def _set_alarm(self) -> None:
@@ -215,59 +262,67 @@ class Sessions:
         self._pump()
 
     def _close_attempt(self, attempt: Attempt) -> None:
-        attempt.over = True
+        attempt.closed = True
         attempt.prompt.batch.running.discard(attempt)
         self._deadlines.pop(attempt, None)
 
     def _stop(self, attempt: Attempt) -> None:
-        """Take a session from its worker; one that cannot be told must not keep the others."""
+        """Stop a session; a pool that cannot stop it must not delay the others."""
         self._close_attempt(attempt)
         try:
             self._pool.stop(attempt.worker, attempt.future)
-        except Exception:  # a pool may be the user's
+        except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", _name(attempt))
 
-    def _succeeded(self, attempt: Attempt, rows: Rows) -> None:
+    def _succeeded(self, attempt: Attempt, rows: Rows, tokens: int) -> None:
         prompt, unit = attempt.prompt, attempt.unit
-        tokens = sum(map(length_of, rows or ()))
         length = tokens or prompt.batch.elapsed() - attempt.started
         self._note(attempt, tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
         self._scheduler.done(attempt.worker, unit, length)
-        self._settle(prompt, unit.session, unit.attempt, rows, None)
+        self._settle(prompt, unit.session, unit.attempt, rows, None, tokens)
 
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
         prompt, unit, failure = attempt.prompt, attempt.unit, as_failure(error)
-        self._note(attempt, 0, failure.what)
-        if isinstance(failure, WorkerLostError) and failure.gone:
+        what = text_of(failure)
+        self._note(attempt, 0, what)
+        if isinstance(failure, WorkerLostError) and getattr(failure, "gone", False):
             self._scheduler.lose(attempt.worker)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         prompt.failures[unit.session, machine] += 1
         if prompt.failures[unit.session, machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", _name(attempt), failure.what)
+            logger.warning("%s failed and is tried again: %s", _name(attempt), what)
             prompt.batch.queued[prompt.uid, unit.session] = prompt.batch.elapsed()
             self._scheduler.retry(attempt.worker, unit)
             return
-        logger.error("%s failed for good: %s", _name(attempt), failure.what, exc_info=failure)
+        logger.error("%s failed for good: %s", _name(attempt), what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        cause = f"{_kind(failure)}: {failure.what}"
+        cause = f"{_kind(failure)}: {what}"
         self._settle(prompt, unit.session, unit.attempt, None, cause)
 
     def _settle(
-        self, prompt: Prompt, session: int, attempt: int, rows: Rows, error: str | None
+        self,
+        prompt: Prompt,
+        session: int,
+        attempt: int,
+        rows: Rows,
+        error: str | None,
+        tokens: int = 0,
     ) -> None:
-        """A session's end, for good: its rows and its one marker go to the queue."""
+        """Finish a session: its rows and its one marker go to the queue."""
         batch = prompt.batch
         prompt.open.remove(session)
-        tokens = sum(map(length_of, rows or ()))
         batch.tokens += tokens
         if error is not None:
             batch.failed[prompt.uid, session] = error
             prompt.error = prompt.error or f"session {session}: {error}"
         if not prompt.open:
-            self._pool.forget(prompt.sample)
+            try:
+                self._pool.forget(prompt.sample)
+            except BaseException:  # a pool may be the user's
+                logger.exception("the pool could not forget %s", prompt.uid)
         tag = row_tag(batch.step, attempt)
         leaving = Leaving(
             partition=batch.partition,
@@ -275,7 +330,9 @@ class Sessions:
                 str(TrajectoryKey(prompt.uid, session, index)): (row, tag)
                 for index, row in enumerate(rows or ())
             },
-            tags=self._last_tags(prompt, session, attempt, error),
+            tags=self._last_tags(
+                prompt, session, attempt, error, None if rows is None else len(rows)
+            ),
             then=functools.partial(self._written, prompt, session, attempt, tokens),
         )
         key = None if prompt.journal_key is None else (*prompt.journal_key, session)
@@ -284,10 +341,15 @@ class Sessions:
         self._writer.add(leaving)
 
     def _last_tags(
-        self, prompt: Prompt, session: int, attempt: int, error: str | None
+        self,
+        prompt: Prompt,
+        session: int,
+        attempt: int,
+        error: str | None,
+        rows: int | None = None,
     ) -> dict[str, dict[str, Any]]:
         """A session's marker and, after the last of a legacy prompt, the prompt's status."""
-        tags = {str(SessionKey(prompt.uid, session)): session_tag(session, attempt, error)}
+        tags = {str(SessionKey(prompt.uid, session)): session_tag(session, attempt, error, rows)}
         if not prompt.open and not self._config.rollout_level:
             tags[prompt.uid] = {STATUS: FINISHED}
             if prompt.error is not None:
@@ -300,14 +362,14 @@ class Sessions:
         session: int,
         attempt: int,
         tokens: int,
-        error: BaseException | None,
+        error: Exception | None,
     ) -> None:
         batch = prompt.batch
         failed = (prompt.uid, session) in batch.failed
         if error is not None and not failed:
-            # The queue refuses what this session left; that it failed can still be said.
+            # The queue refuses the session's rows, but perhaps not its marker.
             failure = as_failure(error)
-            cause = f"{_kind(failure)}: its rows could not be written: {failure.what}"
+            cause = f"{_kind(failure)}: its rows could not be written: {text_of(failure)}"
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             batch.failed[prompt.uid, session] = cause
             prompt.error = prompt.error or f"session {session}: {cause}"
@@ -324,39 +386,53 @@ class Sessions:
         if batch.unwritten == 0:
             self._finish(batch, None)
 
-    def _finish(self, batch: Batch, error: BaseException | None) -> None:
+    def _finish(self, batch: BatchHandle, error: BaseException | None) -> None:
         self.batches.discard(batch)
         batch.seconds = batch.elapsed()
-        if batch.spans:
-            self._loop.run_in_executor(None, self._draw_and_finish, batch, error)
-        else:
+        if batch.progress is not None:
+            batch.progress.close()
+        if batch.journal is not None:
+            with contextlib.suppress(OSError):
+                batch.journal.close()
+        if not batch.spans:
             batch.finish(error)
+            return
+        drawn = self._threads.run(batch.write_timeline, self._config.timeline_dir or ".")
+        self._loop.call_later(self._seconds, drawn.cancel)
+        drawn.add_done_callback(functools.partial(self._drawn, batch, error))
 
-    def _draw_and_finish(self, batch: Batch, error: BaseException | None) -> None:
-        try:
-            batch.write_timeline(self._config.timeline_dir or ".")
-        except Exception:
-            logger.exception("the timeline of step %d was not written", batch.step)
+    def _drawn(
+        self, batch: BatchHandle, error: BaseException | None, drawn: asyncio.Future[None]
+    ) -> None:
+        failed = TimeoutError("it took too long") if drawn.cancelled() else drawn.exception()
+        if failed is not None:
+            text = "the timeline of step %d was not written"
+            logger.error(text, batch.step, exc_info=failed)
         batch.finish(error)
 
-    # -- ends before their time ----------------------------------------------------------------
+    # -- early ends ------------------------------------------------------------------------
 
-    def cancel(self, batch: Batch) -> None:
-        """Stop a batch: each session without a marker gets one that says so."""
+    def cancel(self, batch: BatchHandle) -> None:
+        """Stop a batch: each session without a marker gets one with status failure."""
         batch.cancelled = True
-        if batch in self.batches:
+        if batch in self.batches and batch.rooted:  # else _rooted does it
             self._end_all(batch, "cancelled")
             self._pump()
 
-    def _abort(self, batch: Batch, error: BaseException) -> None:
+    def abort_all(self, error: BaseException) -> None:
+        """Abort every batch."""
+        for batch in list(self.batches):
+            self._abort(batch, error)
+
+    def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`."""
         if batch in self.batches:
             self.batches.discard(batch)
-            self._end_all(batch, f"the batch was given up: {error}")
+            self._end_all(batch, f"the batch was given up: {text_of(error)}")
             self._finish(batch, error)
 
-    def _end_all(self, batch: Batch, cause: str) -> None:
-        """Stop every session of `batch` that has not ended; each is marked failed."""
+    def _end_all(self, batch: BatchHandle, cause: str) -> None:
+        """Stop every unfinished session of `batch`; each is marked failed."""
         for attempt in list(batch.running):
             self._stop(attempt)
             self._note(attempt, 0, cause)

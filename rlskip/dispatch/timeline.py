@@ -1,4 +1,4 @@
-"""What ran where and when: a trace for Perfetto (ui.perfetto.dev), and a picture."""
+"""Timelines: which session ran where and when, as a trace for Perfetto and as a picture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlskip.errors import RlskipError
 
 @attrs.frozen
 class Span:
-    """One attempt at a session. Times in seconds since the batch was submitted.
+    """One attempt at a session. Times are in seconds since the batch was submitted.
 
-    ``queued`` is when it began to wait, ``error`` why it failed, ``tokens`` what it produced.
+    ``queued`` is when it started to wait, ``error`` why it failed, ``tokens`` its token count.
     """
 
     worker: int
@@ -33,7 +33,7 @@ class Span:
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """For each span the lowest lane of its worker that no other occupies meanwhile."""
+    """For each span, the lowest lane of its worker that is free while it runs."""
     free: dict[int, list[int]] = {}
     used: dict[int, int] = {}
     busy: dict[int, list[tuple[float, int]]] = {}
@@ -55,9 +55,9 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
 
 def write_trace(spans: Sequence[Span], path: Path) -> None:
-    """Chrome trace JSON: a process per worker, a thread per lane, a slice per attempt.
+    """Write Chrome trace JSON: a process per worker, a thread per lane, a slice per attempt.
 
-    The time before it started is in a slice of its own in the process ``queue``.
+    The time that an attempt waited is a slice in the process ``queue``.
     """
     workers = sorted({span.worker for span in spans})
     names = {-1: "queue", **{worker: f"worker {worker}" for worker in workers}}
@@ -95,7 +95,7 @@ def write_trace(spans: Sequence[Span], path: Path) -> None:
 
 
 def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
-    """A PNG: above, how many sessions run and wait; below, each attempt in its worker's lane.
+    """Write a PNG: the sessions that run and wait above, each attempt in its lane below.
 
     Needs matplotlib (extra ``train``).
     """
@@ -106,7 +106,7 @@ def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise RlskipError(
-            "a timeline's picture needs matplotlib",
+            "the picture of a timeline needs matplotlib",
             "dispatch.timeline_dir",
             'pip install "rlskip[train]"',
         ) from error
@@ -129,7 +129,7 @@ def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
     above.set_ylabel("sessions")
     above.legend(loc="upper right", frameon=False, ncols=2)
 
-    # A worker's lanes lie together, with a gap to the next worker's.
+    # The lanes of a worker are adjacent, with a gap before the next worker's.
     lane_of = lanes(spans)
     depth: dict[int, int] = {}
     for span, lane in zip(spans, lane_of, strict=True):

@@ -1,17 +1,18 @@
-"""What travels to a worker: one session, its prompt, and nothing of the batch it came from."""
+"""What a worker receives: one session and its prompt, and nothing else of the batch."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
 import xxhash
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
+from rlskip.batch.columns import rows_of, select
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
 
@@ -22,20 +23,20 @@ class BatchError(RlskipError, ValueError):
 
 @attrs.frozen
 class Session:
-    """Which session a worker is to run.
+    """Names the session that a worker runs.
 
     Parameters
     ----------
     uid
         Its prompt.
     session_id, n
-        Which of the prompt's sessions, and how many there are.
+        Its number among the prompt's sessions, and their count.
     attempt
-        How often it was tried before.
+        The number of earlier attempts.
     step, sample_index, rollout_n, validate
-        As :func:`build_trajectory_info` has them.
+        As :func:`build_trajectory_info` returns them.
     seed
-        The session's own: the same at every attempt and on any worker. Below 2**63.
+        Below 2**63, and the same at every attempt and on any worker.
     partition
         Where its rows go.
     """
@@ -53,10 +54,10 @@ class Session:
 
     def key(self, index: int) -> str:
         """The queue key of its `index`-th row, for workers that write their rows themselves."""
-        return str(TrajectoryKey(self.uid, self.session_id, index))
+        return str(TrajectoryKey.of_attempt(self.uid, self.session_id, index, self.attempt))
 
     def tag(self, **more: Any) -> dict[str, Any]:
-        """The tag of its rows, for workers that write them themselves."""
+        """The tag of its rows, for workers that write their rows themselves."""
         return row_tag(self.step, self.attempt, **more)
 
 
@@ -64,7 +65,7 @@ _ids = itertools.count()
 
 
 class Sample:
-    """One prompt's fields, taken out of the batch once for all its sessions."""
+    """One prompt's fields, extracted once for all its sessions."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id = next(_ids)
@@ -73,7 +74,7 @@ class Sample:
 
 @attrs.frozen(eq=False)
 class Job:
-    """All that a worker needs to run one session."""
+    """What a pool needs to run one session."""
 
     session: Session
     sample: Sample
@@ -81,54 +82,33 @@ class Job:
 
 
 def session_seed(seed: int, step: int, prompt: int, session: int) -> int:
-    """A 63-bit seed, stable over processes, machines and versions."""
+    """A 63-bit seed that is stable over processes, machines and versions."""
     text = f"{seed}/{step}/{prompt}/{session}"
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
-def extract_sample(batch: TensorDictBase | Sequence[Mapping[str, Any]], i: int) -> dict[str, Any]:
-    """Sample `i` of a batch as a plain dict that shares no memory with it.
+def extract_sample(batch: Any, i: int) -> dict[str, Any]:
+    """Return sample `i` of a batch as a plain dict that shares no memory with it.
 
-    A view would drag the whole batch's storage through every serialisation.
+    A view would carry the storage of the whole batch through every serialisation.
 
     Parameters
     ----------
     batch
-        A TensorDict of batch size ``(prompts,)``, or one mapping per prompt.
+        A TensorDict of batch size ``(prompts,)``, a mapping of columns, one mapping per prompt.
 
     Returns
     -------
     dict
-        Tensors without the batch dimension; per-sample data as it is; batch-wide data
-        (NonTensorData) as every sample's.
-
-    Raises
-    ------
-    BatchError
-        A field of a kind that has no samples.
+        Tensors without the batch dimension, per-sample data unchanged, and batch-wide data
+        (NonTensorData) in every sample.
     """
-    if not isinstance(batch, TensorDictBase):
-        return {str(key): own(value) for key, value in batch[i].items()}
-    return {str(key): own(_item(key, batch.get(key), i)) for key in batch.keys()}  # noqa: SIM118
-
-
-def _item(key: Any, value: Any, i: int) -> Any:
-    if isinstance(value, (torch.Tensor, TensorDictBase)) and not isinstance(value, NonTensorStack):
-        return value[i]
-    if isinstance(value, NonTensorStack):
-        item = value[i]
-        return item.tolist() if isinstance(item, NonTensorStack) else getattr(item, "data", item)
-    if isinstance(value, NonTensorData):
-        return value.data
-    if isinstance(value, Sequence) and not isinstance(value, str):  # as later tensordicts unwrap
-        return value[i]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    raise BatchError(f"a {type(value).__name__} has no samples", f"batch[{key!r}]")
+    (row,) = rows_of(select(batch, [i]))
+    return {str(key): own(value) for key, value in row.items()}
 
 
 def own(value: Any) -> Any:
-    """A copy of `value` that shares no memory with it, views included."""
+    """Copy `value`, so that the copy shares no memory with it; views are copied, too."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, TensorDictBase):
@@ -141,7 +121,7 @@ def own(value: Any) -> Any:
 
 
 def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:
-    """For each prompt of a batch: which it is, in plain Python scalars.
+    """Name each prompt of a batch in plain Python scalars.
 
     Parameters
     ----------
@@ -155,8 +135,8 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
     Returns
     -------
     list of dict
-        ``step``, ``sample_index``, ``rollout_n`` (0 for an index unlike the one before, else
-        one more) and ``validate``.
+        Each with ``step``, ``sample_index``, ``rollout_n`` (0 for an index that differs from
+        the one before, else one more) and ``validate``.
     """
     step, validate = _scalar(step), bool(_scalar(validate))
     info: list[dict[str, Any]] = []
@@ -176,12 +156,3 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
 
 def _scalar(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def batch_size(batch: TensorDict | Sequence[Any]) -> int:
-    """How many prompts a batch has; raises :class:`BatchError` for what is no batch."""
-    if isinstance(batch, TensorDictBase) and len(batch.batch_size) != 1:
-        raise BatchError(f"batch size {tuple(batch.batch_size)}", remedy="expected (prompts,)")
-    if len(batch) == 0:
-        raise BatchError("the batch has no prompts")
-    return len(batch)

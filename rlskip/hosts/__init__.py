@@ -1,6 +1,6 @@
-"""Hosts: where rlskip attaches to somebody else's trainer. One small file a host.
+"""Hosts: attach rlskip to somebody else's trainer.
 
-Its names load on first use, so that verl's plug-in can say what keeps them from loading.
+The names load on first use, so that verl's plug-in can report an error that occurs meanwhile.
 """
 
 from __future__ import annotations

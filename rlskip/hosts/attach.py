@@ -1,8 +1,9 @@
-"""Attach to code that knows nothing of rlskip: wrap a function when its module is imported.
+"""Attach to code that does not know rlskip: wrap a function when its module is imported.
 
-:func:`wrap` is the tool; :func:`install` is SkipManager.init with what ``skip.attach`` names.
+:func:`wrap` wraps one function. :func:`install` is ``SkipManager.init`` and wraps the functions
+that ``skip.attach`` names.
 
-Light on purpose: plug-ins of hosts load this at the start of every process.
+This module imports nothing heavy: plug-ins of hosts load it at the start of every process.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import numbers
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -20,19 +23,22 @@ from typing import Any, TypeVar
 import attrs
 import wrapt
 
-from rlskip.config.attach import AttachConfig, Target, role_options
+from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError, RlskipError
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The keys of the wrappers around a function; functools.wraps carries it outwards.
+# Names under which trainers keep the step.
+_STEP_NAME = re.compile(r"(?:global|cur|current|train|training)?_?steps?|iteration")
+
+# The keys of the wrappers around a function; functools.wraps copies it to the outer one.
 _WRAPPED_BY = "_rlskip_wrapped_by"
 
 
 class AttachError(RlskipError, AttributeError):
-    """What shall be wrapped, or an argument's path, is not there."""
+    """A function to wrap, or the path of an argument, does not exist."""
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
@@ -44,26 +50,26 @@ def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
 
 
 def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
-    """Put ``decorate(function)`` in the place of `target`, now or when its module is imported.
+    """Replace `target` by ``decorate(function)``, now or when its module is imported.
 
     Parameters
     ----------
     target
-        ``package.module:function`` or ``package.module:Class.method``. Static methods and class
-        methods stay what they are; an inherited method is overridden in the class named.
+        ``package.module:function`` or ``package.module:Class.method``. Static and class methods
+        stay static and class methods; an inherited method is overridden in the named class.
     decorate
-        Gets the plain function, returns a function.
+        Takes the plain function, returns a function.
     key
-        Names the wrapper: the same key never wraps the same function twice.
+        Names the wrapper: one key wraps a function at most once.
 
     Raises
     ------
     TargetError
-        `target` is no such string.
+        `target` is not such a string.
     AttachError
-        The module holds no such function; raised from the import of the module, if that comes
-        later. Whoever bound the function to another name before (``from module import
-        function``) keeps the bare one: then name the module that calls it.
+        The module has no such function; raised by the import of the module if that comes later.
+        A module that imported the function by name before (``from module import function``)
+        keeps the unwrapped one: name that module instead.
     """
     parsed = Target.parse(target)
     when_imported(parsed.module, lambda module: _wrap_in(module, parsed, decorate, key))
@@ -85,7 +91,7 @@ def _wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key
     kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
     function = raw.__func__ if kind else raw
     if not callable(function) or isinstance(function, type):
-        raise AttachError(f"{name!r} is no function: {raw!r}", str(target))
+        raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
     wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
     if key in wrapped_by:
         return
@@ -105,51 +111,51 @@ def _missing(target: Target, module: ModuleType, owner: str, name: str) -> Attac
 
 # -- skip.attach -----------------------------------------------------------------------------
 
-# What is attached in the job under way. Functions stay wrapped for good (somebody may hold the
-# wrapper under another name) and look here whether they are a stage at present.
+# What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
+# under another name) and look up here whether they are a stage.
 _attached: dict[str, _Attachment] = {}
 
 
-def install(config: Any, *, flush_at_end: bool = False) -> None:
-    """SkipManager.init, and the functions that ``skip.attach`` names become stages.
+def install(config: Any, **how: Any) -> None:
+    """Run ``SkipManager.init`` and make the functions that ``skip.attach`` names stages.
 
-    The parameters are those of ``SkipManager.init``. Whatever was attached before no longer is.
+    The parameters are those of ``SkipManager.init``. Functions attached before are detached.
 
     Raises
     ------
     ConfigError
         Names every problem of the `skip` node.
     AttachError
-        A module that is imported already holds no such function.
+        A module that is already imported has no such function.
     """
-    from rlskip.config.skip import read_attachments
-    from rlskip.skip.base import role_specs
-    from rlskip.skip.manager import SkipManager
+    from rlskip.skip.manager import SkipManager, read_settings
 
     _attached.clear()
-    SkipManager.attaches = True
-    SkipManager.init(config, flush_at_end=flush_at_end)
+    SkipManager._attaches = True
+    SkipManager._refuse("rlskip.hosts.install failed")
+    settings = read_settings(config)
+    SkipManager.init(settings, **how)
     try:
-        for role, entries in read_attachments(config, role_specs()).items():
+        for role, entries in settings.attach.items():
             if role in SkipManager.skip_instances:
                 for entry in entries:
                     _attach(_Attachment(role, entry))
             else:
-                log.info("rlskip: skip.attach.%s does nothing: that role is off", role)
+                log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
         for attachment in _attached.values():
             attachment.load_step()
     except Exception as error:
         _attached.clear()
-        SkipManager.refuse(f"{type(error).__name__}: {error}")
+        SkipManager._refuse(f"{type(error).__name__}: {error}")
         raise
 
 
 def uninstall() -> None:
-    """Back to the state before :func:`install`: every function is as if it were not attached."""
+    """Return to the state before :func:`install`: no function is attached."""
     from rlskip.skip.manager import SkipManager
 
     _attached.clear()
-    SkipManager.attaches = False
+    SkipManager._attaches = False
     SkipManager.reset()
 
 
@@ -159,7 +165,7 @@ def _attach(attachment: _Attachment) -> None:
     _attached[name] = attachment
 
     def hook(module: ModuleType) -> None:
-        if name in _attached:  # else left over from an earlier job of this process
+        if name in _attached:  # else this hook is of an earlier job of this process
             _wrap_in(module, target, functools.partial(_switched, name), "skip.attach")
 
     when_imported(target.module, hook)
@@ -184,7 +190,7 @@ def _switched(target: str, func: F) -> F:
 
 
 def _name_of_main() -> str | None:
-    """The name under which others would import what runs as ``__main__``."""
+    """The name under which other modules would import what runs as ``__main__``."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:  # python -m
@@ -195,7 +201,7 @@ def _name_of_main() -> str | None:
 
 @attrs.define(eq=False)
 class _Attachment:
-    """One entry of ``skip.attach`` at work."""
+    """One entry of ``skip.attach``, in use."""
 
     role: str
     config: AttachConfig
@@ -203,7 +209,7 @@ class _Attachment:
     _stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
 
     def load_step(self) -> None:
-        """Import the function that tells the step, so that a wrong name ends the job now."""
+        """Import the function that returns the step, so that a wrong name ends the job now."""
         step = self.config.step
         if step is None or ":" not in step:
             return
@@ -217,7 +223,7 @@ class _Attachment:
         self._step_function = found
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """`func` as a stage of the role, told its step where the config says how."""
+        """`func` as a stage of the role; sets the step first if the config names its source."""
         if func not in self._stages:
             self._stages[func] = self._decorate(func)
         return self._stages[func]
@@ -241,7 +247,7 @@ class _Attachment:
             **options,
         )(func)
         if config.step is None:
-            return annotated
+            return self._advising(func, annotated)
         step_of = self._step_function or self._reader(func, "step", config.step)
 
         def with_step(*args: Any, **kwargs: Any) -> Any:
@@ -251,13 +257,46 @@ class _Attachment:
             try:
                 SkipManager.set_step(step)
             except (TypeError, ValueError):
-                raise AttachError(f"{step!r} is no step", self._where("step")) from None
+                raise AttachError(f"{step!r} is not a step", self._where("step")) from None
             return annotated(*args, **kwargs)
 
         return with_step
 
+    def _advising(self, func: F, stage: F) -> F:
+        """`stage`; the error for a missing step names the key to set, not a call to insert."""
+        from rlskip.skip.manager import StepNotSetError
+
+        def advice(error: StepNotSetError, args: Any, kwargs: Any) -> StepNotSetError:
+            if error.where != f"{func.__module__}.{func.__qualname__}":
+                return error  # of another stage, within this one
+            arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+            paths = _paths_of_steps(arguments)
+            choice = paths[0] if paths else "<path of the step, or package.module:function>"
+            also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
+            return StepNotSetError(
+                error.what,
+                f"skip.attach.{self.role}.step",
+                f'name its source: \'skip.attach.{self.role}={{target:"{self.config.target}",'
+                f'step:"{choice}"}}\'{also}',
+            )
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return stage(*args, **kwargs)
+            except StepNotSetError as error:
+                raise advice(error, args, kwargs) from None
+
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await stage(*args, **kwargs)
+            except StepNotSetError as error:
+                raise advice(error, args, kwargs) from None
+
+        chosen = async_wrapper if inspect.iscoroutinefunction(func) else wrapper
+        return functools.wraps(func)(chosen)  # type: ignore[return-value]
+
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
-        """A function of the call's arguments that returns what lies at `path`."""
+        """A function of the call's arguments that returns the value at `path`."""
         signature = inspect.signature(func)
 
         def read(*args: Any, **kwargs: Any) -> Any:
@@ -276,6 +315,32 @@ class _Attachment:
 
     def _where(self, key: str) -> str:
         return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"
+
+
+def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:
+    """Paths from a call's arguments to whole numbers that are called a step, nearest first."""
+    found: list[str] = []
+    level: dict[str, Any] = dict(arguments)
+    for _ in range(3):
+        found += [
+            path
+            for path, value in level.items()
+            if _STEP_NAME.fullmatch(path.rpartition(".")[2])
+            and isinstance(value, numbers.Integral)
+            and not isinstance(value, bool)
+        ]
+        level = {
+            f"{path}.{name}": part
+            for path, value in level.items()
+            # What is stored, so that no property is evaluated.
+            for name, part in (value if isinstance(value, dict) else _attributes(value)).items()
+            if isinstance(name, str) and name.isidentifier()
+        }
+    return found
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return {} if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {})
 
 
 def _part(value: Any, name: str) -> Any:

@@ -1,11 +1,11 @@
-"""SkyRL: what `BasePPOExp.get_generator` returns becomes the stage `rollout`, and merging ours.
+"""SkyRL: the generator of `BasePPOExp` becomes the stage `rollout`, and rlskip merges the turns.
 
-SkyRL has no Hydra: rlskip's configuration comes from a YAML file that ``RLSKIP_CONFIG`` names, or
+SkyRL does not use Hydra: rlskip's config comes from the YAML file that ``RLSKIP_CONFIG`` names, or
 from an argument. Either start the training through this module,
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rlskip.hosts.skyrl ...
 
-or decorate an experiment of your own with :func:`with_rlskip`.
+or wrap your own experiment class in :func:`with_rlskip`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.merge import read_merge
-from rlskip.config.skip import DIRECTORY_VARIABLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import CONFIG_VARIABLE, host_config, is_on, read_config
@@ -30,26 +32,43 @@ from rlskip.skip.manager import SkipManager
 
 ROLE = "rollout"
 
+# Keys of `cfg.generator` that shape what a generator returns.
+_SHAPING = (
+    "max_turns",
+    "max_input_length",
+    "chat_template",
+    "chat_template_kwargs",
+    "use_conversation_multi_turn",
+    "append_eos_token_after_stop_str_in_multi_turn",
+    "step_wise_trajectories",
+    "zero_reward_on_non_stop",
+    "apply_overlong_filtering",
+)
+
 _OVERRIDE = "trainer.override_entrypoint="
+
+# Seconds per trajectory, and the metrics made of them.
+_TIMES = ("trajectory_generation_times", "trajectory_time_splits")
+_TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
 
 E = TypeVar("E", bound=type)
 
 
 def with_rlskip(experiment: E, config: Any = None) -> E:
-    """`experiment` (``BasePPOExp`` or a class of your own), skipping and merging as `config` says.
+    """A subclass of `experiment` that skips and merges as configured.
 
     Parameters
     ----------
     experiment
-        A class with the methods ``get_generator`` and ``get_trainer`` of SkyRL's ``BasePPOExp``.
+        SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and ``get_trainer``.
     config
         A mapping or DictConfig with the entries `skip`, `merge` or both, or the path of such a
         YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, `experiment` comes back as it is.
+        one, `experiment` is returned unchanged.
 
-    The methods of the class that comes back raise ConfigError, also where the trainer generates
-    several times a step (dynamic sampling, the fully async trainer), and AttachError where it is
-    of a version without the arguments that merging needs.
+    The methods of the returned class raise ConfigError for a bad config and for a trainer that
+    generates several times a step (dynamic sampling, the fully async trainer), and AttachError
+    for a version of SkyRL without the arguments that merging needs.
     """
     config = read_config(config)
     if config is None:
@@ -74,10 +93,19 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 
 
 def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
-    """Have `generator`, of a training configured by `cfg`, skip as ``config["skip"]`` says.
+    """Make `generator.generate` a stage, configured by ``config["skip"]``.
 
-    The step is that of the batch's ``batch_metadata``; evaluation is never skipped. Rewards come
-    out of the generator and are replayed with the rest.
+    The step is that of the batch's ``batch_metadata``. Evaluation is never skipped. The generator
+    returns rewards, too, so they are replayed.
+
+    Parameters
+    ----------
+    generator
+        SkyRL's generator; its method `generate` is replaced.
+    cfg
+        SkyRL's config of the training.
+    config
+        A mapping with an entry `skip`.
     """
     install(
         host_config(
@@ -89,6 +117,7 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             prompt_len=cfg.trainer.max_prompt_length,
             response_len=cfg.generator.sampling_params.max_generate_length,
             model=cfg.trainer.policy.model.path,
+            engine=cfg.generator.inference_engine.backend,
         )
     )
     if not is_on(ROLE, config, "SkyRL's trainer"):
@@ -100,14 +129,14 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             "trainer.algorithm.dynamic_sampling.type",
             "set it to null, or skip.rollout.enable to false",
         )
-    generator.generate = _skipping(generator.generate)
+    generator.generate = _skipping(generator.generate, cfg.generator)
 
 
 def merge_turns(trainer: Any, config: Any) -> None:
-    """Have `trainer` merge the turns of its trajectories as ``config["merge"]`` says.
+    """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
 
-    Reward metrics are computed before, of the turns as they came; what rlskip's merge reports
-    joins the trainer's metrics. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
+    Reward metrics are computed before, on the unmerged turns. The merge's metrics are added to
+    the trainer's. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
     """
     generator = trainer.cfg.generator
     flag = {"merge_stepwise_output": generator.merge_stepwise_output}
@@ -147,7 +176,7 @@ def merge_turns(trainer: Any, config: Any) -> None:
 
 
 def main() -> None:
-    """What ``trainer.override_entrypoint=rlskip.hosts.skyrl`` runs: SkyRL's main with rlskip."""
+    """SkyRL's main with rlskip, for ``trainer.override_entrypoint=rlskip.hosts.skyrl``."""
     import ray
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.utils import validate_cfg
@@ -156,7 +185,7 @@ def main() -> None:
     config = read_config(None)
     if config is None:
         raise ConfigError(
-            "it names no file",
+            "it is not set",
             CONFIG_VARIABLE,
             f"{CONFIG_VARIABLE}=/path/to/skip.yaml python -m ...",
         )
@@ -167,7 +196,7 @@ def main() -> None:
     )
     validate_cfg(cfg)
     initialize_ray(cfg)
-    # Read here and handed over: what trains may run on another node, in another directory.
+    # Read here and passed on: the training may run on another node, in another directory.
     ray.get(ray.remote(num_cpus=1)(_train).remote(cfg, config, os.getcwd()))
 
 
@@ -178,14 +207,24 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
     with_rlskip(BasePPOExp, config)(cfg).run()
 
 
-def _skipping(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """`generate` of a generator, as a stage."""
+def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]:
+    """`generate` of a generator that is configured by `settings`, as a stage."""
     last: int | None = None
+    generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
+    shaping = {
+        name: vars(value) if dataclasses.is_dataclass(value) else value
+        for name in _SHAPING
+        if (value := getattr(settings, name, None)) is not None
+    }
 
-    @SkipManager.annotate(role=ROLE, prompts=_prompts, identity=_sampling)
+    def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        return {**shaping, **(input_batch.get("sampling_params") or {})}
+
+    @SkipManager.annotate(role=ROLE, stage="skyrl.generate", prompts=_prompts, identity=identity)
     async def stage(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        generated.set(True)
         output = await generate(input_batch, *args, **kwargs)
-        # SkyRL's class is not ours to read back from a dump.
+        # A dump cannot hold SkyRL's class.
         ids = output.get("trajectory_ids")
         return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
 
@@ -195,7 +234,7 @@ def _skipping(generate: Callable[..., Any]) -> Callable[..., Any]:
         metadata = input_batch.get("batch_metadata")
         if metadata is None:
             raise AttachError(
-                "the batch has no batch_metadata, which tells the step", "rlskip.hosts.skyrl"
+                "the batch has no batch_metadata, which holds the step", "rlskip.hosts.skyrl"
             )
         if metadata.training_phase != "train":
             return await generate(input_batch, *args, **kwargs)
@@ -207,7 +246,10 @@ def _skipping(generate: Callable[..., Any]) -> Callable[..., Any]:
             )
         last = metadata.global_step
         SkipManager.set_step(last)
+        generated.set(False)
         output = await stage(input_batch, *args, **kwargs)
+        if not generated.get():
+            output = _without_times(output)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
         ids = output["trajectory_ids"]
@@ -217,7 +259,7 @@ def _skipping(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """What a batch asks for; the ids of its rows, too, for the rollouts bear them."""
+    """What a batch asks for, with the ids of its rows, which the rollouts carry."""
     ids = input_batch.get("trajectory_ids") or []
     return {
         **{name: input_batch.get(name) for name in ("prompts", "env_classes", "env_extras")},
@@ -225,8 +267,14 @@ def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
     }
 
 
-def _sampling(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    return dict(input_batch.get("sampling_params") or {})
+def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
+    """A replayed output without the times that the dump's run took; they are optional."""
+    metrics = output.get("rollout_metrics")
+    return {
+        **{name: value for name, value in output.items() if name not in _TIMES},
+        "rollout_metrics": metrics
+        and {name: value for name, value in metrics.items() if not _TIME_METRIC.match(name)},
+    }
 
 
 def _refuse_fully_async(trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What hosts without Hydra share: where their config is from, whether it names their role."""
+"""Shared by hosts without Hydra: where the config comes from, whether it enables their role."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlskip.config.check import Problem, raise_all
-from rlskip.config.skip import skip_node
+from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
 
 CONFIG_VARIABLE = "RLSKIP_CONFIG"
 
 log = logging.getLogger(__name__)
 
-# A role that the user registered has its stage in the user's own code.
+# The stage of a role that the user registered is in the user's own code.
 _BUILT_IN = ("rollout", "async_rollout", "rollout_tq")
 
 
 def read_config(config: Any) -> Any:
-    """`config` itself, or what the YAML file says that it names.
+    """`config` itself, or the content of the YAML file that it names.
 
-    None stands for the file that the environment variable ``RLSKIP_CONFIG`` names, and stays
-    None without one.
+    None stands for the file that the environment variable ``RLSKIP_CONFIG`` names; without that
+    variable the result is None.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def read_config(config: Any) -> Any:
         return config
     try:
         loaded = OmegaConf.load(Path(config).expanduser())
-    except Exception as error:  # OSError, and whatever a YAML parser thinks of
+    except Exception as error:  # OSError, and any error of a YAML parser
         raise ConfigError(
             f"{type(error).__name__}: {error}", where, "name a YAML file with a `skip` entry"
         ) from error
@@ -60,8 +60,9 @@ def host_config(
     response_len: int | None,
     prompt_len: int | None = None,
     model: str | None = None,
+    engine: str | None = None,
 ) -> dict[str, Any]:
-    """The `skip` node of `config` beside what the host knows, where SkipManager looks for it."""
+    """The `skip` node of `config` and what the host knows, under the keys SkipManager reads."""
     return {
         "skip": skip_node(config),
         "trainer": {"experiment_name": experiment_name, "project_name": project_name},
@@ -70,19 +71,19 @@ def host_config(
             "max_prompt_length": prompt_len,
             "max_response_length": response_len,
         },
-        "actor_rollout_ref": {"rollout": {"n": n}, "model": {"path": model}},
+        "actor_rollout_ref": {"rollout": {"n": n, "name": engine}, "model": {"path": model}},
     }
 
 
 def is_on(role: str, config: Any, host: str) -> bool:
-    """Whether what is installed switches on `role`, the only one that `host` asks.
+    """Whether `role`, the only one that `host` calls, is on.
 
-    Where it does not although `config` has a `skip` entry, a warning says so.
+    Logs a warning if it is off although `config` has a `skip` entry.
 
     Raises
     ------
     ConfigError
-        Names every other built-in role that is on: nothing of it would be skipped.
+        Names every other built-in role that is on: none of its stages would be skipped.
     """
     from rlskip.skip.manager import SkipManager
 
@@ -91,7 +92,7 @@ def is_on(role: str, config: Any, host: str) -> bool:
             Problem(
                 f"skip.{other}.enable",
                 f"{host} never calls a stage {other!r}: nothing would be skipped",
-                f"use skip.{role}.enable=true in its place",
+                f"use skip.{role}.enable=true instead",
             )
             for other in SkipManager.skip_instances
             if other in _BUILT_IN and other != role

@@ -1,8 +1,8 @@
 """TRL: `GRPOTrainer._generate` becomes the stage `rollout`.
 
-That is the seam below which everything is sampled (model.generate, vLLM, a `rollout_func`, the
-tool loop) and above which everything is computed anew: rewards and their logs, advantages, losses.
-`_generate_and_score_completions`, one floor up, would replay the rewards too.
+Everything below this seam samples (model.generate, vLLM, a `rollout_func`, the tool loop) and is
+skipped. Everything above it is computed again: rewards and their logs, advantages, losses. The next
+method up, `_generate_and_score_completions`, would replay the rewards too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.skip import skip_node
+from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import host_config, is_on, read_config
 from rlskip.skip.manager import SkipManager
+from rlskip.store import fingerprint
 
 ROLE = "rollout"
 
-# What of the trainer's arguments decides how completions are sampled. The seed is not among
-# them: another draw from the same distribution is as good a sample.
+# The trainer's arguments that shape completions. The seed is not one of them: another draw from
+# the same distribution is an equally good sample.
 _SAMPLING = (
     "num_generations",
     "max_completion_length",
@@ -36,16 +37,17 @@ _SAMPLING = (
     "generation_kwargs",
     "chat_template_kwargs",
     "max_tool_calling_iterations",
+    "vllm_structured_outputs_regex",
 )
 
 
 def attach(trainer: Any, config: Any = None) -> None:
-    """Skip the generation of a ``GRPOTrainer`` (or ``RLOOTrainer``); call it before ``train()``.
+    """Skip the generation of a ``GRPOTrainer`` or ``RLOOTrainer``; call this before ``train()``.
 
     Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step generates several times: then they number generations.
-    Evaluation is never skipped. ``skip.restore_rng`` is true unless the config says otherwise,
-    because the trainer shuffles what it generated with the global generators.
+    ``gradient_accumulation_steps`` a step generates several times, and the numbers count
+    generations. Evaluation is never skipped. ``skip.restore_rng`` defaults to true here, because
+    the trainer shuffles generated batches with the global random generators.
 
     Parameters
     ----------
@@ -54,16 +56,15 @@ def attach(trainer: Any, config: Any = None) -> None:
     config
         A mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of such a
         YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, what is installed already (``+skip=...`` under Hydra).
+        one, the config that is already installed (``+skip=...`` under Hydra).
 
     Raises
     ------
     ConfigError
-        Names every problem of the `skip` node, a role that the trainer never asks among them; or
-        the trainer has environments, whose state the rewards read and a replay does not bring
-        back.
+        Names every problem of the `skip` node, including a role that the trainer never calls; or
+        the trainer has environments, whose state a replay does not restore.
     AttachError
-        The trainer is of a version without that seam.
+        This version of the trainer does not have the seam.
     """
     config = read_config(config)
     if config is not None:
@@ -78,7 +79,7 @@ def attach(trainer: Any, config: Any = None) -> None:
 
 @attrs.define(eq=False)
 class _Generation:
-    """Stands in for the trainer's `_generate`."""
+    """Replaces the trainer's `_generate`."""
 
     trainer: Any
     generate: Callable[..., Any]
@@ -89,7 +90,11 @@ class _Generation:
 
     def __attrs_post_init__(self) -> None:
         self._stage = SkipManager.annotate(
-            role=ROLE, prompts=lambda prompts, *rest: prompts, identity=self._sampling
+            role=ROLE,
+            stage="trl.generate",
+            prompts=lambda prompts, *rest: prompts,
+            identity=self._sampling,
+            lacks=self._lacks,
         )(self._generate_and_record)
 
     def __call__(self, *args: Any) -> Any:
@@ -97,7 +102,7 @@ class _Generation:
             return self.generate(*args)
         SkipManager.set_step(self._next_step())
         done = self._stage(*args)
-        # Generated or replayed: the same way into the logs.
+        # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self.trainer._metrics["train"]
         state.num_input_tokens_seen += done["num_tokens"]
         metrics["num_tokens"] = [state.num_input_tokens_seen]
@@ -106,7 +111,7 @@ class _Generation:
         return done["output"]
 
     def _generate_and_record(self, *args: Any) -> dict[str, Any]:
-        """What the trainer's own method returns, and what it would have left in the trainer."""
+        """What the trainer's own method returns, and what it would have changed in the trainer."""
         state, metrics = self.trainer.state, self.trainer._metrics
         logged, seen = metrics["train"], state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
@@ -130,7 +135,37 @@ class _Generation:
         return step
 
     def _sampling(self, *_: Any) -> dict[str, Any]:
-        return {name: getattr(self.trainer.args, name, None) for name in _SAMPLING}
+        trainer = self.trainer
+        template = getattr(trainer, "chat_template", None) or getattr(
+            getattr(trainer, "processing_class", None), "chat_template", None
+        )
+        more = {
+            "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
+            "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
+            "chat_template": template and fingerprint(template),
+        }
+        return {
+            **{name: getattr(trainer.args, name, None) for name in _SAMPLING},
+            **{name: value for name, value in more.items() if value},
+        }
+
+    def _lacks(self, done: dict[str, Any]) -> list[str]:
+        """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
+        keys = ("use_vllm", "vllm_importance_sampling_correction")
+        needed = all(getattr(self.trainer, key, False) for key in keys)
+        has = any(map(_is_logprobs, done["output"]))
+        return [f"logprobs ({' and '.join(keys)} are on)"] if needed and not has else []
+
+
+def _is_logprobs(part: Any) -> bool:
+    """Whether a part of what `_generate` returns is a list of floats per completion."""
+    rows = part if isinstance(part, list) else []
+    values = (value for row in rows if isinstance(row, list) for value in row if value is not None)
+    return isinstance(next(values, None), float)
+
+
+def _name_of(function: Any) -> str | None:
+    return function and str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _check(trainer: Any) -> None:
@@ -141,12 +176,12 @@ def _check(trainer: Any) -> None:
         raise AttachError(
             f"{type(trainer).__name__} has no {', '.join(missing) or 'steps_per_generation'}",
             "rlskip.hosts.trl.attach",
-            "it wants a GRPOTrainer or RLOOTrainer of TRL 1.x",
+            "pass a GRPOTrainer or RLOOTrainer of TRL 1.x",
         )
     if getattr(trainer, "environment_factories", None) is not None:
         raise ConfigError(
             "the trainer has environments: rewards may read their state, which a replay does "
-            "not bring back",
+            "not restore",
             "rlskip.hosts.trl.attach",
             "train without skip, or use tools and reward functions instead of environment_factory",
         )
@@ -171,4 +206,5 @@ def _full_config(config: Any, trainer: Any) -> dict[str, Any]:
         n=args.num_generations,
         response_len=args.max_completion_length,
         model=model or None,
+        engine="vllm" if getattr(args, "use_vllm", False) else "transformers",
     )

@@ -1,10 +1,10 @@
-"""Prefix-aware merging: the turns of a trajectory as few rows, each sampled token trained once."""
+"""Prefix-aware merging: few rows per trajectory, each sampled token trained exactly once."""
 
-from rlskip.merge.batch import merge
 from rlskip.merge.concat import concatenate_generator_outputs
-from rlskip.merge.report import Break, MergeReport
-from rlskip.merge.rows import MergeError, TrajectoryID
+from rlskip.merge.merge_report import Break, MergeReport
+from rlskip.merge.merging import merge
 from rlskip.merge.stepwise import merge_stepwise_output
+from rlskip.merge.turns import MergeError, TrajectoryID
 
 __all__ = [
     "Break",

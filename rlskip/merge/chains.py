@@ -1,10 +1,9 @@
-"""Which turns continue which: rows linked into chains, each of which becomes one row.
+"""Link rows into chains; each chain becomes one row.
 
-Row j continues row i when all of i, its prompt and its response, is a prefix of j's prompt.
-A chain starts with its first row's prompt, which is not trained on; after that every token
-that some row of the chain sampled keeps its mask, and what lies between is an observation,
-masked. So each sampled token is trained exactly once, however the rows are linked: in the chain
-that its own row belongs to.
+Row j continues row i if row i, prompt and response, is a prefix of j's prompt. A chain starts
+with the prompt of its first row, which is not trained. After it, every token that a row of the
+chain sampled keeps its mask, and the tokens between are observations, which are masked. However
+the rows are linked, each sampled token is trained exactly once: in its own row's chain.
 """
 
 from __future__ import annotations
@@ -16,13 +15,9 @@ from typing import Any
 
 import attrs
 
-from rlskip.errors import ConfigError
-from rlskip.merge.rows import RESPONSES, MergeError
+from rlskip.merge.turns import RESPONSES, MergeError
 
 logger = logging.getLogger(__name__)
-
-STRATEGIES = ("adjacent", "chain")
-ON_OVERLONG = ("split", "error", "warn")
 
 Chain = list[int]
 
@@ -34,17 +29,17 @@ class Rows:
     prompts: Sequence[Any]
     responses: Sequence[Any]
     trajectories: list[range]
-    # Whether two stretches of equal length hold the same tokens.
+    # Whether two slices of equal length hold the same tokens.
     same: Callable[[Any, Any], bool] = operator.eq
 
     def length(self, i: int) -> int:
-        """Tokens of row i, prompt and response."""
+        """The number of tokens of row i, prompt and response."""
         return len(self.prompts[i]) + len(self.responses[i])
 
     def observed_from(self, chain: Chain) -> list[int]:
-        """For each row of a chain, where in its prompt begins what the chain has not seen yet.
+        """For each row of a chain, where in its prompt the tokens new to the chain begin.
 
-        For the first row that is the prompt's end: the whole of it precedes the merged response.
+        For the first row, that is the end of its prompt, which precedes the merged response.
         """
         return [len(self.prompts[chain[0]]), *map(self.length, chain[:-1])]
 
@@ -52,7 +47,7 @@ class Rows:
         """Whether row i, prompt and response, is a prefix of the prompt of row j."""
         prompt, response, later = self.prompts[i], self.responses[i], self.prompts[j]
         start, end = len(prompt), len(prompt) + len(response)
-        # The response first: it is short, and where tokens drift.
+        # The response first: it is short, and tokens drift there.
         return (
             end <= len(later)
             and self.same(response, later[start:end])
@@ -60,7 +55,7 @@ class Rows:
         )
 
     def common(self, j: int, i: int) -> int:
-        """How many tokens row i and the prompt of row j have in common from the start."""
+        """The length of the common prefix of row i and the prompt of row j."""
         prompt, later = self.prompts[i], self.prompts[j]
         same = self._same_for(prompt, later)
         if same < len(prompt):
@@ -68,7 +63,7 @@ class Rows:
         return same + self._same_for(self.responses[i], later[same:])
 
     def agree_at(self, token: int, j: int, i: int) -> bool:
-        """Whether row i and the prompt of row j both have, and share, the token at `token`."""
+        """Whether row i and the prompt of row j have the same token at position `token`."""
         if token >= min(self.length(i), len(self.prompts[j])):
             return False
         inside = token - len(self.prompts[i])
@@ -76,7 +71,7 @@ class Rows:
         return bool(own == self.prompts[j][token])
 
     def _same_for(self, a: Any, b: Any) -> int:
-        """Length of the common prefix, by halving: every step compares half of what is left."""
+        """The length of the common prefix, by bisection."""
         low, high = 0, min(len(a), len(b))
         while low < high:
             middle = (low + high + 1) // 2
@@ -99,27 +94,23 @@ def link(
     ----------
     strategy
         ``adjacent``: a row may continue the row just before it. ``chain``: it may continue any
-        earlier row that nothing continues yet, and takes the longest of those; that leaves the
-        fewest chains (of several rows that fit, the longest one fits the fewest others).
+        earlier row that no other row continues, and continues the longest of those. That leaves
+        the fewest chains, because the longest row that fits is the one that fits fewest others.
     max_seq_len, on_overlong
-        A row of more than `max_seq_len` tokens may start a chain, but is not merged into one
-        (``split``), or stops the run (``error``), or is merged with a warning (``warn``).
+        A row of more than `max_seq_len` tokens starts a chain of its own (``split``), raises
+        (``error``), or is merged with a warning (``warn``).
 
     Returns
     -------
     list
         For each trajectory its chains, ordered by their last row, so that the trajectory's
-        last row stays last; a chain is a list of row indices in increasing order.
+        last row stays last. A chain is a list of row indices in increasing order.
 
     Raises
     ------
     MergeError
         `on_overlong` is ``error`` and a merge would exceed `max_seq_len`.
-    ConfigError
-        `strategy` or `on_overlong` is none of the known ones.
     """
-    _known(strategy, STRATEGIES, "merge.strategy")
-    _known(on_overlong, ON_OVERLONG, "merge.on_overlong")
     overlong: list[int] = []
 
     def too_long(j: int) -> bool:
@@ -152,7 +143,7 @@ def _overlong(overlong: list[int], rows: Rows, limit: int | None, on_overlong: s
     first = overlong[0]
     what = (
         f"{len(overlong)} turns would be merged into rows of more than {limit} tokens; the first "
-        f"of them is row {first}, with {rows.length(first)}"
+        f"is row {first}, with {rows.length(first)}"
     )
     if on_overlong == "error":
         raise MergeError(
@@ -161,8 +152,3 @@ def _overlong(overlong: list[int], rows: Rows, limit: int | None, on_overlong: s
             "merge.on_overlong=split stops merging at the turn before",
         )
     logger.warning("%s (merge.on_overlong=warn)", what)
-
-
-def _known(value: str, choices: tuple[str, ...], key: str) -> None:
-    if value not in choices:
-        raise ConfigError(f"{value!r} is none of {', '.join(choices)}", key)

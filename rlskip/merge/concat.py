@@ -1,4 +1,4 @@
-"""Several batches of rows as one."""
+"""Concatenate batches of rows."""
 
 from __future__ import annotations
 
@@ -6,54 +6,58 @@ from collections.abc import Mapping, Sequence
 from itertools import chain as flatten
 from typing import Any
 
-from rlskip.merge.metrics import combine_metrics, format_metrics
-from rlskip.merge.rows import (
-    IS_LAST,
-    LOGPROBS,
-    METRICS,
-    REQUIRED,
-    TRAJECTORIES,
-    MergeError,
+from rlskip.merge.checks import (
+    check_list,
+    check_mapping,
     check_rows,
+    is_mapping,
+    naming_odd_tokens,
     trajectories,
 )
+from rlskip.merge.metrics import combine_metrics, format_metrics
+from rlskip.merge.turns import IS_LAST, LOGPROBS, METRICS, REQUIRED, TIMES, TRAJECTORIES, MergeError
 
-# Present in every result, None where a batch lacks them.
-_ALWAYS = (*REQUIRED, "stop_reasons", LOGPROBS, "trajectory_generation_times")
+# Present in every result; None if a batch lacks them.
+_ALWAYS = (*REQUIRED, "stop_reasons", LOGPROBS, TIMES)
 
 
 def concatenate_generator_outputs(
     outs: Sequence[Mapping[str, Any]], step_wise: bool = False
 ) -> dict[str, Any]:
-    """Concatenate GeneratorOutputs, in time linear in their rows.
+    """Concatenate GeneratorOutputs, in time linear in the number of rows.
 
     Parameters
     ----------
     outs
-        Dicts of lists (or of dicts of lists) with one entry a row; see :mod:`rlskip.merge.rows`.
+        Dicts of lists (or of dicts of lists) with one entry per row; see
+        :mod:`rlskip.merge.turns`.
     step_wise
-        Also check that the trajectories of the result are whole and stand together.
+        Also check that each trajectory of the result is complete and its rows consecutive.
 
     Returns
     -------
     dict
         Every field that occurs. An optional one is None if any batch lacks it. `rollout_metrics`
-        holds the format's metrics of all rows, and the generators' own ones combined by name.
+        holds the metrics of all rows, and the generators' own metrics combined by name.
 
     Raises
     ------
     MergeError
-        No batches or no rows; lengths that disagree; log-probs in some batches only; a field
-        that is no list.
+        There are no batches or no rows, lengths disagree, only some batches have log-probs, or a
+        field is not a list.
     """
+    if not isinstance(outs, list | tuple):
+        raise MergeError(f"expected a list of batches, got {type(outs).__name__}")
     if not outs:
         raise MergeError("there is nothing to concatenate")
+    for i, out in enumerate(outs):
+        check_mapping(out, f"batch {i}")
     with_logprobs = [out.get(LOGPROBS) is not None for out in outs]
     if any(with_logprobs) and not all(with_logprobs):
         raise MergeError(
             f"batch {with_logprobs.index(False)} has none, batch {with_logprobs.index(True)} has",
             LOGPROBS,
-            "a mix cannot be corrected for: sample all of them with log-probs, or none",
+            "a mix cannot be corrected: sample all of them with log-probs, or none",
         )
     names = dict.fromkeys(flatten(_ALWAYS, *outs))
     names.pop(METRICS, None)
@@ -62,20 +66,17 @@ def concatenate_generator_outputs(
     if step_wise:
         trajectories(result.get(TRAJECTORIES), result.get(IS_LAST))
     own = combine_metrics(out.get(METRICS) for out in outs)
-    result[METRICS] = own | format_metrics(result, step_wise)
+    with naming_odd_tokens(result):
+        result[METRICS] = own | format_metrics(result, step_wise)
     return result
 
 
 def _concatenate(name: str, values: list[Any]) -> Any:
     if any(value is None for value in values):
         return None
-    if all(isinstance(value, Mapping) for value in values):
+    if all(is_mapping(value) for value in values):
         keys = dict.fromkeys(flatten(*values))
         return {key: _concatenate(f"{name}.{key}", [v.get(key) for v in values]) for key in keys}
     for value in values:
-        if not isinstance(value, list):
-            raise MergeError(
-                f"expected a list or a dict of lists in every batch, got {type(value).__name__}",
-                name,
-            )
+        check_list(value, name)
     return list(flatten.from_iterable(values))

@@ -1,6 +1,6 @@
-"""The metrics that belong to the format: what a GeneratorOutput says of its own rows.
+"""The metrics of a GeneratorOutput's rows.
 
-Names and definitions are SkyRL's (``get_rollout_metrics``), so that a curve goes on where it was.
+Names and definitions are SkyRL's (``get_rollout_metrics``), so that existing curves continue.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.merge.rows import IS_LAST, MASKS, RESPONSES, REWARDS
+from rlskip.merge.checks import check_mapping, check_numbers
+from rlskip.merge.turns import IS_LAST, MASKS, METRICS, RESPONSES, REWARDS, TIME_SPLITS, TIMES
 
 
 def format_metrics(out: Mapping[str, Any], step_wise: bool) -> dict[str, float]:
-    """Response lengths, sampled tokens, turns and times of the rows of a list batch."""
+    """Response lengths, sampled tokens, turns and seconds of the rows of a list batch."""
     lengths = np.array([len(response) for response in out[RESPONSES]])
     rewards = np.array([sum(r) if isinstance(r, list) else r for r in out[REWARDS]])
     sampled = np.array([sum(mask) for mask in out[MASKS]])
-    # All masks as one, a 0 after each: no turn goes over the end of its row.
+    # All masks in one array with a 0 after each, so that no turn crosses the end of its row.
     turns = _runs(np.fromiter(flatten.from_iterable((*m, 0) for m in out[MASKS]), bool))
-    times = out.get("trajectory_generation_times")
-    if times and step_wise:
-        # Every row of a trajectory carries its time: count it once.
-        times = [time for time, is_last in zip(times, out[IS_LAST], strict=True) if is_last]
-
+    seconds = _seconds(out, out[IS_LAST] if step_wise else None)
     metrics = {
         "min_num_tokens": lengths.min(),
         "max_num_tokens": lengths.max(),
@@ -45,19 +42,49 @@ def format_metrics(out: Mapping[str, Any], step_wise: bool) -> dict[str, float]:
             "tokens_per_turn_std": turns.std(),
             "tokens_per_turn_max": turns.max(),
         }
-    if times:
+    for name, times in seconds.items():
         metrics |= {
-            "trajectory_completion_time_mean": np.mean(times),
-            "trajectory_completion_time_p90": np.percentile(times, 90),
-            "trajectory_completion_time_max": np.max(times),
+            f"{name}_mean": np.mean(times),
+            f"{name}_p90": np.percentile(times, 90),
+            f"{name}_max": np.max(times),
         }
     return {f"generate/{name}": value.item() for name, value in metrics.items()}
 
 
+def _seconds(out: Mapping[str, Any], is_last: list[Any] | None) -> dict[str, np.ndarray]:
+    """The trajectories' times by the metric's name: all of each, its parts, and the rest.
+
+    With `is_last`, each row of a trajectory has its times, and only the last row's count. SkyRL
+    0.3.0 has another name for the whole time than later versions (NovaSky-AI/SkyRL#1900); both
+    are logged.
+    """
+
+    def once(name: str, values: list[Any]) -> np.ndarray:
+        check_numbers(values, name)
+        array = np.array(values, dtype=np.float64)
+        return array if is_last is None else array[np.array(is_last, dtype=bool)]
+
+    times, parts = out.get(TIMES), out.get(TIME_SPLITS)
+    seconds: dict[str, np.ndarray] = {}
+    if times:
+        whole = once(TIMES, times)
+        seconds = {"trajectory_completion_time": whole, "trajectory_time_completion": whole}
+    if parts:
+        check_mapping(parts, TIME_SPLITS)
+        for name, values in parts.items():
+            seconds[f"trajectory_time_{name}"] = once(f"{TIME_SPLITS}.{name}", values)
+        if times:
+            named = [seconds[f"trajectory_time_{name}"] for name in parts]
+            seconds["trajectory_time_other"] = whole - sum(named)
+    return {name: array for name, array in seconds.items() if array.size}
+
+
 def combine_metrics(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
-    """A generator's own metrics of several batches as one: as the name says, else summed."""
+    """Combine a generator's own metrics of several batches: as the name says, else summed."""
     values: dict[str, list[float]] = defaultdict(list)
     for part in parts:
+        if part is not None:
+            check_mapping(part, METRICS)
         for name, value in (part or {}).items():
             if isinstance(value, (int, float)):
                 values[name].append(value)
@@ -77,6 +104,6 @@ def _mean(values: np.ndarray) -> Any:
 
 
 def _runs(mask: np.ndarray) -> np.ndarray:
-    """Lengths of the stretches that are true: one a turn."""
+    """Lengths of the runs of true values, one per turn."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return edges[1::2] - edges[::2]

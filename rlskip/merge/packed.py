@@ -1,8 +1,7 @@
-"""Merging a packed batch: a TensorDict with jagged fields in, the same out, no lists of tokens.
+"""Merge a packed batch: a TensorDict with jagged fields in and out, without lists of tokens.
 
-A jagged field is a nested tensor in layout ``torch.jagged``: the values of all rows end to end,
-and the offsets between them. ``.values()`` and ``.offsets()`` give both without a copy,
-:func:`torch.nested.nested_tensor_from_jagged` takes them.
+A jagged field is a nested tensor in layout ``torch.jagged``: the values of all rows in one tensor
+(``.values()``), and the offsets of the rows in it (``.offsets()``).
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlskip.merge.chains import Chain, Rows
-from rlskip.merge.rows import (
-    IS_LAST,
-    MASKS,
-    PROMPTS,
-    RESPONSES,
-    TRAJECTORIES,
-    MergeError,
-    check_carried,
-    check_some,
-    trajectories,
-)
+from rlskip.merge.checks import check_carried, check_some, trajectories
+from rlskip.merge.turns import IS_LAST, MASKS, PROMPTS, RESPONSES, TRAJECTORIES, MergeError
+
+_IDS = (
+    torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def packed_rows(batch: TensorDictBase) -> Rows:
@@ -37,15 +33,15 @@ def packed_rows(batch: TensorDictBase) -> Rows:
     Parameters
     ----------
     batch
-        On the CPU, one entry a row. `prompt_token_ids`, `response_ids` and `loss_masks` are
-        jagged, with integer ids of any width; any other jagged field (`rewards`,
-        `rollout_logprobs`, ...) holds one value a response token. All else holds one entry a
-        row, among it `trajectory_ids` (integers, or any hashables) and `is_last_step`.
+        On the CPU, of batch size ``(rows,)``. `prompt_token_ids`, `response_ids` and `loss_masks`
+        are jagged, with integer ids of any width. Any other jagged field (`rewards`,
+        `rollout_logprobs`, ...) holds one value per response token. Other fields hold one entry
+        per row, among them `trajectory_ids` (integers, or any hashables) and `is_last_step`.
 
     Raises
     ------
     MergeError
-        Naming field and row, for all that the list path refuses.
+        As for lists; the error names the field and the row.
     """
     check_carried(batch.keys())
     fields = _jagged_fields(batch)
@@ -53,22 +49,46 @@ def packed_rows(batch: TensorDictBase) -> Rows:
         if name not in fields:
             raise MergeError("expected a nested tensor in layout torch.jagged", name)
     check_some(batch.batch_size[0])
+    for name, field in fields.items():
+        _check_jagged(field, name)
     expected = _lengths(fields[RESPONSES])
     for name, field in fields.items():
-        if field.lengths() is not None:
-            raise MergeError("its rows have holes between them", name, "call .contiguous() on it")
         for i, (found, length) in enumerate(zip(_lengths(field), expected, strict=True)):
             if name != PROMPTS and found != length:
                 raise MergeError(f"{found} values for {length} response tokens", f"{name}[{i}]")
+    _check_width(fields[PROMPTS].values().numpy(), fields[RESPONSES].values().numpy())
     spans = trajectories(_entries(batch, TRAJECTORIES), _entries(batch, IS_LAST))
     return Rows(_split(fields[PROMPTS]), _split(fields[RESPONSES]), spans, _same)
+
+
+def _check_jagged(field: Any, name: str) -> None:
+    """Refuse a jagged field that cannot be merged as a view into its values."""
+    values = field.values()
+    if values.device.type != "cpu":
+        raise MergeError(f"it is on {values.device}", name, "call .cpu() on it")
+    if values.requires_grad:
+        raise MergeError("merging keeps no gradients", name, "call .detach() on it")
+    if field.lengths() is not None:
+        raise MergeError("there are gaps between its rows", name, "call .contiguous() on it")
+    if isinstance(field.size(1), int):  # a ragged dimension has a symbolic size
+        raise MergeError("its rows must vary in length in their first dimension", name)
+    if name in (PROMPTS, RESPONSES) and (values.dim() > 1 or values.dtype not in _IDS):
+        raise MergeError(f"expected integer ids, got {values.dtype} of {values.dim()}-d rows", name)
+
+
+def _check_width(prompts: np.ndarray, responses: np.ndarray) -> None:
+    """Refuse prompts whose ids do not fit into the responses, which take in parts of them."""
+    if prompts.size and not np.can_cast(prompts.dtype, responses.dtype):
+        fits = np.iinfo(responses.dtype)
+        if not fits.min <= prompts.min() <= prompts.max() <= fits.max:
+            what = f"some ids do not fit into the {responses.dtype} of {RESPONSES}"
+            raise MergeError(what, PROMPTS)
 
 
 def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> TensorDictBase:
     """One row for each chain of a packed batch, in memory linear in the result.
 
-    What a row holds once is taken from the chain's last turn; what it holds once a token is 0 on
-    observations.
+    Values per row are the last turn's; values per token are 0 for observations.
     """
     fields = _jagged_fields(batch)
     merged = batch.exclude(*fields)[[chain[-1] for chain in chains]]
@@ -86,17 +106,17 @@ def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> Tenso
         if name != RESPONSES:
             zeros = np.zeros((longest, *values[0].shape[1:]), values[0].dtype)
             seen = [zeros[: len(observation)] for observation in observations]
-        pieces = flatten.from_iterable(zip(seen, (values[i] for i in turns), strict=True))
-        merged[name] = _jagged(field, list(pieces), lengths)
+        parts = flatten.from_iterable(zip(seen, (values[i] for i in turns), strict=True))
+        merged[name] = _jagged(field, list(parts), lengths)
     return merged
 
 
 def _jagged_fields(batch: TensorDictBase) -> dict[str, Any]:
-    return {
-        name: field
-        for name, field in batch.items()
-        if isinstance(field, Tensor) and field.is_nested and field.layout == torch.jagged
-    }
+    nested = {n: f for n, f in batch.items() if isinstance(f, Tensor) and f.is_nested}
+    for name, field in nested.items():
+        if field.layout != torch.jagged:
+            raise MergeError("expected a nested tensor in layout torch.jagged", name)
+    return nested
 
 
 def _lengths(field: Any) -> list[int]:
@@ -105,24 +125,33 @@ def _lengths(field: Any) -> list[int]:
 
 
 def _split(field: Any) -> list[np.ndarray]:
-    """Each row as a view. bfloat16, unknown to numpy, as its bits: values are only moved."""
-    values = field.values()
-    array = (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    """Each row as a view."""
+    array = _as_numpy(field.values())
     return [array[start:end] for start, end in pairwise(field.offsets().tolist())]
 
 
-def _jagged(like: Any, pieces: list[np.ndarray], lengths: list[int]) -> Tensor:
-    """A field of the same type, from its values in pieces and the lengths of its rows."""
-    values = torch.from_numpy(np.concatenate(pieces, dtype=pieces[-1].dtype)).view(like.dtype)
+def _as_numpy(values: Tensor) -> np.ndarray:
+    """The values as an array, of integers with the same bits for dtypes that numpy lacks."""
+    try:
+        return values.numpy()
+    except TypeError:
+        return values.view(_SAME_SIZE[values.dtype.itemsize]).numpy()
+
+
+def _jagged(like: Any, parts: list[np.ndarray], lengths: list[int]) -> Tensor:
+    """A field of the same type, from parts of its values and the lengths of its rows."""
+    values = torch.from_numpy(np.concatenate(parts, dtype=parts[-1].dtype)).view(like.dtype)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _entries(batch: TensorDictBase, name: str) -> Sequence[Any] | None:
     values = batch.get(name, None)
+    if isinstance(values, Tensor) and (values.is_nested or values.is_meta):
+        raise MergeError("expected one value per row", name)
     return None if values is None else values.tolist()
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    # numpy compares integers at twice the speed of torch.equal.
+    # numpy compares integers twice as fast as torch.equal.
     return bool((a == b).all())

@@ -1,4 +1,4 @@
-"""Merging a batch of Python lists: SkyRL's GeneratorOutput in, the same out."""
+"""Merge a batch of Python lists: SkyRL's GeneratorOutput in and out."""
 
 from __future__ import annotations
 
@@ -8,55 +8,58 @@ from typing import Any
 import attrs
 
 from rlskip.merge.chains import Chain, Rows, link
-from rlskip.merge.metrics import format_metrics
-from rlskip.merge.rows import (
-    IS_LAST,
-    METRICS,
-    PROMPTS,
-    RESPONSES,
-    TRAJECTORIES,
-    MergeError,
+from rlskip.merge.checks import (
     check_carried,
-    check_count,
+    check_entries,
+    check_mapping,
     check_rows,
-    token_fields,
+    is_mapping,
+    naming_odd_tokens,
     trajectories,
 )
+from rlskip.merge.metrics import format_metrics
+from rlskip.merge.turns import IS_LAST, METRICS, PROMPTS, RESPONSES, TRAJECTORIES, token_fields
 
 
 def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
     """Fold consecutive turns into one row wherever the later prompt continues the earlier row.
 
-    Turn i+1 joins turn i when the whole of turn i, prompt and response, is a prefix of the
-    prompt of turn i+1. The merged row has the first turn's prompt; its response is all responses
-    with the observations between them, which get loss mask 0, reward 0, log-prob 0, and 0 in any
-    extra field whose entries are all lists of numbers as long as their responses. Whatever a row
-    holds once (`stop_reasons`, `is_last_step`, a reward per row, any other field) is taken from
-    the last turn. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields it drops are
-    kept.
+    Turn i+1 joins turn i if turn i, prompt and response, is a prefix of the prompt of turn i+1.
+    The merged row has the first turn's prompt. Its response consists of all responses with the
+    observations between them; observations get loss mask 0, reward 0, log-prob 0, and 0 in any
+    extra field whose entries are all lists of numbers as long as their responses. A field with
+    one value per row (`stop_reasons`, `is_last_step`, a reward per row, any other field) keeps
+    the last turn's. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields which SkyRL
+    drops are kept.
 
     Parameters
     ----------
     out
-        A step-wise GeneratorOutput: a dict of lists, one entry a turn, a trajectory's turns
-        together and in order. Not changed, and not shared with the result.
+        A step-wise GeneratorOutput: a dict of lists with one entry per turn; a trajectory's turns
+        are consecutive and in order. Not changed, and shares no list with the result.
+
+    Returns
+    -------
+    dict
+        The same fields, with one entry per merged row.
 
     Raises
     ------
     MergeError
-        Naming field and row; see :func:`rlskip.merge.rows.check_rows`,
-        :func:`~rlskip.merge.rows.trajectories` and :func:`~rlskip.merge.rows.check_carried`.
+        A field is missing, has an odd type or the wrong length, or cannot be merged; the error
+        names the field and the row.
     """
     rows = list_rows(out)
-    return fold_lists(out, rows, [chain for chains in link(rows) for chain in chains])
+    with naming_odd_tokens(out):
+        return fold_lists(out, rows, [chain for chains in link(rows) for chain in chains])
 
 
 @attrs.frozen
 class ListRows(Rows):
-    """Rows as Python lists, whose comparison costs most of a merge.
+    """Rows as Python lists. Comparing them costs most of a merge.
 
-    A slice would touch every token once more, twice with freeing it. So a row that ends a chain
-    has its tokens in a list of our own, which only grows: by what the next row adds to it.
+    A slice would touch every token once more, and again when freed. So the tokens of a row that
+    ends a chain are kept in a list, which grows by what the next row adds.
     """
 
     _contexts: dict[int, list[int]] = attrs.field(factory=dict, init=False, eq=False, repr=False)
@@ -75,7 +78,7 @@ class ListRows(Rows):
 
 
 class _End:
-    """Ends a list, and notes whether a comparison came so far."""
+    """Ends a list, and records whether a comparison reached it."""
 
     reached = False
 
@@ -88,10 +91,10 @@ class _End:
 
 
 def _starts_with(later: list[int], context: list[int]) -> bool:
-    """Whether `context` is a prefix of `later`, found without copying either."""
+    """Whether `context` is a prefix of `later`, without copying either."""
     if len(context) >= len(later):
         return context == later
-    # An order is decided by the first items that differ: the end, if all before it is equal.
+    # The first items that differ decide an order: the end, if all items before it are equal.
     end = _End()
     context.append(end)  # type: ignore[arg-type]
     _ = context < later
@@ -101,18 +104,22 @@ def _starts_with(later: list[int], context: list[int]) -> bool:
 
 def list_rows(out: Mapping[str, Any]) -> Rows:
     """The checked tokens of a list batch."""
-    check_rows(out)
+    check_mapping(out)
     check_carried([name for name, value in out.items() if value is not None])
+    check_rows(out)
     spans = trajectories(out.get(TRAJECTORIES), out.get(IS_LAST))
     return ListRows(out[PROMPTS], out[RESPONSES], spans)
 
 
 def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[str, Any]:
     """One row for each chain of a list batch."""
+    for name, value in out.items():
+        if name != METRICS:
+            check_entries(value, len(out[RESPONSES]), name)
     per_token = token_fields(out)
     last = [chain[-1] for chain in chains]
     merged: dict[str, Any] = {
-        name: _of_last_turns(name, value, last, len(out[RESPONSES]))
+        name: _of_last_turns(value, last)
         for name, value in out.items()
         if name not in (PROMPTS, RESPONSES, METRICS, *per_token)
     }
@@ -133,13 +140,7 @@ def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[
     return merged
 
 
-def _of_last_turns(name: str, value: Any, last: list[int], rows: int) -> Any:
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return {k: _of_last_turns(f"{name}.{k}", v, last, rows) for k, v in value.items()}
-    if not isinstance(value, list):
-        kind = type(value).__name__
-        raise MergeError(f"expected a list or a dict of lists, got {kind}", name)
-    check_count(len(value), rows, name)
-    return [value[i] for i in last]
+def _of_last_turns(value: Any, last: list[int]) -> Any:
+    if is_mapping(value):
+        return {key: _of_last_turns(part, last) for key, part in value.items()}
+    return None if value is None else [value[i] for i in last]

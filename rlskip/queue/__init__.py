@@ -1,6 +1,7 @@
 """The trajectory queue between sessions and the trainer: one protocol, two queues."""
 
-from rlskip.queue.base import (
+from rlskip.queue.memory import MemoryQueue
+from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
     MissingKeysError,
@@ -11,7 +12,6 @@ from rlskip.queue.base import (
     TrajectoryQueue,
     Watch,
 )
-from rlskip.queue.memory import MemoryQueue
 from rlskip.queue.rows import to_batch, to_rows
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 

@@ -1,10 +1,11 @@
-"""The embedded queue: one process, any number of threads, woken by every change."""
+"""The embedded queue: one process, any number of threads; every change wakes its readers."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
-import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,8 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.queue.base import (
+from rlskip.keys import attempt_of
+from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
     MissingKeysError,
@@ -27,10 +29,12 @@ from rlskip.queue.base import (
 )
 from rlskip.queue.rows import to_batch, to_rows
 
+log = logging.getLogger(__name__)
+
 
 @attrs.frozen
 class _Entry:
-    """A key's tag and row. A put makes a new one: what a reader holds never changes."""
+    """A key's tag and row. A put makes a new entry, so the one a reader holds never changes."""
 
     tag: Tag
     row: Row
@@ -42,8 +46,11 @@ _EMPTY = _Entry({}, {})
 class MemoryQueue(TrajectoryQueue):
     """A trajectory queue inside this process.
 
-    Values are copied on the way in and on the way out. Readers are woken by a condition
-    variable, and a watch costs what changed, not what is there.
+    Values are copied on the way in and on the way out. A change wakes waiting readers, and the
+    cost of a watch depends on what changed, not on what the queue holds.
+
+    If a put and its key name different attempts, the later one counts: a put of an earlier
+    attempt is dropped, one of a later attempt replaces the row's fields.
     """
 
     def __init__(self) -> None:
@@ -54,7 +61,7 @@ class MemoryQueue(TrajectoryQueue):
     def put(
         self,
         keys: Sequence[str],
-        partition_id: str,
+        partition: str,
         fields: TensorDict | Sequence[Row] | None = None,
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
@@ -62,61 +69,64 @@ class MemoryQueue(TrajectoryQueue):
         rows = [{}] * len(keys) if fields is None else [_own(row) for row in to_rows(fields)]
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
-            partition = self._partitions.setdefault(partition_id, {})
+            held = self._partitions.setdefault(partition, {})
             watches = tuple(self._watches)
             for key, row, tag in zip(keys, rows, tags, strict=True):
+                old = held.get(key, _EMPTY)
+                if _is_late(old.tag, tag):
+                    log.info("partition %r: dropped a late write to %r", partition, key)
+                    continue
                 for watch in watches:
-                    watch.note(partition_id, key, existed=key in partition)
-                old = partition.get(key, _EMPTY)
-                partition[key] = _Entry({**old.tag, **tag}, {**old.row, **row})
-            entries = [partition[key] for key in keys]
+                    watch.note(partition, key, existed=key in held)
+                held[key] = _merged(old, row, tag)
+            entries = [held[key] for key in keys]
             self._wake()
         return KVBatchMeta(
             keys=list(keys),
             tags=[dict(entry.tag) for entry in entries],
-            partition_id=partition_id,
+            partition_id=partition,
             fields=_common_fields(entries),
         )
 
     def get(
-        self, keys: Sequence[str], partition_id: str, fields: Sequence[str] | None = None
+        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
     ) -> TensorDict:
         with self._changed:
-            partition = self._partitions.get(partition_id, {})
-            entries = [partition.get(key) for key in keys]
+            held = self._partitions.get(partition, {})
+            entries = [held.get(key) for key in keys]
         found = [entry for entry in entries if entry is not None]
         if len(found) < len(keys):
             missing = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
-            raise MissingKeysError.of_keys(missing, partition_id)
-        held = _common_fields(found)
-        wanted = held if fields is None else fields
-        if found and not (wanted and set(wanted) <= set(held)):
-            raise MissingKeysError.of_fields(wanted, held, partition_id)
+            raise MissingKeysError.of_keys(missing, partition)
+        common = _common_fields(found)
+        wanted = common if fields is None else fields
+        if found and not (wanted and set(wanted) <= set(common)):
+            raise MissingKeysError.of_fields(wanted, common, partition)
         return to_batch([{name: entry.row[name] for name in wanted} for entry in found])
 
-    def list(self, partition_id: str) -> dict[str, dict[str, Any]]:
+    def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:
-            entries = dict(self._partitions.get(partition_id, {}))
+            entries = dict(self._partitions.get(partition, {}))
         return {key: dict(entry.tag) for key, entry in entries.items()}
 
-    def clear(self, keys: Sequence[str], partition_id: str) -> None:
+    def delete(self, keys: Sequence[str], partition: str) -> None:
         with self._changed:
-            partition = self._partitions.get(partition_id, {})
+            held = self._partitions.get(partition, {})
             watches = tuple(self._watches)
             for key in keys:
-                if partition.pop(key, None) is not None:
+                if held.pop(key, None) is not None:
                     for watch in watches:
-                        watch.note_gone(partition_id, key)
-            if not partition:
-                self._partitions.pop(partition_id, None)
+                        watch.note_gone(partition, key)
+            if not held:
+                self._partitions.pop(partition, None)
             self._wake()
 
     def watch(self) -> Watch:
         with self._changed:
             watch = _MemoryWatch(self)
-            for partition_id, partition in self._partitions.items():
-                for key in partition:
-                    watch.note(partition_id, key, existed=False)
+            for partition, held in self._partitions.items():
+                for key in held:
+                    watch.note(partition, key, existed=False)
             self._watches.add(watch)
         return watch
 
@@ -128,44 +138,44 @@ class MemoryQueue(TrajectoryQueue):
 
     def __reduce__(self) -> Any:
         raise RlskipError(
-            "a MemoryQueue lives in one process and cannot be sent to another",
+            "a MemoryQueue belongs to one process and cannot be sent to another",
             remedy="use TransferQueueAdapter between processes",
         )
 
 
 class _MemoryWatch(Watch):
-    """Collects, under the queue's lock, the keys that changed since the last look.
+    """Collects, under the queue's lock, the keys that changed since the last poll.
 
-    A key put and cleared between two looks is forgotten, so an idle watch never holds more
-    than what the queue held at its last look and holds now.
+    A key put and deleted between two polls is forgotten, so an idle watch never holds more keys
+    than the queue held at the last poll and holds now.
     """
 
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
-        # partition -> key -> whether it existed at the last look
+        # partition -> key -> whether it existed at the last poll
         self._changes: dict[str, dict[str, bool]] = {}
         self.wakers: list[Callable[[], object]] = []
 
-    def note(self, partition_id: str, key: str, existed: bool) -> None:
-        self._changes.setdefault(partition_id, {}).setdefault(key, existed)
+    def note(self, partition: str, key: str, existed: bool) -> None:
+        self._changes.setdefault(partition, {}).setdefault(key, existed)
 
-    def note_gone(self, partition_id: str, key: str) -> None:
-        keys = self._changes.setdefault(partition_id, {})
+    def note_gone(self, partition: str, key: str) -> None:
+        keys = self._changes.setdefault(partition, {})
         if keys.setdefault(key, True) is False:
             del keys[key]
 
-    def changes(self) -> Changes:
+    def poll(self) -> Changes:
         with self._queue._changed:
             changes, self._changes = self._changes, {}
             return {
-                partition_id: self._tags_now(partition_id, keys)
-                for partition_id, keys in changes.items()
+                partition: self._tags_now(partition, keys)
+                for partition, keys in changes.items()
                 if keys
             }
 
-    def _tags_now(self, partition_id: str, keys: Iterable[str]) -> dict[str, Tag | None]:
-        partition = self._queue._partitions.get(partition_id, {})
-        return {key: entry.tag if (entry := partition.get(key)) else None for key in keys}
+    def _tags_now(self, partition: str, keys: Iterable[str]) -> dict[str, Tag | None]:
+        held = self._queue._partitions.get(partition, {})
+        return {key: entry.tag if (entry := held.get(key)) else None for key in keys}
 
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:
@@ -173,7 +183,11 @@ class _MemoryWatch(Watch):
 
     async def await_change(self, timeout: float) -> None:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        wake = functools.partial(loop.call_soon_threadsafe, changed.set)
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed under its waiters
+                loop.call_soon_threadsafe(changed.set)
+
         with self._queue._changed:
             if self._any():
                 return
@@ -190,14 +204,26 @@ class _MemoryWatch(Watch):
         return any(self._changes.values())
 
 
+def _is_late(held: Tag, tag: Tag) -> bool:
+    """Whether `tag` names an earlier attempt than the one that wrote the key."""
+    before, now = attempt_of(held), attempt_of(tag)
+    return before is not None and now is not None and now < before
+
+
+def _merged(old: _Entry, row: Row, tag: Tag) -> _Entry:
+    """What `old` becomes by a put; the fields of an earlier attempt do not stay."""
+    kept = {} if _is_late(tag, old.tag) else old.row
+    return _Entry({**old.tag, **tag}, {**kept, **row})
+
+
 def _common_fields(entries: Sequence[_Entry]) -> list[str]:
-    """The fields that every entry holds, in the order of the first."""
+    """The fields that every entry holds, in the order of the first entry."""
     first = entries[0].row if entries else {}
     return [name for name in first if all(name in entry.row for entry in entries)]
 
 
 def _own(row: Row) -> dict[str, Any]:
-    """A copy that shares no memory with `row`."""
+    """Copy `row`; the copy shares no memory with it."""
     return {
         name: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in row.items()

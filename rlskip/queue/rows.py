@@ -1,8 +1,8 @@
 """Rows as mappings, and the same rows as one TensorDict.
 
-A row's tensors have lengths of their own; a batch holds them as a jagged nested tensor. The
-rules are TransferQueue's (0.1.11, `AsyncSimpleStorageManager._pack_field_values`), so that a
-batch looks the same from whichever queue it comes.
+The tensors of rows may differ in length; a batch holds them as a jagged nested tensor. The rules
+are TransferQueue's (0.1.11, `AsyncSimpleStorageManager._pack_field_values`), so that batches of
+all queues look the same.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
-from rlskip.queue.base import PutError, Row
+from rlskip.batch.columns import columns_of, rows_of
+from rlskip.queue.protocol import PutError, Row
 
 
-def to_rows(fields: TensorDict | Sequence[Row]) -> list[dict[str, Any]]:
+def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     """One mapping per row; tensors are views into the batch.
 
-    A batch-wide value (NonTensorData) belongs to every row.
+    A value for the whole batch (NonTensorData) belongs to every row.
 
     Raises
     ------
     PutError
         A field is itself a TensorDict, or the mappings hold different fields.
     """
-    if not isinstance(fields, TensorDict):
-        for row in fields:
-            if row.keys() != fields[0].keys():
-                odd = ", ".join(sorted(row.keys() ^ fields[0].keys()))
-                raise PutError(f"some rows hold {odd} and some do not", remedy="put them apart")
-        return [dict(row) for row in fields]
-    columns = {name: _column(name, value) for name, value in fields.items()}
-    return [{name: column[i] for name, column in columns.items()} for i in range(len(fields))]
+    for name, column in columns_of(fields).items() if isinstance(fields, TensorDictBase) else ():
+        if isinstance(column, TensorDictBase) and not isinstance(column, NonTensorStack):
+            raise PutError(f"field {name!r} is a nested TensorDict", remedy="put its fields flat")
+    rows = rows_of(fields)
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            raise PutError(
+                f"some rows hold {odd} and some do not",
+                remedy="put rows with different fields separately",
+            )
+    return rows
 
 
 def to_batch(rows: Sequence[Row]) -> TensorDict:
@@ -46,16 +51,6 @@ def to_batch(rows: Sequence[Row]) -> TensorDict:
     """
     batch = {name: _pack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
     return TensorDict(batch, batch_size=[len(rows)])
-
-
-def _column(name: str, value: Any) -> Sequence[Any]:
-    if isinstance(value, torch.Tensor):
-        return value.unbind(0)
-    if isinstance(value, (NonTensorData, NonTensorStack)):
-        return list(value.tolist())
-    if is_tensor_collection(value):
-        raise PutError(f"field {name!r} is a nested TensorDict", remedy="put its fields flat")
-    raise PutError(f"field {name!r} is a {type(value).__name__}, which no row can hold")
 
 
 def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:

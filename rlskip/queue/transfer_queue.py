@@ -1,4 +1,4 @@
-"""The same protocol on TransferQueue, for sessions in other processes and on other nodes."""
+"""The queue protocol on TransferQueue, for sessions in other processes and on other nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from tensordict import NonTensorData, TensorDict
 
-from rlskip.queue.base import (
+from rlskip.keys import attempt_of, is_own_key
+from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
     MissingKeysError,
@@ -30,17 +31,17 @@ class TransferQueueAdapter(TrajectoryQueue):
     """TransferQueue's key-value interface (0.1.10 and later) as a trajectory queue.
 
     It joins the TransferQueue of the running Ray cluster, or starts one, exactly as
-    ``transfer_queue.init(conf)`` does. Sent to a Ray task or actor, it joins from there.
+    ``transfer_queue.init(conf)`` does. An adapter sent to a Ray task or actor joins from there.
 
-    TransferQueue tells nobody of a change, and it lists everything or nothing: a watch asks
-    again and again, less often the longer nothing happens.
+    TransferQueue does not report changes, and it lists either everything or nothing. A watch
+    therefore polls, less often the longer nothing changes.
 
     Parameters
     ----------
     conf
-        For ``transfer_queue.init``; only the process that starts it is heard.
+        The argument of ``transfer_queue.init``, used only by the process that starts it.
     min_poll_s, max_poll_s
-        Seconds between two listings, right after a change and when all is quiet.
+        Seconds between two listings: right after a change, and after a long quiet time.
 
     Raises
     ------
@@ -61,61 +62,79 @@ class TransferQueueAdapter(TrajectoryQueue):
     def put(
         self,
         keys: Sequence[str],
-        partition_id: str,
+        partition: str,
         fields: TensorDict | Sequence[Row] | None = None,
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
+        if fields is not None and tags is not None:
+            self._delete_earlier_attempts(keys, partition, tags)
         meta = self._tq.kv_batch_put(
             keys=list(keys),
-            partition_id=partition_id,
+            partition_id=partition,
             fields=None if fields is None else _as_batch(fields),
             tags=None if tags is None else [dict(tag) for tag in tags],
         )
         return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, meta.fields, meta.extra_info)
 
     def get(
-        self, keys: Sequence[str], partition_id: str, fields: Sequence[str] | None = None
+        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
     ) -> TensorDict:
         if not keys:
             return to_batch([])
         select = None if fields is None else list(fields)
         try:
-            data = self._tq.kv_batch_get(list(keys), partition_id, select_fields=select)
+            data = self._tq.kv_batch_get(list(keys), partition, select_fields=select)
         except ValueError as error:
-            raise self._missing(keys, partition_id, fields) from error
-        # TransferQueue leaves out, with a warning, what it does not hold.
+            raise self._missing(keys, partition, fields) from error
+        # TransferQueue logs a warning for missing keys and returns a shorter batch.
         if len(data) < len(keys) or not set(fields or ()) <= set(data.keys()):
-            raise self._missing(keys, partition_id, fields, list(data.keys()))
+            raise self._missing(keys, partition, fields, list(data.keys()))
         return data
 
-    def list(self, partition_id: str) -> dict[str, dict[str, Any]]:
-        listing: dict[str, dict[str, dict[str, Any]]] = self._tq.kv_list(partition_id)
-        return listing.get(partition_id, {})
+    def list(self, partition: str) -> dict[str, dict[str, Any]]:
+        listing: dict[str, dict[str, dict[str, Any]]] = self._tq.kv_list(partition)
+        return listing.get(partition, {})
 
-    def clear(self, keys: Sequence[str], partition_id: str) -> None:
+    def delete(self, keys: Sequence[str], partition: str) -> None:
         if keys:
-            self._tq.kv_clear(list(keys), partition_id)
+            self._tq.kv_clear(list(keys), partition)
 
     def watch(self) -> Watch:
-        return _PollingWatch(self._tq, *self._poll_s)
+        return PollingWatch(self._tq, *self._poll_s)
+
+    def _delete_earlier_attempts(
+        self, keys: Sequence[str], partition: str, tags: Sequence[Tag]
+    ) -> None:
+        """Delete these rows of earlier attempts, whose fields TransferQueue would merge in."""
+        later = {
+            key: attempt
+            for key, tag in zip(keys, tags, strict=True)
+            if (attempt := attempt_of(tag))
+        }
+        # A key of its own, as most have, belongs to no other attempt.
+        shared = [key for key in later if not is_own_key(key, later[key])]
+        if shared:
+            there = self.list(partition)
+            earlier = [k for k in shared if k in there and attempt_of(there[k]) != later[k]]
+            self.delete(earlier, partition)
 
     def _missing(
         self,
         keys: Sequence[str],
-        partition_id: str,
+        partition: str,
         fields: Sequence[str] | None,
         held: Sequence[str] = (),
     ) -> MissingKeysError:
-        there = self.list(partition_id)
+        there = self.list(partition)
         missing = [key for key in keys if key not in there]
         if missing:
-            return MissingKeysError.of_keys(missing, partition_id)
-        return MissingKeysError.of_fields(fields or (), held, partition_id)
+            return MissingKeysError.of_keys(missing, partition)
+        return MissingKeysError.of_fields(fields or (), held, partition)
 
 
-class _PollingWatch(Watch):
-    """Compares each full listing with the one before it."""
+class PollingWatch(Watch):
+    """Compares each full listing with the previous one."""
 
     def __init__(self, transfer_queue: Any, min_poll_s: float, max_poll_s: float) -> None:
         self._tq = transfer_queue
@@ -124,7 +143,7 @@ class _PollingWatch(Watch):
         self._listing: Listing = {}
         self._lock = threading.Lock()
 
-    def changes(self) -> Changes:
+    def poll(self) -> Changes:
         with self._lock:
             before, self._listing = self._listing, self._tq.kv_list()
             changes = difference(before, self._listing)
@@ -139,23 +158,23 @@ class _PollingWatch(Watch):
 
 
 def difference(before: Listing, now: Listing) -> Changes:
-    """What to report to one who knows the listing `before` and finds `now`."""
+    """Return the changes between two listings."""
     changes: Changes = {}
-    for partition_id in before.keys() | now.keys():
-        old, new = before.get(partition_id, {}), now.get(partition_id, {})
+    for partition in before.keys() | now.keys():
+        old, new = before.get(partition, {}), now.get(partition, {})
         changed: dict[str, Tag | None] = dict(new)
         if old:
             changed = {key: tag for key, tag in new.items() if old.get(key) != tag}
             added = sum(key not in old for key in changed)
-            if len(old) + added > len(new):  # else nothing is gone, and no need to look for it
+            if len(old) + added > len(new):  # else no key is gone
                 changed.update(dict.fromkeys(old.keys() - new.keys()))
         if changed:
-            changes[partition_id] = changed
+            changes[partition] = changed
     return changes
 
 
 def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
-    """As TransferQueue takes it: a TensorDict, every field of it one value per row."""
+    """Convert to what TransferQueue takes: a TensorDict with one value per row in each field."""
     if isinstance(fields, TensorDict) and not any(
         isinstance(value, NonTensorData) for value in fields.values()
     ):

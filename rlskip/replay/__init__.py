@@ -1,7 +1,7 @@
-"""Whole groups for the trainer, or a clear error: readiness, completeness, staleness, clean-up."""
+"""Complete groups for the trainer, or a clear error: readiness, staleness, clean-up."""
 
 from rlskip.replay.buffer import Refill, ReplayBuffer
-from rlskip.replay.errors import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError
 from rlskip.replay.readiness import PromptOutcome
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The replay buffer: whole groups for the trainer, or an error that says what is missing."""
+"""The replay buffer: complete groups for the trainer, or an error that names what is missing."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tensordict import TensorDict
+
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import ROLLOUT_ROOT_KEYS, VAL
+from rlskip.keys import ROLLOUT_ROOT_KEYS, STATUS, VAL, attempt_of, split_trajectory
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
-from rlskip.replay.call import Call
-from rlskip.replay.errors import name_prompts
-from rlskip.replay.index import PartitionIndex
-from rlskip.replay.readiness import Group, PromptOutcome, State, state_of
+from rlskip.replay.group_index import PartitionIndex
+from rlskip.replay.incomplete import changed_rows, name_prompts
+from rlskip.replay.readiness import PromptGroup, PromptOutcome, State, state_of
+from rlskip.replay.sampling import SampleCall
 
 log = logging.getLogger(__name__)
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
-#: returns their uids, one per prompt, in order; None when they run again under their own uids.
-#: Other threads cannot use the buffer meanwhile, so it must not wait for one that does.
+#: returns the new uids, one per prompt and in order, or None if the prompts run again under their
+#: own uids. The buffer is locked during the call, so it must not wait for a thread that uses it.
 Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 
-# Another thread that uses the same buffer may take in the change that this one waits for.
+# Another thread that uses the same buffer may poll the change that this thread waits for.
 _LONGEST_WAIT_S = 1.0
 
 
 class ReplayBuffer:
-    """Hands whole groups from a trajectory queue to the trainer.
+    """Samples complete groups from a trajectory queue.
 
-    It keeps the queue's tags, never its rows. Any thread may call it; while one waits in
-    :meth:`sample`, others may count and clear.
+    The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
+    in :meth:`sample`, others may count and clear.
 
     Parameters
     ----------
     queue
-        Where sessions put their rows and markers.
+        The queue to which sessions write their rows and markers.
     config
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
         for the defaults.
@@ -49,7 +51,7 @@ class ReplayBuffer:
     Raises
     ------
     ConfigError
-        The config cannot be honoured; every problem is named.
+        The config is invalid; the error names every problem.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class ReplayBuffer:
         self.config = read_replay(config)
         if self.config.on_incomplete == "refill" and refill is None:
             raise ConfigError(
-                "refill needs a callback that submits prompts, and there is none",
+                "refill needs a callback that submits prompts",
                 "replay.on_incomplete",
                 "pass it as ReplayBuffer(..., refill=...)",
             )
@@ -69,23 +71,24 @@ class ReplayBuffer:
         self._partitions: dict[str, PartitionIndex] = {}
         # partition -> uids that a refill announced and the queue does not hold yet
         self._owed: dict[str, set[str]] = defaultdict(set)
-        # (partition, uid) -> how many prompts it replaces, one after another
+        # (partition, uid) -> how many prompts it replaces, each in turn a replacement
         self._refills: dict[tuple[str, str], int] = {}
 
     def sample(
-        self, global_steps: int, partition_id: str, batch_size: int | None = None
-    ) -> tuple[KVBatchMeta, dict[str, int]]:
-        """Wait for whole groups and take them; no group is ever sampled twice.
+        self, step: int, partition: str, batch_size: int | None = None
+    ) -> tuple[KVBatchMeta, dict[str, float]]:
+        """Wait for complete groups and sample them; no group is sampled twice.
 
         Parameters
         ----------
-        global_steps
+        step
             The trainer's step.
-        partition_id
-            ``train``, ``val``, or any other.
+        partition
+            ``train``, ``val``, or any other partition.
         batch_size
-            None: all prompts submitted at step `global_steps`, once all of them are over.
-            A number: that many prompts of any step, the oldest first.
+            None: all prompts submitted at `step`, once all of them have finished.
+            A number: that many prompts of any step, the oldest first; in ``val``, less those
+            that were dropped.
 
         Returns
         -------
@@ -93,185 +96,238 @@ class ReplayBuffer:
             The rows of the successful sessions, group by group, each by session and index.
             ``extra_info["rollout_root_keys"]`` holds the prompts' keys.
         metrics : dict
-            Prompts evicted, refilled, and sampled short of sessions during this call.
+            The prompts that this call evicted, refilled, and sampled with missing sessions.
 
         Raises
         ------
         IncompleteRolloutError
-            A group is over and not whole, and ``replay.on_incomplete`` does not let it pass.
+            A finished group is incomplete, and ``replay.on_incomplete`` does not accept it.
         ReplayTimeoutError
-            ``replay.timeout_s`` is over; names the prompts and sessions still missing.
+            ``replay.timeout_s`` has passed; the error names the missing prompts and sessions.
         """
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        call = Call(global_steps, partition_id, batch_size)
+        call = SampleCall(step, partition, batch_size)
         while True:
             with self._lock:
                 self._sync()
                 self._evict_stale(call)
-                while self._evict_broken(call):
-                    self._sync()  # a refill may have put prompts, and they may be over already
+                while self._evict_incomplete(call):
+                    self._sync()  # a refill may have put prompts that have finished already
                 groups = self._choose(call)
                 if groups is not None:
-                    return self._take(groups, call), call.metrics()
+                    return self._batch_of(groups, call), call.metrics()
                 patience = self._check_time(call)
             self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
-    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
-        """How many prompts `sample` could take now, whatever their step; takes and evicts none."""
+    def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
+        """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
+
+        Raises
+        ------
+        IncompleteRolloutError
+            Rows were replaced or deleted after they were sampled; see :meth:`check`.
+        MissingKeysError
+            A row lacks one of `fields`.
+        """
+        self.check(batch)
+        try:
+            return self._queue.get(batch.keys, str(batch.partition_id), fields)
+        finally:
+            self.check(batch)
+
+    def check(self, batch: KVBatchMeta) -> None:
+        """Check that the queue still holds the rows of a sampled batch, or of a chunk of one.
+
+        A worker that writes its rows itself may do so after its attempt was given up. A
+        MemoryQueue drops such a write; a shared queue cannot. A reader that does not use
+        :meth:`get` calls this before and after it reads.
+
+        Raises
+        ------
+        IncompleteRolloutError
+            Rows were replaced by another attempt, or deleted.
+        """
+        partition = str(batch.partition_id)
         with self._lock:
             self._sync()
-            counts = self._index(partition_id).steps(State.WHOLE)
+            index = self._index(partition)
+            changed: dict[str, dict[int, str]] = defaultdict(dict)
+            for key, tag in zip(batch.keys, batch.tags, strict=True):
+                uid, session_id, number = split_trajectory(key) or (key, 0, 0)
+                now = index.find(uid).rows.get((session_id, number))
+                if now is None:
+                    changed[uid][session_id] = f"row {key} was deleted"
+                elif (attempt_of(now), now.get(STATUS)) != (attempt_of(tag), tag.get(STATUS)):
+                    changed[uid][session_id] = f"another attempt replaced row {key}"
+            outcomes = self._outcomes(map(index.find, changed), partition)
+        if changed:
+            raise changed_rows(
+                partition, [outcome.without(changed[outcome.uid]) for outcome in outcomes]
+            )
+
+    def get_sampleable_count(self, step: int, partition: str) -> int:
+        """The number of prompts of any step that `sample` could return now; evicts none."""
+        with self._lock:
+            self._sync()
+            counts = self._index(partition).steps(State.COMPLETE)
             return sum(
                 count
-                for step, count in counts.items()
-                if not self._is_stale(step, global_steps, partition_id)
+                for submitted, count in counts.items()
+                if not self._is_stale(submitted, step, partition)
             )
 
     def clear(self, batch: KVBatchMeta) -> None:
-        """Remove a sampled batch from the queue: its rows, its prompts and their markers.
+        """Delete a sampled batch from the queue: its rows, its prompts and their markers.
 
-        Give it the whole batch. A chunk names the root keys of all.
+        Pass the whole batch: a chunk still names the root keys of all its prompts.
         """
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
         if roots is None or batch.partition_id is None:
             raise RlskipError(
-                "this batch does not say which prompts it holds",
+                "this batch does not name its prompts",
                 f"extra_info[{ROLLOUT_ROOT_KEYS!r}]",
-                "clear what sample() returned, or call evict(uids, partition_id)",
+                "pass the batch that sample() returned, or call evict(uids, partition)",
             )
         self.evict(roots, batch.partition_id)
 
-    def evict(self, uids: Iterable[str], partition_id: str) -> None:
-        """Remove prompts from the queue, wherever they stand: roots, rows and markers."""
+    def evict(self, uids: Iterable[str], partition: str) -> None:
+        """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
             self._sync()
-            self._remove(list(uids), partition_id)
+            self._remove(list(uids), partition)
 
-    # -- what sample() does, in this order -----------------------------------------------------
+    # -- the steps of sample(), in this order --------------------------------------------------
     def _sync(self) -> None:
-        for partition_id, changes in self._watch.changes().items():
-            index = self._index(partition_id)
+        for partition, changes in self._watch.poll().items():
+            index = self._index(partition)
             index.apply(changes)
-            owed = self._owed[partition_id]
+            owed = self._owed[partition]
             owed.difference_update([uid for uid in owed if index.has_prompt(uid)])
 
-    def _evict_stale(self, call: Call) -> None:
+    def _evict_stale(self, call: SampleCall) -> None:
         if call.batch_size is None:
             return
-        index = self._index(call.partition_id)
+        index = self._index(call.partition)
         stale = [
             group
-            for state in (State.WHOLE, State.BROKEN)
+            for state in (State.COMPLETE, State.INCOMPLETE)
             for step in index.steps(state)
-            if self._is_stale(step, call.global_steps, call.partition_id)
+            if self._is_stale(step, call.step, call.partition)
             for group in index.groups(state, step)
         ]
         if not stale:
             return
-        outcomes = self._outcomes(stale, call.partition_id)
-        call.stale += len(outcomes)
+        outcomes = self._outcomes(stale, call.partition)
+        call.stale_spans += [call.step - (outcome.step or 0) + 1 for outcome in outcomes]
         log.warning("%s: evicting stale prompts:%s", call, name_prompts(outcomes))
-        self._remove([outcome.uid for outcome in outcomes], call.partition_id)
+        self._remove([outcome.uid for outcome in outcomes], call.partition)
         if self._refill is not None:
             self._replace(outcomes, [0] * len(outcomes), call)
 
-    def _evict_broken(self, call: Call) -> bool:
-        """Judge incomplete groups by ``replay.on_incomplete``; tells whether any was evicted."""
-        index = self._index(call.partition_id)
-        broken = self._outcomes(index.groups(State.BROKEN, call.only_step), call.partition_id)
-        if not broken:
+    def _evict_incomplete(self, call: SampleCall) -> bool:
+        """Apply ``replay.on_incomplete``; returns whether any group was evicted."""
+        index = self._index(call.partition)
+        outcomes = self._outcomes(index.groups(State.INCOMPLETE, call.only_step), call.partition)
+        if not outcomes:
             return False
         policy = self.config.on_incomplete
-        if policy == "drop":
-            call.dropped += broken
-            log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(broken))
-            self._remove([outcome.uid for outcome in broken], call.partition_id)
+        # A refill submits a training prompt, which must not stand in for one of validation.
+        if policy == "drop" or (policy == "refill" and call.partition == VAL):
+            call.dropped += outcomes
+            log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(outcomes))
+            self._remove([outcome.uid for outcome in outcomes], call.partition)
         elif policy == "refill":
-            self._refill_broken(broken, call)
+            self._refill_incomplete(outcomes, call)
         else:
-            raise call.incomplete(broken)
+            raise call.incomplete(outcomes)
         return True
 
-    def _refill_broken(self, broken: list[PromptOutcome], call: Call) -> None:
-        refills = [self._refills.get((call.partition_id, outcome.uid), 0) for outcome in broken]
+    def _refill_incomplete(self, outcomes: list[PromptOutcome], call: SampleCall) -> None:
+        refills = [self._refills.get((call.partition, outcome.uid), 0) for outcome in outcomes]
         most = self.config.max_refills
-        hopeless = [outcome for outcome, n in zip(broken, refills, strict=True) if n >= most]
-        if hopeless:
-            raise call.incomplete(hopeless, f"after {most} refills (replay.max_refills)")
-        call.refilled += len(broken)
-        log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(broken))
-        self._remove([outcome.uid for outcome in broken], call.partition_id)
-        self._replace(broken, [n + 1 for n in refills], call)
+        exhausted = [outcome for outcome, n in zip(outcomes, refills, strict=True) if n >= most]
+        if exhausted:
+            raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
+        call.refilled += len(outcomes)
+        log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(outcomes))
+        self._remove([outcome.uid for outcome in outcomes], call.partition)
+        self._replace(outcomes, [n + 1 for n in refills], call)
 
-    def _replace(self, evicted: list[PromptOutcome], refills: list[int], call: Call) -> None:
-        """Have `evicted` replaced; `refills` counts the replacements in each one's line."""
+    def _replace(self, evicted: list[PromptOutcome], refills: list[int], call: SampleCall) -> None:
+        """Replace `evicted`; `refills` counts the replacements that led to each new prompt."""
         assert self._refill is not None
-        uids = self._refill(call.partition_id, evicted)
+        uids = self._refill(call.partition, evicted)
         uids = [outcome.uid for outcome in evicted] if uids is None else list(uids)
         if len(uids) != len(evicted):
             raise RlskipError(
                 f"the refill callback returned {len(uids)} uids for {len(evicted)} prompts",
                 remedy="return one uid per prompt, in order, or None",
             )
-        self._owed[call.partition_id].update(uids)
+        self._owed[call.partition].update(uids)
         for uid, n in zip(uids, refills, strict=True):
-            self._refills[call.partition_id, uid] = n
+            self._refills[call.partition, uid] = n
 
-    def _choose(self, call: Call) -> list[Group] | None:
-        """The groups to return; None while there is a reason to wait."""
-        index = self._index(call.partition_id)
+    def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
+        """The groups to return, or None to go on waiting."""
+        index = self._index(call.partition)
         if call.batch_size is None:
-            if call.only_step in index.steps(State.RUNNING) or self._owed[call.partition_id]:
+            if call.only_step in index.steps(State.RUNNING) or self._owed[call.partition]:
                 return None
-            groups = list(index.groups(State.WHOLE, call.only_step))
+            groups = list(index.groups(State.COMPLETE, call.only_step))
             if not groups and call.dropped:
-                raise call.incomplete(call.dropped, "and with them every prompt was dropped")
+                raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
         if self._about_to_be_stale(call):
             return None
         fresh = (
             group
-            for group in index.groups(State.WHOLE)
-            if not self._is_stale(group.step, call.global_steps, call.partition_id)
+            for group in index.groups(State.COMPLETE)
+            if not self._is_stale(group.step, call.step, call.partition)
         )
-        groups = list(itertools.islice(fresh, call.batch_size))
-        return groups if len(groups) == call.batch_size else None
+        # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
+        dropped = len(call.dropped) if call.partition == VAL else 0
+        if dropped >= call.batch_size:
+            raise call.incomplete(call.dropped, "(every prompt was dropped)")
+        groups = list(itertools.islice(fresh, call.batch_size - dropped))
+        return groups if len(groups) + dropped == call.batch_size else None
 
-    def _take(self, groups: list[Group], call: Call) -> KVBatchMeta:
-        # Not pairs of them: a million tuples keep the garbage collector busy.
+    def _batch_of(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
+        # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
         keys: list[str] = []
         tags: list[Any] = []  # KVBatchMeta copies them
         for group in groups:
             for key, tag in group.successful_rows():
                 keys.append(key)
                 tags.append(tag)
-        # Else only complete groups are whole.
-        doubtful = groups if self.config.on_incomplete == "min_viable" else []
-        outcomes = self._outcomes(doubtful, call.partition_id)
+        # Under any other policy, no session is missing.
+        viable = groups if self.config.on_incomplete == "min_viable" else []
+        outcomes = self._outcomes(viable, call.partition)
         short = [outcome for outcome in outcomes if not outcome.complete]
         if short:
             call.short = len(short)
-            log.warning("%s: sampling short but viable groups:%s", call, name_prompts(short))
-        self._index(call.partition_id).take(groups)
+            log.warning(
+                "%s: sampling viable groups with missing sessions:%s", call, name_prompts(short)
+            )
+        self._index(call.partition).mark_sampled(groups)
         return KVBatchMeta(
             keys=keys,
             tags=tags,
-            partition_id=call.partition_id,
+            partition_id=call.partition,
             extra_info={ROLLOUT_ROOT_KEYS: [group.uid for group in groups]},
         )
 
-    def _check_time(self, call: Call) -> float:
-        """Say now and then what the call waits for; returns the seconds until it is next due.
+    def _check_time(self, call: SampleCall) -> float:
+        """Log a progress line when one is due; returns the seconds until the next.
 
-        Raises ReplayTimeoutError when the call's time is over.
+        Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
         now = time.monotonic()
         timeout_at = call.started + self.config.timeout_s
         if now >= timeout_at:
             raise call.timed_out(self._missing(call), self._situation(call))
-        if now >= call.spoke + self.config.progress_interval_s:
-            call.spoke = now
+        if now >= call.logged + self.config.progress_interval_s:
+            call.logged = now
             log.info(
                 "%s: waiting for %.0f of %.0f s; %s%s",
                 call,
@@ -280,82 +336,79 @@ class ReplayBuffer:
                 self._situation(call),
                 name_prompts(self._missing(call)),
             )
-        return min(timeout_at, call.spoke + self.config.progress_interval_s) - now
+        return min(timeout_at, call.logged + self.config.progress_interval_s) - now
 
-    # -- what the above ask ----------------------------------------------------------------------
-    def _index(self, partition_id: str) -> PartitionIndex:
-        index = self._partitions.get(partition_id)
+    # -- helpers ---------------------------------------------------------------------------------
+    def _index(self, partition: str) -> PartitionIndex:
+        index = self._partitions.get(partition)
         if index is None:
-            expected = self._expected(partition_id)
+            expected = self._expected(partition)
             k = self.config.min_viable if self.config.on_incomplete == "min_viable" else None
             index = PartitionIndex(lambda group: state_of(group, expected, k))
-            self._partitions[partition_id] = index
+            self._partitions[partition] = index
         return index
 
-    def _expected(self, partition_id: str) -> int | None:
+    def _expected(self, partition: str) -> int | None:
         """Sessions to expect of a prompt whose tag does not say."""
-        return self.config.val_n if partition_id == VAL else self.config.n
+        return self.config.val_n if partition == VAL else self.config.n
 
-    def _outcomes(self, groups: Iterable[Group], partition_id: str) -> list[PromptOutcome]:
-        expected = self._expected(partition_id)
+    def _outcomes(self, groups: Iterable[PromptGroup], partition: str) -> list[PromptOutcome]:
+        expected = self._expected(partition)
         return [PromptOutcome.of(group, expected) for group in groups]
 
-    def _remove(self, uids: Sequence[str], partition_id: str) -> None:
-        self._queue.clear(self._index(partition_id).remove(uids), partition_id)
-        # A watch that polls must see them gone before a refill puts the same keys again.
+    def _remove(self, uids: Sequence[str], partition: str) -> None:
+        self._queue.delete(self._index(partition).remove(uids), partition)
+        # A polling watch must see them deleted before a refill puts the same keys again.
         self._sync()
-        self._owed[partition_id].difference_update(uids)
+        self._owed[partition].difference_update(uids)
         for uid in uids:
-            self._refills.pop((partition_id, uid), None)
+            self._refills.pop((partition, uid), None)
 
-    def _is_stale(self, step: int | None, call_step: int, partition_id: str) -> bool:
-        """Whether to drop the groups of `step`: they span more steps than the threshold."""
-        limit = self._age_limit("drop", partition_id)
-        return limit is not None and step is not None and call_step - step + 1 > limit
+    def _is_stale(self, submitted: int | None, step: int, partition: str) -> bool:
+        """Whether groups submitted at that step span more steps than the threshold allows."""
+        limit = self._age_limit("drop", partition)
+        return limit is not None and submitted is not None and step - submitted + 1 > limit
 
-    def _about_to_be_stale(self, call: Call) -> bool:
-        """Whether a prompt in flight has reached the threshold and must be waited for."""
-        limit = self._age_limit("wait", call.partition_id)
-        running = self._index(call.partition_id).steps(State.RUNNING)
+    def _about_to_be_stale(self, call: SampleCall) -> bool:
+        """Whether to wait for a running prompt that has reached the threshold."""
+        limit = self._age_limit("wait", call.partition)
+        running = self._index(call.partition).steps(State.RUNNING)
         return limit is not None and any(
-            step is not None and call.global_steps - step + 1 >= limit for step in running
+            step is not None and call.step - step + 1 >= limit for step in running
         )
 
-    def _age_limit(self, strategy: str, partition_id: str) -> int | None:
-        on = self.config.max_off_policy_strategy == strategy and partition_id != VAL
+    def _age_limit(self, strategy: str, partition: str) -> int | None:
+        on = self.config.max_off_policy_strategy == strategy and partition != VAL
         return self.config.max_off_policy_threshold if on else None
 
-    def _missing(self, call: Call) -> list[PromptOutcome]:
-        """The prompts in flight that this call waits for."""
-        index = self._index(call.partition_id)
-        return self._outcomes(index.groups(State.RUNNING, call.only_step), call.partition_id)
+    def _missing(self, call: SampleCall) -> list[PromptOutcome]:
+        """The running prompts that this call waits for."""
+        index = self._index(call.partition)
+        return self._outcomes(index.groups(State.RUNNING, call.only_step), call.partition)
 
-    def _situation(self, call: Call) -> str:
-        """What is there and what is not, in one line."""
-        index, only = self._index(call.partition_id), call.only_step
+    def _situation(self, call: SampleCall) -> str:
+        """What there is to sample and what is missing, in one line."""
+        index, only = self._index(call.partition), call.only_step
 
         def count(state: State) -> int:
             steps = index.steps(state)
             return sum(steps.values()) if only is None else steps.get(only, 0)
 
-        whole, running, owed = (
-            count(State.WHOLE),
-            count(State.RUNNING),
-            self._owed[call.partition_id],
-        )
-        wanted = whole + running + len(owed) if call.batch_size is None else call.batch_size
-        said = [f"{whole} of {wanted} prompts are whole, {running} are under way"]
+        complete, running = count(State.COMPLETE), count(State.RUNNING)
+        owed = self._owed[call.partition]
+        wanted = complete + running + len(owed) if call.batch_size is None else call.batch_size
+        facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
         if self._about_to_be_stale(call):
-            said.append("prompts in flight that are about to be stale come first")
+            facts.append("running prompts that are about to be stale come first")
         if owed:
-            said.append(f"refills that have not arrived: {_names(owed)}")
+            facts.append(f"refills that have not arrived: {_names(owed)}")
         if call.dropped:
-            said.append(f"{len(call.dropped)} were incomplete and dropped")
-        if taken := count(State.TAKEN):
-            said.append(f"{taken} were sampled before")
-        if loose := [group.uid for group in index.groups(State.LOOSE)]:
-            said.append(f"without a prompt that has a step: {_names(loose)}")
-        return "; ".join(said)
+            facts.append(f"{len(call.dropped)} were incomplete and dropped")
+        if sampled := count(State.SAMPLED):
+            facts.append(f"{sampled} were sampled before")
+        if orphaned := [group.uid for group in index.groups(State.ORPHANED)]:
+            facts.append(f"keys without a prompt that has a step: {_names(orphaned)}")
+        return "; ".join(facts)
 
 
 def _names(uids: Iterable[str], most: int = 10) -> str:

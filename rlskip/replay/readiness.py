@@ -1,22 +1,21 @@
-"""When is a prompt's group over, and is it whole? Pure functions of its tags.
+"""Whether a prompt's group is finished, and whether it is complete: pure functions of its tags.
 
-Two models, and the root tag says which one a prompt uses:
+There are two models; the root tag shows which one a prompt uses:
 
 session counting
-    The tag holds ``n``. Over when `n` sessions have a marker, success or failure. A session
-    succeeded when its marker says so and it wrote a row.
+    The tag holds ``n``. The group is finished when `n` sessions have a marker, success or failure.
+    A session succeeded if its marker says so and it wrote a row.
 prompt status
-    The tag holds no ``n``. Over when its ``status`` is ``finished`` or ``failure``. A session
-    succeeded when it wrote a row, and no marker says that it failed.
+    The tag holds no ``n``. The group is finished when its ``status`` is ``finished`` or
+    ``failure``. A session succeeded if it wrote a row and no marker says that it failed.
 
-Rows of an earlier attempt at a session do not count, nor do rows whose status is not success.
+Only rows of the attempt that counts count, and only those whose status is success.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -29,44 +28,48 @@ from rlskip.keys import (
     FAILURE,
     FINISHED,
     GLOBAL_STEPS,
+    ROWS,
+    ROWS_PER_ATTEMPT,
     STATUS,
     SUCCESS,
     N,
     SessionKey,
+    attempt_of,
+    integer,
 )
 from rlskip.queue import Tag
 
 
 class State(Enum):
-    """Where a group stands."""
+    """The state of a group."""
 
-    LOOSE = "no prompt with a step yet: rows or markers came first, or a bare tag"
-    RUNNING = "sessions are under way"
-    WHOLE = "over, and fit to be sampled"
-    BROKEN = "over, and incomplete"
-    TAKEN = "sampled, and not cleaned up yet"
+    ORPHANED = "rows, markers or a bare tag, but no prompt with a step"
+    RUNNING = "some sessions have not finished"
+    COMPLETE = "finished, and can be sampled"
+    INCOMPLETE = "finished, and must not be sampled"
+    SAMPLED = "sampled, and not deleted yet"
 
 
 @attrs.define(eq=False)
-class Group:
-    """All that a queue's tags say of one prompt."""
+class PromptGroup:
+    """One prompt's tags: its root, rows and markers."""
 
     uid: str
-    number: int  # counts groups in the order in which they appeared
+    number: int  # numbers the groups in the order in which they appeared
     root: Tag | None = None
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
-    taken: bool = False
-    place: tuple[State, int | None] | None = None  # on which shelf of the index
+    sampled: bool = False
+    place: tuple[State, int | None] | None = None  # its shelf in the index
 
     @property
     def step(self) -> int | None:
-        """The step the prompt was submitted at; None without a usable one."""
-        return None if self.root is None else _integer(self.root.get(GLOBAL_STEPS))
+        """The step at which the prompt was submitted; None if there is no valid one."""
+        return None if self.root is None else integer(self.root.get(GLOBAL_STEPS))
 
     @property
     def counted(self) -> bool:
-        """Whether session markers make this prompt ready, and not its status."""
+        """Whether the prompt uses session counting."""
         return self.root is not None and N in self.root
 
     @property
@@ -80,12 +83,12 @@ class Group:
         return keys + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
 
     def expected(self, otherwise: int | None) -> int | None:
-        """How many sessions the root tag records, else `otherwise`; None when nobody knows."""
+        """The number of sessions in the root tag, else `otherwise`; None if unknown."""
         root = self.root or {}
         return _positive(root.get(EXPECTED_ROLLOUTS)) or _positive(root.get(N)) or otherwise
 
-    def over(self) -> bool:
-        """No session of this prompt is under way any more."""
+    def finished(self) -> bool:
+        """Whether all sessions of this prompt have finished."""
         if self.root is None:
             return False
         if not self.counted:
@@ -96,7 +99,7 @@ class Group:
         return sum(tag.get(STATUS) in (SUCCESS, FAILURE) for tag in self.markers.values()) >= n
 
     def tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
-        """The rows of each session that succeeded, and why each that failed did; by session id."""
+        """By session id: the rows of each session that succeeded, and why each other failed."""
         sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
         for (session_id, index), tag in self.rows.items():
             sessions.setdefault(session_id, {})[index] = tag
@@ -105,33 +108,42 @@ class Group:
         failed: dict[int, str] = {}
         for session_id in sorted(sessions):
             marker = self.markers.get(session_id, {})
-            rows = _of_last_attempt(sessions[session_id], marker)
+            written = sessions[session_id]
+            rows = _of_last_attempt(written, marker)
             ended = marker.get(STATUS)
-            said = [tag.get(STATUS) for tag in rows.values()]
+            statuses = [tag.get(STATUS) for tag in rows.values()]
             if ended == FAILURE:
                 failed[session_id] = str(marker.get(ERROR, ""))
-            elif FAILURE in said:
-                at_fault = [*rows.values()][said.index(FAILURE)]
+            elif FAILURE in statuses:
+                at_fault = [*rows.values()][statuses.index(FAILURE)]
                 failed[session_id] = str(at_fault.get(ERROR, ""))
-            elif rows and said.count(SUCCESS) == len(said) and (ended == SUCCESS or not counted):
+            elif (ROWS in marker or len(rows) < len(written)) and (
+                lost := _lost_rows(written, rows, marker)
+            ):
+                failed[session_id] = lost
+            elif (
+                rows
+                and statuses.count(SUCCESS) == len(statuses)
+                and (ended == SUCCESS or not counted)
+            ):
                 succeeded[session_id] = rows
         return succeeded, failed
 
     def successful_rows(self) -> Iterator[tuple[str, Tag]]:
-        """What a batch takes of this group: its successful sessions' rows, by session and index."""
+        """The rows of the sessions that succeeded, by session and index."""
         for session_id, rows in self.tally()[0].items():
             for index in sorted(rows):
                 yield self._key(session_id, index), rows[index]
 
     def _key(self, session_id: int, index: int) -> str:
-        # As TrajectoryKey prints it, which would check a million ids again that come from keys.
+        # Formats as TrajectoryKey does, without validating again a million ids read from keys.
         return f"{self.uid}_{session_id}_{index}"
 
 
 def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
-    """A session's rows that count: of the attempt its marker names, else of the latest."""
-    attempts = [_integer(tag.get(ATTEMPT)) or 0 for tag in rows.values()]
-    last = _integer(marker.get(ATTEMPT))
+    """A session's rows that count: those of its marker's attempt, else of the latest attempt."""
+    attempts = [integer(tag.get(ATTEMPT)) or 0 for tag in rows.values()]
+    last = attempt_of(marker)
     if last is None:
         last = max(attempts, default=0)
     if attempts.count(last) == len(attempts):
@@ -139,34 +151,50 @@ def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
     return {index: rows[index] for index, of in zip(rows, attempts, strict=True) if of == last}
 
 
+def _lost_rows(written: dict[int, Tag], rows: dict[int, Tag], marker: Tag) -> str:
+    """Why `rows`, of all that were `written`, are not all of their attempt's; empty if they are.
+
+    A late write of another attempt may have replaced some of them.
+    """
+    expected = integer(marker.get(ROWS))
+    if expected is not None:
+        return "" if len(rows) == expected else f"found {len(rows)} of its {expected} rows"
+    if not rows:
+        return ""
+    last = max(rows)
+    first = last - last % ROWS_PER_ATTEMPT
+    replaced = sorted(i for i in written if first <= i < last and i not in rows)
+    return f"row {replaced[0]} was replaced by another attempt" if replaced else ""
+
+
 @attrs.frozen
 class PromptOutcome:
-    """What became of one prompt, as errors, callbacks and log lines tell it.
+    """The outcome of one prompt, for errors, callbacks and log lines.
 
     Attributes
     ----------
-    uid, global_steps
+    uid, step
         The prompt, and the step at which it was submitted.
     status
-        The status of its root tag; None where session markers are counted.
+        The status in its root tag; None with session counting.
     expected
-        Sessions expected; None when neither its tag nor the config says.
+        The expected number of sessions; None if neither its tag nor the config has it.
     succeeded
         Ids of the distinct sessions that succeeded.
     failed
-        ``(session id, reason)`` of those that say they failed; the reason may be empty.
+        ``(session id, reason)`` of the sessions that failed; the reason may be empty.
     """
 
     uid: str
-    global_steps: int | None
+    step: int | None
     status: str | None
     expected: int | None
     succeeded: tuple[int, ...]
     failed: tuple[tuple[int, str], ...]
 
     @classmethod
-    def of(cls, group: Group, otherwise: int | None) -> PromptOutcome:
-        """The outcome so far; `otherwise` is expected where the tag does not say."""
+    def of(cls, group: PromptGroup, otherwise: int | None) -> PromptOutcome:
+        """The outcome so far; `otherwise` replaces an expected number that the tag lacks."""
         succeeded, failed = group.tally()
         status = None if group.root is None or group.counted else group.root.get(STATUS)
         return cls(
@@ -178,6 +206,14 @@ class PromptOutcome:
             tuple(failed.items()),
         )
 
+    def without(self, failed: Mapping[int, str]) -> PromptOutcome:
+        """The same outcome, but these sessions failed, each for its reason."""
+        return attrs.evolve(
+            self,
+            succeeded=tuple(i for i in self.succeeded if i not in failed),
+            failed=tuple(sorted({**dict(self.failed), **failed}.items())),
+        )
+
     @property
     def actual(self) -> int:
         """How many distinct sessions succeeded."""
@@ -185,14 +221,14 @@ class PromptOutcome:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The sessions of which nothing was heard, as many as are short of `expected`."""
-        heard = {*self.succeeded, *dict(self.failed)}
-        silent = (i for i in range(self.expected or 0) if i not in heard)
-        return tuple(itertools.islice(silent, max(0, (self.expected or 0) - len(heard))))
+        """Sessions with no outcome yet, as many as are missing from `expected`."""
+        known = {*self.succeeded, *dict(self.failed)}
+        unknown = (i for i in range(self.expected or 0) if i not in known)
+        return tuple(itertools.islice(unknown, max(0, (self.expected or 0) - len(known))))
 
     @property
     def complete(self) -> bool:
-        """Nothing failed, and no session is missing; with no expectation, at least one is there."""
+        """No session failed or is missing; with no expected number, one session is enough."""
         return self.status != FAILURE and not self.failed and self.actual >= (self.expected or 1)
 
     def __str__(self) -> str:
@@ -203,48 +239,36 @@ class PromptOutcome:
             causes.append(f"session{plural} {', '.join(map(str, self.missing))} missing")
         if self.status is not None:
             causes.append(f"status {self.status}")
-        said = f" ({'; '.join(causes)})" if causes else ""
-        return f"{self.uid}: expected {expected}, got {self.actual}{said}"
+        why = f" ({'; '.join(causes)})" if causes else ""
+        return f"{self.uid}: expected {expected}, got {self.actual}{why}"
 
 
-def state_of(group: Group, otherwise: int | None, min_viable: int | None) -> State:
-    """Where `group` stands.
+def state_of(group: PromptGroup, otherwise: int | None, min_viable: int | None) -> State:
+    """The state of `group`.
 
     Parameters
     ----------
     group
-        A prompt's tags as they are now.
+        A prompt's current tags.
     otherwise
-        Sessions to expect where the root tag does not say; None when nobody knows.
+        Sessions to expect if the root tag does not say; None if unknown.
     min_viable
-        So many successful sessions are enough, or all that are expected where that is fewer;
-        None when the group must be complete.
+        This many successful sessions are enough, or all expected ones if those are fewer;
+        None if every session must succeed.
     """
-    if group.taken:
-        return State.TAKEN
+    if group.sampled:
+        return State.SAMPLED
     if group.step is None:
-        return State.LOOSE
-    if not group.over():
+        return State.ORPHANED
+    if not group.finished():
         return State.RUNNING
     outcome = PromptOutcome.of(group, otherwise)
     enough = min_viable is not None and outcome.actual >= min(
         min_viable, outcome.expected or min_viable
     )
-    return State.WHOLE if enough or outcome.complete else State.BROKEN
-
-
-def _integer(value: Any) -> int | None:
-    """A tag's value as an int, numpy's included; None for anything else."""
-    if type(value) is int:
-        return value
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
+    return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
 
 
 def _positive(value: Any) -> int | None:
-    number = _integer(value)
+    number = integer(value)
     return number if number is not None and number > 0 else None

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _current: ContextVar[Call] = ContextVar("rlskip_call")
+# The last call outside the manager.
+_by_hand: ContextVar[Call] = ContextVar("rlskip_by_hand")
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
+LacksSpec = Callable[[Any], Sequence[str]] | None
 
 
 @attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
 class Stage:
-    """A decorated function: what ``SkipManager.annotate`` was told about it."""
+    """A decorated function and the arguments of its ``SkipManager.annotate``."""
 
     func: Callable[..., Any]
     role: str
     prompts: PromptsSpec = None
     identity: IdentitySpec = None
+    #: The stage's name in the identity of its dumps; None where it is not known.
+    stage: str | None = None
+    lacks: LacksSpec = None
     #: Keyword options that only the role understands (``BaseSkip.stage_options``).
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
@@ -69,11 +75,15 @@ class Stage:
             return self.identity(*args, **kwargs)
         return self.identity or {}
 
+    def lacking(self, result: Any) -> list[str]:
+        """The fields that the trainer needs and `result` does not have."""
+        return [] if self.lacks is None else list(self.lacks(result))
+
 
 class Cleanup(ExitStack):
-    """What is to be done when a call ends, however it ends; what is added after that, at once.
+    """Callbacks to run when a call ends, however it ends.
 
-    After that, because a thread goes on when the task that waits for it is cancelled.
+    One that is added later runs at once: a thread continues when its task is cancelled.
     """
 
     def __init__(self) -> None:
@@ -96,7 +106,7 @@ class Cleanup(ExitStack):
 
 @attrs.define(eq=False)
 class Call:
-    """What is known of one call; lives exactly as long as the call does."""
+    """The state of one call."""
 
     stage: Stage
     args: tuple[Any, ...]
@@ -105,18 +115,19 @@ class Call:
         init=False,
         default=attrs.Factory(lambda s: s.stage.prompts_of(s.args, s.kwargs), takes_self=True),
     )
-    #: What the role computed of the prompts before the stage ran (a stage may alter its input).
+    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
     identity: Any = attrs.field(init=False, default=None)
-    #: Takes down an event in the job's records: ``record("dumped", bytes=...)``.
+    #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
     record: Callable[..., None] = lambda event, **facts: None
-    #: What to record beside a hit: source, bytes, seconds_saved.
+    #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
-    #: What must be given back when the call ends, however it ends.
+    #: Releases what the call holds.
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
-    _generation_began: float = attrs.field(init=False, factory=time.perf_counter)
+    #: How long the stage itself ran, in seconds.
+    seconds: float = attrs.field(init=False, default=0.0)
 
     def replace_prompts(self, prompts: Any) -> bool:
-        """Have the stage called with `prompts` instead; False where no argument is the prompts."""
+        """Call the stage with `prompts` instead; False if no argument is the prompts."""
         args = tuple(prompts if arg is self.prompts else arg for arg in self.args)
         kwargs = {k: prompts if arg is self.prompts else arg for k, arg in self.kwargs.items()}
         old, new = [*self.args, *self.kwargs.values()], [*args, *kwargs.values()]
@@ -125,13 +136,14 @@ class Call:
         self.args, self.kwargs = args, kwargs
         return True
 
-    def generation_begins(self) -> None:
-        self._generation_began = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the stage itself was started."""
-        return time.perf_counter() - self._generation_began
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure how long the stage runs."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds = time.perf_counter() - began
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -144,40 +156,35 @@ class Call:
 
 
 def current_call(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
-    """The call under way; outside the manager (a role used by hand) a fresh one."""
+    """The present call; a new one outside the manager (a role used by hand)."""
     call = _current.get(None)
-    return call if call is not None else Call(Stage(func, role=""), args, kwargs)
+    if call is None:
+        call = Call(Stage(func, role=""), args, kwargs)
+        _by_hand.set(call)
+    return call
 
 
-def is_validation(prompts: Any) -> bool:
-    """Whether the prompts' meta says ``validate``.
-
-    Looked for where trainers keep it: DataProto's `meta_info`, a non-tensor entry of a
-    TensorDict, a key of a mapping or of its `meta_info`. One flag for each row must be true for
-    all; a string says nothing.
-    """
-    return any(
-        _is_true(unwrapped(place.get("validate", None)))
-        for place in (meta_of(prompts), prompts)
-        if place is not None and hasattr(place, "get")
-    )
+def saved_call(*args: Any, **kwargs: Any) -> Call:
+    """As :func:`current_call` with the arguments alone; by hand, the last call that had them."""
+    call = _current.get(None)
+    if call is None:
+        last = _by_hand.get(None)
+        if last is not None and _are_same((args, kwargs), (last.args, last.kwargs)):
+            return last
+        call = Call(Stage(saved_call, "", _likely_prompts), args, kwargs)
+    return call
 
 
-def meta_of(prompts: Any) -> Mapping[str, Any] | None:
-    """The prompts' `meta_info`: DataProto's, or an entry of a mapping or a TensorDict."""
-    meta = getattr(prompts, "meta_info", None)
-    if meta is None and hasattr(prompts, "get"):
-        meta = prompts.get("meta_info", None)
-        meta = getattr(meta, "data", meta)  # NonTensorData
-    return meta if isinstance(meta, Mapping) else None
+def _are_same(one: Any, other: Any) -> bool:
+    ours, theirs = ([*args, *kwargs, *kwargs.values()] for args, kwargs in (one, other))
+    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
 
 
-def unwrapped(value: Any) -> Any:
-    """Tensors, arrays, numpy's scalars and what a TensorDict wraps, as plain Python."""
-    return value.tolist() if hasattr(value, "tolist") else value
+def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
+    """The argument `prompts`, else the first that is a batch, else the first."""
+    from rlskip.batch.columns import columns_of
 
-
-def _is_true(flag: Any) -> bool:
-    if isinstance(flag, list | tuple):
-        return bool(flag) and all(map(_is_true, flag))
-    return isinstance(flag, int | float) and bool(flag)
+    if "prompts" in kwargs:
+        return kwargs["prompts"]
+    given = [*args, *kwargs.values()]
+    return next((one for one in given if columns_of(one)), given[0] if given else None)

@@ -17,12 +17,13 @@ from rlskip.keys import (
     split_session,
     split_trajectory,
 )
+from rlskip.store import CorruptDumpError, DumpMeta
 
 Tag = Mapping[str, Any]
 
 
 @attrs.frozen
-class Group:
+class QueuedGroup:
     """One prompt's group, as it is dumped.
 
     Parameters
@@ -49,10 +50,10 @@ class Group:
         return len(sessions) >= expected
 
 
-def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[Group]:
+def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
     """The groups of these prompts that are to be dumped, from all that a partition holds."""
     groups = {
-        uid: Group(uid, {"": listing[uid]})
+        uid: QueuedGroup(uid, {"": listing[uid]})
         for uid in uids
         if listing.get(uid, {}).get(DUMP_STEP) is not None
     }
@@ -64,43 +65,63 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[Group]:
 
 
 @attrs.frozen
-class Dumped:
+class DumpedGroup:
     """Where a group lies in a step's dump, and what it was generated for."""
 
-    inner: int
+    part: int
     index: int
     content: str | None
     position: int
     whole: bool
 
     @classmethod
-    def of_part(cls, inner: int, info: Mapping[str, Any]) -> list[Dumped]:
-        """The groups that a part's :func:`summary` names."""
-        return [cls(inner, index, *said) for index, said in enumerate(info["groups"])]
+    def of_part(cls, part: int, meta: DumpMeta) -> list[DumpedGroup]:
+        """The groups that a part's :func:`summary` names.
+
+        Raises
+        ------
+        CorruptDumpError
+            It is not such a summary.
+        """
+        try:
+            groups = [
+                cls(part, index, content, position, whole)
+                for index, (content, position, whole) in enumerate(meta.info["groups"])
+            ]
+            if any(type(group.position) is not int for group in groups):
+                raise TypeError("a position")
+            hash(tuple(group.content for group in groups))
+            return groups
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptDumpError(
+                "its meta.json does not describe groups", f"step {meta.step}, part {part}"
+            ) from error
 
 
-def summary(group: Group, whole: bool) -> list[Any]:
+def summary(group: QueuedGroup, whole: bool) -> list[Any]:
     """What a part says of a group beside the dump: content, position, and whether it is whole."""
     return [group.root[DUMP_CONTENT], group.root[DUMP_POSITION], whole]
 
 
-def without_superseded(groups: Sequence[Dumped]) -> list[Dumped]:
+def without_superseded(groups: Sequence[DumpedGroup]) -> list[DumpedGroup]:
     """By position in the batch; a short group is left out where a whole one came after it."""
     whole = {(group.content, group.position) for group in groups if group.whole}
     kept = {
-        (group.content, group.position, (group.inner, group.index) if group.whole else None): group
+        (group.content, group.position, (group.part, group.index) if group.whole else None): group
         for group in groups
         if group.whole or (group.content, group.position) not in whole
     }
-    return sorted(kept.values(), key=lambda group: (group.position, group.inner, group.index))
+    return sorted(kept.values(), key=lambda group: (group.position, group.part, group.index))
 
 
-def by_content(groups: Sequence[Dumped], contents: Sequence[str | None]) -> list[Dumped | None]:
+def by_content(
+    groups: Sequence[DumpedGroup], contents: Sequence[str | None]
+) -> list[DumpedGroup | None]:
     """For each prompt a group of the same content, each group once; None where there is none.
 
     Whole ones come first.
     """
-    shelves: dict[str | None, deque[Dumped]] = defaultdict(deque)
+    shelves: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
     for group in sorted(groups, key=lambda group: not group.whole):
         shelves[group.content].append(group)
     return [
@@ -109,6 +130,6 @@ def by_content(groups: Sequence[Dumped], contents: Sequence[str | None]) -> list
     ]
 
 
-def by_position(groups: Sequence[Dumped], prompts: int) -> list[Dumped | None]:
+def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup | None]:
     """For each prompt the group at its place; None beyond the last."""
     return [groups[i] if i < len(groups) else None for i in range(prompts)]

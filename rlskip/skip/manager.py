@@ -3,104 +3,143 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 import logging
+import operator
 import os
-import re
-import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, ClassVar, NoReturn, TypeVar
+from contextvars import ContextVar, copy_context
+from typing import Any, ClassVar, TypeVar
 
+from rlskip.batch.meta import is_validation
 from rlskip.config.legacy import retire_legacy_flags
-from rlskip.config.skip import read_attachments, read_roles
-from rlskip.errors import ConfigError, MissError, NotInstalledError, RlskipError
-from rlskip.skip.base import BaseSkip, role_specs
-from rlskip.skip.call import Call, IdentitySpec, PromptsSpec, Stage, is_validation
-from rlskip.skip.records import Recorder, Tally
+from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.skip import BUILT_IN_ROLES
+from rlskip.errors import ConfigError, MissError, RlskipError
+from rlskip.jobs.records import Recorder, Tally
+from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
+from rlskip.skip.guard import Guard, before_init, refusing
+from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, role_specs
+from rlskip.skip.writable import check_writable
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Roles whose stage is running around the present call.
+# Roles whose stage encloses the present call.
 _inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
 
 
 class _Miss:
-    """What `_replay` returns when nothing stands in for the call.
+    """What `_replay` returns when no dump replaces the call.
 
     A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
-    bare object would arrive in their workers as a twin that is not this one.
+    bare object would arrive in their workers as a copy that is not this one.
     """
 
 
 class StepNotSetError(RlskipError, RuntimeError):
-    """A listed role was called before anybody said which step it is."""
+    """A role was called while no step was set."""
+
+
+def read_settings(config: Any) -> SkipSettings:
+    """Read the `skip` node of `config` against the registered roles; what it returns is kept.
+
+    Parameters and errors are those of :func:`rlskip.config.settings.read_skip`.
+    """
+    # Register the built-in roles. Imported here, because a job that skips nothing needs no torch.
+    import rlskip.skip.roles  # noqa: F401
+
+    return read_skip(config, role_specs())
 
 
 class SkipManager:
-    """One per process, without instances: what is on, and the step of the training loop."""
+    """The process's enabled roles and the training loop's step. It has no instances."""
 
-    #: The enabled roles. Before `init` a table that looks whether a job asked for skip.
-    skip_instances: ClassVar[dict[str, BaseSkip]]
+    #: The enabled roles.
+    skip_instances: ClassVar[dict[str, BaseSkip]] = {}
 
-    #: What `set_step` said last.
+    #: The step that `set_step` set last.
     step: ClassVar[int | None] = None
 
-    #: Whether somebody sees to ``skip.attach``, as :func:`rlskip.hosts.install` does.
-    attaches: ClassVar[bool] = False
+    #: Whether the caller of `init` handles ``skip.attach``, as :func:`rlskip.hosts.install` does.
+    _attaches: ClassVar[bool] = False
 
-    # Roles with nothing to do at this step: worked out once a step, not on every call.
+    # Called by a decorated function whose role is off; None where no role is on.
+    _guard: ClassVar[Guard | None] = staticmethod(before_init())
+
+    _warned: ClassVar[set[str]] = set()
+
+    #: Roles of decorated functions that were called since `init` although their role is off.
+    bypassed: ClassVar[set[str]] = set()
+
+    # Roles with nothing to do at this step: computed once per step, not on every call.
     _idle: ClassVar[frozenset[str]] = frozenset()
 
     # One for each enabled role, from its first call on.
     _recorders: ClassVar[dict[str, Recorder]] = {}
 
     @classmethod
-    def init(cls, config: Any, *, flush_at_end: bool = False) -> None:
-        """Switch on the roles that `config` enables, instead of any that were on before.
+    def init(cls, config: Any, *, flush_at_end: bool = False, check_dump_dir: bool = True) -> None:
+        """Turn on the roles that `config` enables, and off all others.
 
         Parameters
         ----------
         config
-            A full DictConfig, a mapping with a `skip` entry, or a SkipManagerConfig. A legacy
-            skip flag that is on beside ``skip.rollout.enable`` is set False in it.
+            A full config (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or what
+            :func:`read_settings` returned. A legacy skip flag that is on together with
+            ``skip.rollout.enable`` is set to False in it.
         flush_at_end
             Whether the caller will call :meth:`flush` when the job ends, whatever happens: then
             ``background_write: auto`` writes dumps in the background.
+        check_dump_dir
+            Whether to refuse a ``dump_dir`` that cannot be written here. False for a process whose
+            stages run on another machine.
 
         Raises
         ------
         ConfigError
-            Names every problem of the `skip` node; whatever was on before stays off. Also where
-            ``skip.attach`` is there and nobody sees to it.
+            The `skip` node has problems: all are named, and every decorated function refuses
+            to run. Also raised for a ``skip.attach`` that the caller does not handle, and for a
+            ``dump_dir`` that cannot be written and lacks dumps of listed steps.
         """
-        cls.refuse("SkipManager.init failed")
-        # Here, because these need torch and a job that skips nothing does not.
-        import rlskip.skip.roles
-        import rlskip.skip.rollout_tq
-
-        roles = read_roles(config, role_specs())
-        if roles and not cls.attaches and read_attachments(config, role_specs()):
+        cls._refuse("SkipManager.init failed")
+        settings = read_settings(config)
+        if isinstance(config, dict) and "skip" not in config:
+            raise ConfigError(
+                f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
+                "SkipManager.init",
+                "give the full config, e.g. SkipManager.init({'skip': {'rollout': {'enable': "
+                "True}}})",
+            )
+        roles = settings.roles
+        if roles and not cls._attaches and settings.attach:
             raise ConfigError(
                 "SkipManager.init attaches nothing",
                 "skip.attach",
-                "call rlskip.hosts.install(config) in its place",
+                "call rlskip.hosts.install(config) instead",
             )
         for local_config in roles.values():
             if local_config.background_write == "auto":
                 local_config.background_write = flush_at_end
-        retire_legacy_flags(config, rollout_enabled="rollout" in roles)
+        # The roles first: they read the config as the user gave it.
         instances = {
-            role: rlskip.skip.roles.SKIP_REGISTRY[role](local_config, config)
+            role: SKIP_REGISTRY[role](local_config, settings.config)
             for role, local_config in roles.items()
         }
-        cls.skip_instances = {
-            role: instance for role, instance in instances.items() if instance.is_enabled()
-        }
+        _refuse_shared_directories(instances)
+        enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
+        if check_dump_dir:
+            for skip in enabled.values():
+                check_writable(skip)
+        retire_legacy_flags(settings.config, rollout_enabled="rollout" in roles)
+        cls.skip_instances = enabled
+        cls._guard = cls.bypassed.add if cls.skip_instances else None
         for role, instance in cls.skip_instances.items():
             local = instance.local_config
             log.info(
@@ -110,53 +149,86 @@ class SkipManager:
 
     @classmethod
     def set_step(cls, step: int) -> None:
-        """Say which step the training loop is at; call it once a step, before the stages."""
-        cls.step = int(step)
+        """Set the training loop's step; call it once per step, before the stages.
+
+        Raises
+        ------
+        ConfigError
+            `step` is not an integer (Python's, numpy's, or a 0-d tensor).
+        """
+        if cls.bypassed and cls.step is not None:
+            cls._warn_of_bypassed()
+        try:
+            cls.step = operator.index(step)
+        except TypeError:
+            raise ConfigError(
+                f"{step!r} is not a step", "SkipManager.set_step", "pass an integer"
+            ) from None
         cls._idle = frozenset(
-            role for role, skip in dict.items(cls.skip_instances) if skip.idle_at(cls.step)
+            role for role, skip in cls.skip_instances.items() if skip.idle_at(cls.step)
         )
 
     @classmethod
-    def asked(cls, role: str) -> bool:
-        """Whether a function decorated with `role` was called since `init`, at whatever step."""
+    def _warn_of_bypassed(cls) -> None:
+        """Warn once when the loop calls other roles than those that are on."""
+        unused = [role for role in cls.skip_instances if not cls.was_called(role)]
+        if unused and cls.bypassed != cls._warned:
+            cls._warned = set(cls.bypassed)
+            log.warning(
+                "rlskip: up to step %d no function of role %s was called; functions of role %s "
+                "were, and that role is off",
+                cls.step, ", ".join(unused), ", ".join(sorted(cls.bypassed)),
+            )  # fmt: skip
+
+    @classmethod
+    def was_called(cls, role: str) -> bool:
+        """Whether a function decorated with `role` was called since `init`, at any step."""
         return role in cls._recorders
 
     @classmethod
-    def unwritten(cls, role: str) -> Tally:
+    def _unwritten(cls, role: str) -> Tally:
         """What this process did for `role` since `init` and could not record."""
-        return cls._recorders[role].unwritten if cls.asked(role) else Tally()
+        return cls._recorders[role].unwritten if cls.was_called(role) else Tally()
 
     @classmethod
     def store(cls, role: str) -> Any:
         """The :class:`~rlskip.store.StepStore` of an enabled role; None where it has none."""
-        return getattr(dict.get(cls.skip_instances, role), "store", None)
+        return getattr(cls.skip_instances.get(role), "store", None)
 
     @classmethod
     def flush(cls) -> None:
         """Wait until every dump is on disk."""
-        for skip in dict.values(cls.skip_instances):
+        for skip in cls.skip_instances.values():
             skip.flush()
 
     @classmethod
     def reset(cls) -> None:
-        """Back to the state before `init`."""
-        cls._become(_BeforeInit())
+        """Return to the state before `init`."""
+        cls._turn_off(before_init())
 
     @classmethod
-    def refuse(cls, reason: str) -> None:
-        """From now on every decorated function raises: nothing runs unskipped in silence."""
-        cls._become(_Refusing(reason))
+    def _refuse(cls, reason: str) -> None:
+        """Let every decorated function raise from now on: none runs unskipped unnoticed."""
+        cls._turn_off(refusing(reason))
 
     @classmethod
-    def _become(cls, table: dict[str, BaseSkip]) -> None:
+    def _turn_off(cls, guard: Guard) -> None:
         cls.step = None
         cls._idle = frozenset()
         cls._recorders = {}
-        cls.skip_instances = table
+        cls.bypassed, cls._warned = set(), set()
+        cls.skip_instances = {}
+        cls._guard = staticmethod(guard)
 
     @classmethod
     def annotate(
-        cls, role: str, prompts: PromptsSpec = None, identity: IdentitySpec = None, **options: Any
+        cls,
+        role: str,
+        prompts: PromptsSpec = None,
+        identity: IdentitySpec = None,
+        stage: str | None = None,
+        lacks: LacksSpec = None,
+        **options: Any,
     ) -> Callable[[F], F]:
         """Decorate the function that is stage `role`, plain or ``async``.
 
@@ -168,21 +240,58 @@ class SkipManager:
             Name of the argument that holds the prompts, or a function of the call's arguments
             that returns them. Default: the argument called `prompts`, else the first after self.
         identity
-            What else must be equal for a dump to stand in for the call: a mapping, or a
-            function of the call's arguments that returns one. Plain JSON values.
+            What else must be equal for a dump to replace the call: a mapping, or a function of
+            the call's arguments that returns one. Plain JSON values.
+        stage
+            The name of the function in the identity of its dumps: no other function's dump
+            replaces its calls. Default: its ``__qualname__``.
+        lacks
+            A function of a result that returns the names of the fields which this run needs and
+            the result does not have. Any such name of a dump is a mismatch, unless the stage did
+            not return that field when it made the dump either.
         options
-            What else the role understands (``BaseSkip.stage_options``); any other name is
-            refused when the enabled role is first called.
+            Options of the role (``BaseSkip.stage_options``); any other name is refused when the
+            enabled role is first called.
         """
 
+        _refuse_misspelt(role)
+
         def decorate(func: F) -> F:
-            stage = Stage(func, role, prompts, identity, options)
+            name = stage or func.__qualname__
+            staged = Stage(func, role, prompts, identity, name, lacks, options)
             if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
-                raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
+                raise TypeError(f"{staged.name} is a generator; a stage returns its result at once")
             wrap = _wrap_async if inspect.iscoroutinefunction(func) else _wrap_sync
-            return functools.wraps(func)(wrap(stage))  # type: ignore[return-value]
+            return functools.wraps(func)(wrap(staged))  # type: ignore[return-value]
 
         return decorate
+
+
+def _refuse_misspelt(role: str) -> None:
+    """Refuse a role that is not registered and looks like one that is."""
+    known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
+    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
+    if role not in known and (near or not str(role).isidentifier()):
+        raise ConfigError(
+            f"there is no role {role!r}",
+            "SkipManager.annotate",
+            f"did you mean {near[0]!r}? A custom role with such a name must be registered before"
+            if near
+            else f"known: {', '.join(sorted(known))}",
+        )
+
+
+def _refuse_shared_directories(instances: dict[str, BaseSkip]) -> None:
+    """Refuse two roles whose dumps would be in one directory."""
+    owners: dict[Any, str] = {}
+    for role, instance in instances.items():
+        directory = getattr(instance, "directory", None)
+        if directory is not None and owners.setdefault(directory, role) != role:
+            raise ConfigError(
+                f"roles {owners[directory]} and {role} would both have their dumps in {directory}",
+                f"skip.{role}.dump_dir",
+                f"give one of them another directory: skip.{role}.dump_dir=/another/directory",
+            )
 
 
 def _wrap_sync(stage: Stage) -> Callable[..., Any]:
@@ -191,6 +300,8 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         enabled = SkipManager.skip_instances
         if role not in enabled:
+            if SkipManager._guard is not None:
+                SkipManager._guard(role)
             return func(*args, **kwargs) if kwargs else func(*args)
         skip = enabled[role]
         eligible = _eligible_call(skip, stage, args, kwargs)
@@ -210,12 +321,14 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
 
 
 def _wrap_async(stage: Stage) -> Callable[..., Any]:
-    """As `_wrap_sync`, with everything that may touch the disk off the event loop."""
+    """As `_wrap_sync`, with everything that may touch the disk in a thread."""
     func, role = stage.func, stage.role
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         enabled = SkipManager.skip_instances
         if role not in enabled:
+            if SkipManager._guard is not None:
+                SkipManager._guard(role)
             return await func(*args, **kwargs)
         skip = enabled[role]
         eligible = _eligible_call(skip, stage, args, kwargs)
@@ -223,21 +336,42 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
             return await func(*args, **kwargs)
         step, call = eligible
         with call.cleanup:
-            replayed = await asyncio.to_thread(_replay, skip, step, call)
+            replayed = await _in_thread(_replay, skip, step, call)
             if replayed is not _Miss:
                 return replayed
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            await asyncio.to_thread(_dump, skip, step, call, result)
+            await _in_thread(_dump, skip, step, call, result)
         return result
 
     return wrapper
 
 
+async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
+    outcome: Future[Any] = Future()
+    begun = threading.Lock()
+    context = copy_context()
+
+    def run() -> None:
+        if not begun.acquire(blocking=False):
+            return
+        try:
+            outcome.set_result(context.run(function, *args))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, run)
+    except RuntimeError:  # it is queued all the same: whoever comes first runs it
+        run()
+    return await asyncio.wrap_future(outcome)
+
+
 def _eligible_call(
     skip: BaseSkip, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, Call] | None:
-    """The call, with its step, that skip may act on; None when the original shall run."""
+    """The step and the call, where the role may act on it; None where the stage just runs."""
     if stage.options:
         skip.check_options(stage)
     if stage.role not in SkipManager._recorders:
@@ -256,7 +390,7 @@ def _eligible_call(
         step = skip.extract_step(*args, **kwargs)
     if step is None:
         raise StepNotSetError(
-            f"skip.{skip.role} is enabled, but nobody said which step it is",
+            f"skip.{skip.role} is enabled, but no step is set",
             stage.name,
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
@@ -265,37 +399,41 @@ def _eligible_call(
 
 @contextmanager
 def _running(skip: BaseSkip, call: Call) -> Iterator[None]:
-    """The stage runs; calls of the role within it (of its base class, say) are part of it."""
-    call.generation_begins()
+    """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     inside = _inside.get()
     token = _inside.set(inside if skip.observes(call.stage) else inside | {skip.role})
     try:
-        yield
+        with call.timed():
+            yield
     finally:
         _inside.reset(token)
 
 
 def _run_of(skip: BaseSkip) -> dict[str, str]:
-    """For the records: the role's directory below its dump_dir, where it has one."""
+    """For the records: the role's directory relative to its dump_dir, where it has one."""
     directory = getattr(skip, "directory", None)
     return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}
 
 
 def _replay(skip: BaseSkip, step: int, call: Call) -> Any:
-    """What stands in for the call, or `_Miss`."""
-    from rlskip.store import AbsentDumpError, CorruptDumpError
+    """What replaces the call, or `_Miss`."""
+    from rlskip.store import DumpError, RankTimeoutError
 
     if skip.observes(call.stage):
         return _Miss
     with call.current():
-        if skip.meet_precondition(step, call.stage.func, *call.args, **call.kwargs):
-            try:
+        try:
+            if skip.meet_precondition(step, call.stage.func, *call.args, **call.kwargs):
                 result = skip.warp_function(step, call.stage.func, *call.args, **call.kwargs)
-            except (AbsentDumpError, CorruptDumpError) as error:
-                log.warning("rlskip: role %s: step %d counts as a miss: %s", skip.role, step, error)
-            else:
                 call.record("hit", step=step, **call.facts)
                 return result
+        except RankTimeoutError:
+            raise
+        except (DumpError, OSError, MemoryError) as error:
+            log.warning(
+                "rlskip: role %s: step %d counts as a miss: %s",
+                skip.role, step, str(error) or type(error).__name__,
+            )  # fmt: skip
     call.record("miss", step=step)
     if skip.local_config.on_miss == "error":
         raise MissError(
@@ -310,7 +448,7 @@ def _replay(skip: BaseSkip, step: int, call: Call) -> Any:
 
 
 def _dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
-    """Let the role keep `result`. Whatever goes wrong, the rollouts reach the trainer."""
+    """Let the role keep `result`; whatever fails, the rollouts reach the trainer."""
     with call.current():
         try:
             skip.prepare_data(step, result, *call.args, **call.kwargs)
@@ -320,70 +458,3 @@ def _dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
                 step, skip.role, type(error).__name__, error,
                 exc_info=not isinstance(error, RlskipError),
             )  # fmt: skip
-
-
-class _BeforeInit(dict[str, BaseSkip]):
-    """The empty table before `init`: it refuses where Hydra says that skip was chosen.
-
-    That happens when the callback was lost (a swept option, ``~hydra.callbacks.rlskip``, the
-    compose API) or when Hydra did not discover the plug-in.
-    """
-
-    _asked_about: Any = None
-
-    def __contains__(self, role: object) -> bool:
-        hydra_config = _hydra_config()
-        if hydra_config is not self._asked_about:
-            chosen = _chosen_by(hydra_config)
-            if chosen:
-                self._refuse(chosen)
-            self._asked_about = hydra_config
-        return False
-
-    @staticmethod
-    def _refuse(chosen: str) -> NoReturn:
-        raise NotInstalledError(
-            f"{chosen} was chosen for this job, but no SkipManager was installed",
-            "skip",
-            "call SkipManager.init(cfg) first; or, when sweeping the option itself, add "
-            "hydra/callbacks=rlskip (Hydra drops an option's own callback there); or, if Hydra "
-            "does not list RlskipSearchPathPlugin under `--info plugins`, reinstall rlskip here",
-        )
-
-
-class _Refusing(dict[str, BaseSkip]):
-    """The table after a failed start."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__()
-        self._reason = reason
-
-    def __contains__(self, role: object) -> NoReturn:
-        raise NotInstalledError(self._reason, "skip", "mend the config, then start the job again")
-
-
-def _hydra_config() -> Any:
-    """Hydra's runtime config of the job under way; None outside a job. Imports nothing."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    if module is None:
-        return None
-    return module.HydraConfig.instance().cfg
-
-
-def _chosen_by(hydra_config: Any) -> str | None:
-    """The override or choice through which a job asked for skip."""
-    if hydra_config is None:
-        return None
-    hydra = hydra_config.hydra
-    for override in hydra.overrides.task:
-        key, _, value = override.lstrip("+").partition("=")
-        asks = value.lower() not in ("false", "null", "none")
-        if asks and re.split("[.@]", key, maxsplit=1)[0] == "skip":
-            return str(override)
-    for group, option in hydra.runtime.choices.items():
-        if group.split("@")[0] == "skip" and option is not None:
-            return f"skip: {option}"
-    return None
-
-
-SkipManager.skip_instances = _BeforeInit()

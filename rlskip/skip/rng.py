@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlskip.errors import ConfigError
+from rlskip.store import CorruptDumpError
 
 
 def capture_rng() -> dict[str, Any]:
@@ -39,13 +40,26 @@ def restore_rng(states: dict[str, Any] | None) -> None:
     ------
     ConfigError
         The dump has none: it was imported.
+    CorruptDumpError
+        They are not states of generators; those of this process are as they were.
     """
     if states is None:
         raise ConfigError(
-            "the dump was imported and holds no generators' states",
+            "the dump was imported, so it has no states of the random generators",
             "skip.restore_rng",
             "replay it with skip.restore_rng=false",
         )
+    before = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()
+    try:
+        _set(states)
+    except Exception as error:  # a file's values may be anything
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        raise CorruptDumpError("it does not hold states of the random generators") from error
+
+
+def _set(states: dict[str, Any]) -> None:
     python, np_state = states["python"], states["numpy"]
     words = tuple(int(word) for word in python["words"])
     random.setstate((python["version"], words, python["gauss"]))

@@ -17,8 +17,11 @@ from typing import Any, ClassVar
 
 import attrs
 
+from rlskip.batch.columns import select
+from rlskip.batch.prompts import uids_of
 from rlskip.config.skip import RoleConfig, RolloutTqSkipConfig
 from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.format.fingerprint import contents_of
 from rlskip.keys import (
     DUMP_STEP,
     REPLAYED,
@@ -31,22 +34,26 @@ from rlskip.keys import (
     split_trajectory,
 )
 from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
-from rlskip.skip.base import SkipAction, register_skip
-from rlskip.skip.call import Call, Stage, current_call
+from rlskip.skip.call import Call, Stage, current_call, saved_call
+from rlskip.skip.dumping import DumpingSkip, seconds_saved
 from rlskip.skip.groups import (
-    Dumped,
-    Group,
+    DumpedGroup,
+    QueuedGroup,
     by_content,
     by_position,
     gather,
     summary,
     without_superseded,
 )
-from rlskip.skip.prompts import contents_of, select, uids_of
-from rlskip.skip.records import job_id
 from rlskip.skip.rng import capture_rng, restore_rng
-from rlskip.skip.roles import RolloutSkip
-from rlskip.store import AbsentDumpError, CorruptDumpError, DumpError, DumpMeta, StepStore
+from rlskip.skip.role import SkipAction, register_skip
+from rlskip.store import (
+    AbsentDumpError,
+    CorruptDumpError,
+    DumpError,
+    DumpMeta,
+    UnsupportedTypeError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +69,7 @@ class _Plan:
     uids: list[str]
     contents: list[str | None]
     metas: list[DumpMeta]
-    groups: list[Dumped | None]  # for each prompt the whole group that stands in for it
+    groups: list[DumpedGroup | None]  # for each prompt the whole group that stands in for it
 
     @property
     def rest(self) -> list[int]:
@@ -90,7 +97,7 @@ class _Replay:
 
 
 @register_skip("rollout_tq", config=RolloutTqSkipConfig)
-class RolloutTqSkip(RolloutSkip):
+class RolloutTqSkip(DumpingSkip):
     """Replays groups into the trajectory queue, prompt by prompt.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
@@ -98,22 +105,13 @@ class RolloutTqSkip(RolloutSkip):
     ``submit`` (default) or ``sample``.
     """
 
-    support_actions: ClassVar[tuple[SkipAction, ...]] = (SkipAction.CACHE, SkipAction.REPEAT)
     stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
 
     def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
         super().__init__(local_config, global_config)
-        # A step's parts are numbered as they are written; and submitting must not wait.
-        self._in_background = self._waits = False
-        # step -> when it was submitted. What its dump lacks is under way, not missing (a refill,
-        # say).
+        # The steps that were submitted, and the seconds that this took. What their dumps lack is
+        # in flight, not missing (a refill, say).
         self._submitted: dict[int, float] = {}
-
-    @functools.cached_property
-    def store(self) -> StepStore:
-        # Whoever samples writes parts of his own: no shards of ranks.
-        c = self.local_config
-        return StepStore(self.directory, keep_last=c.keep_last, max_size=c.max_size)
 
     def observes(self, stage: Stage) -> bool:
         phase = stage.options.get("phase", _SUBMIT)
@@ -148,28 +146,25 @@ class RolloutTqSkip(RolloutSkip):
         plan: _Plan = call.identity
         began = time.perf_counter()
         try:
-            replay = self._replay(plan)
+            replay = self._replay(plan, call)
         except AbsentDumpError as error:
             raise CorruptDumpError(error.what, error.where) from error
         if self.local_config.restore_rng:
-            restore_rng(self.store.load_aside(plan.source, inner=0))
+            restore_rng(self.store.load_sidecar(plan.source, part=0))
         _put(replay, self._queue(call), self._partition(call))
-        seconds = time.perf_counter() - began
-        took = sum(meta.info["seconds"] for meta in plan.metas)
         call.facts.update(
             source=plan.source,
             bytes=sum(meta.nbytes for meta in plan.metas),
-            # Of an imported dump nobody knows what it took: nothing is said to be saved.
-            seconds_saved=took - seconds if took else 0.0,
+            seconds_saved=seconds_saved(plan.metas, time.perf_counter() - began),
         )
-        self._tell(step, plan.source, plan.metas[0])
+        self._log_replay(step, plan.metas[0])
 
     def before_stage(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> None:
         call = current_call(func, *args, **kwargs)
         plan: _Plan = call.identity
-        self._submitted.setdefault(step, time.perf_counter())
+        self._submitted.setdefault(step, 0.0)
         queue, partition_id = self._queue(call), self._partition(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
@@ -192,61 +187,65 @@ class RolloutTqSkip(RolloutSkip):
     # -- sample ------------------------------------------------------------------------------
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        call = current_call(self.prepare_data, *args, **kwargs)
+        call = saved_call(*args, **kwargs)
         if not self.observes(call.stage):
-            return  # what is submitted is yet to be generated
+            # What is submitted is yet to be generated.
+            self._submitted[step] = self._submitted.get(step, 0.0) + call.seconds
+            return
         batch = result[0] if isinstance(result, tuple) else result
         queue = self._queue(call)
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
         if roots is None:
             roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
-        by_step: dict[int, list[Group]] = {}
+        by_step: dict[int, list[QueuedGroup]] = {}
         for group in gather(queue.list(batch.partition_id), roots):
             by_step.setdefault(group.root[DUMP_STEP], []).append(group)
         for submitted_at, groups in by_step.items():
             self._dump(submitted_at, groups, batch, queue, call)
 
     def _dump(
-        self, step: int, groups: list[Group], batch: Any, queue: TrajectoryQueue, call: Call
+        self, step: int, groups: list[QueuedGroup], batch: Any, queue: TrajectoryQueue, call: Call
     ) -> None:
         """Write the part of a sampled batch that was submitted at `step` as its next part."""
-        began = self._submitted.get(step)
-        seconds = call.seconds if began is None else time.perf_counter() - began
+        # What the stage took, not what the trainer did between submitting and sampling. The step's
+        # first part counts the submitting, too.
+        seconds = call.seconds + self._submitted.get(step, 0.0)
+        self._submitted.update({step: 0.0} if step in self._submitted else {})
         uids = {group.uid for group in groups}
         keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
         mine = secrets.token_hex(8)
-        part = {
+        content = {
             "groups": [attrs.asdict(group) for group in groups],
             "keys": keys,
             "fields": queue.get(keys, batch.partition_id),
         }
         info = {
+            **self._info(call, content["fields"]),
             "part": mine,
             "groups": [summary(g, g.is_whole(keys, self.local_config.n)) for g in groups],
             "seconds": seconds,
-            "job": job_id(),
         }
-        inner = len(self._parts(step))
+        part = len(self._parts(step))
         while True:
             meta = self.store.save(
                 step,
-                part,
+                content,
                 identity=self._conditions,
                 info=info,
-                aside=capture_rng(),
-                inner=inner,
+                sidecar=capture_rng(),
+                part=part,
             )
-            if meta.info["part"] == mine:
+            if meta.info.get("part") == mine:
                 break
-            inner += 1  # another took this number meanwhile
+            part += 1  # another took this number meanwhile
         call.record("dumped", step=step, bytes=meta.nbytes)
 
     # -- which group for which prompt --------------------------------------------------------
 
     def _plan(self, step: int, call: Call) -> _Plan:
-        uids, contents = uids_of(call.prompts), contents_of(call.prompts, self._extra(call))
         source = self._source(step)
         metas = self._parts(source)
+        uids, contents, legacy = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
         conditions = self._conditions
         if not repeats and not all(self._same(conditions, meta) for meta in metas):
@@ -257,18 +256,44 @@ class RolloutTqSkip(RolloutSkip):
         under_way = source in self._submitted
         if under_way and source == step and (repeats or not known):
             metas = []  # nothing tells whether these groups are of this batch or another
-        parts = [Dumped.of_part(inner, meta.info) for inner, meta in enumerate(metas)]
+        parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
         dumped = without_superseded([group for part in parts for group in part])
         match = by_position(dumped, len(uids))
         if known and not repeats:
-            match = by_content(dumped, contents)
+            match = by_content(dumped, legacy if _is_legacy(metas) else contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
         plan = _Plan(step, source, uids, contents, metas, _whole(match))
         if metas and lacking and not under_way:
             return self._judge(plan, dumped, known or repeats)
         return plan
 
-    def _judge(self, plan: _Plan, dumped: list[Dumped], told_apart: bool) -> _Plan:
+    def _contents(self, call: Call) -> tuple[list[str], list[str | None], list[str | None]]:
+        """The prompts' uids, their contents, and these as rlskip 0.1 had them: without a stage.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The prompts cannot be compared, and ``on_mismatch`` is ``error``. Else the contents are
+            None.
+        """
+        uids = uids_of(call.prompts)
+        try:
+            extra = self._extra(call)
+            # What the config adds is compared once for the whole dump.
+            extra = {key: extra[key] for key in extra if key not in self._conditions.extra}
+            legacy = contents_of(call.prompts, extra)
+            named = contents_of(call.prompts, {**extra, "": call.stage.stage})
+        except UnsupportedTypeError as error:
+            if self.local_config.on_mismatch == "error":
+                raise
+            self._warn_uncomparable(error)
+            legacy = named = [None] * len(uids)
+        contents = [
+            new if old is not None else None for old, new in zip(legacy, named, strict=True)
+        ]
+        return uids, contents, legacy
+
+    def _judge(self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool) -> _Plan:
         """What to do with a batch for which the dump lacks prompts."""
         policy = self.local_config.on_mismatch
         what = str(plan)
@@ -280,78 +305,97 @@ class RolloutTqSkip(RolloutSkip):
         if policy == "regenerate":
             if told_apart:
                 return plan
-            self.store.set_aside(plan.source, what)
+            self.store.quarantine(plan.source, what)
             return attrs.evolve(plan, metas=[], groups=[None] * len(plan.uids))
         if policy == "ignore" and len(dumped) >= len(plan.uids):
-            self._once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
+            self._warn_once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
             return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
         raise MismatchError(
             what,
             str(self.directory / str(plan.source)),
-            f"three ways on: skip.{self.role}.on_mismatch=regenerate generates what the dump "
-            "lacks and adds it; on_mismatch=ignore replays in order, given at least as many "
-            "groups as prompts; another skip.dump_dir or trainer.experiment_name starts afresh",
+            f"choose one: skip.{self.role}.on_mismatch=regenerate generates what the dump lacks "
+            "and adds it; on_mismatch=ignore replays in order if there are at least as many "
+            "groups as prompts; another skip.dump_dir or trainer.experiment_name starts from "
+            "nothing",
         )
 
     def _source(self, step: int) -> int:
         """The step whose dump stands in for `step`: itself unless a repeat finds another."""
         if self.local_config.action != SkipAction.REPEAT:
             return step
-        nearest = self.store.nearest(step, inner=0)
+        nearest = self.store.nearest(step, part=0)
         return step if nearest is None else nearest
 
     def _parts(self, step: int) -> list[DumpMeta]:
-        """What the parts of a step's dump say of themselves, up to the first missing number."""
+        """The metas of a step's parts, up to the first missing number."""
         metas: list[DumpMeta] = []
-        while (meta := self.store.peek(step, len(metas))) is not None:
-            metas.append(meta)
+        try:
+            while (meta := self.store.read_meta(step, len(metas))) is not None:
+                DumpedGroup.of_part(len(metas), meta)
+                metas.append(meta)
+        except (DumpError, OSError) as error:
+            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
+            return []
         return metas
 
     # -- from the dump into the queue --------------------------------------------------------
 
-    def _replay(self, plan: _Plan) -> _Replay:
+    def _replay(self, plan: _Plan, call: Call) -> _Replay:
         """All that enters the queue for the planned groups, verified, before any of it does."""
         replay = _Replay({}, {}, [])
-        for inner in range(len(plan.metas)):
+        for part in range(len(plan.metas)):
             chosen = [(uid, g) for uid, g in zip(plan.uids, plan.groups, strict=True) if g]
-            chosen = [(uid, g) for uid, g in chosen if g.inner == inner]
+            chosen = [(uid, g) for uid, g in chosen if g.part == part]
             if not chosen:
                 continue
-            part = self.store.load(plan.source, inner=inner)
-            fields = dict(
-                zip(part["keys"], to_rows(self._without_dropped(part["fields"])), strict=True)
-            )
-            rows: dict[str, tuple[Row, Tag]] = {}
-            old_keys: dict[str, str] = {}
-            for uid, dumped in chosen:
-                old = Group(**part["groups"][dumped.index])
-                for suffix, tag in old.tags.items():
-                    key, tag = uid + suffix, _shifted(tag, plan.step - plan.source)
-                    row = fields.get(old.uid + suffix)
-                    if not suffix:
-                        replay.roots[key] = _replayed(tag, plan.source)
-                    elif row is None:
-                        replay.bare[key] = tag
-                    else:
-                        rows[key] = (_renamed(row, old.uid, uid), tag)
-                        old_keys[old.uid + suffix] = key
-            # As they were sampled: who samples in order of arrival then sums in the same order.
-            sampled = (old_keys[old] for old in part["keys"] if old in old_keys)
-            replay.rows.append({key: rows[key] for key in sampled})
+            loaded = self.store.load(plan.source, part=part)
+            try:
+                fields = loaded["fields"]
+                self._add(replay, plan, chosen, loaded)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise CorruptDumpError(
+                    "it does not hold groups of a queue", str(self.directory / str(plan.source))
+                ) from error
+            self._check_fields(fields, plan.metas[part], call)
         return replay
+
+    def _add(
+        self, replay: _Replay, plan: _Plan, chosen: list[tuple[str, DumpedGroup]], loaded: Any
+    ) -> None:
+        """Add the chosen groups of a part to `replay`, under their new uids."""
+        columns = to_rows(self._without_dropped(loaded["fields"]))
+        fields = dict(zip(loaded["keys"], columns, strict=True))
+        rows: dict[str, tuple[Row, Tag]] = {}
+        new_keys: dict[str, str] = {}
+        for uid, dumped in chosen:
+            old = QueuedGroup(**loaded["groups"][dumped.index])
+            for suffix, tag in old.tags.items():
+                key, tag = uid + suffix, _shifted(tag, plan.step - plan.source)
+                row = fields.get(old.uid + suffix)
+                if not suffix:
+                    replay.roots[key] = _replayed(tag, plan.source)
+                elif row is None:
+                    replay.bare[key] = tag
+                else:
+                    rows[key] = (_renamed(row, old.uid, uid), tag)
+                    new_keys[old.uid + suffix] = key
+        # In the order in which they were sampled: a sampler that takes rows in order of arrival
+        # then sums in the same order.
+        sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)
+        replay.rows.append({key: rows[key] for key in sampled})
 
     def _replay_some(self, plan: _Plan, call: Call) -> _Replay | None:
         """As `_replay` where some prompts are to be submitted; None when it must be all."""
         if not plan.served or not plan.rest:
             return None  # without a rest the dump has just proved unusable
         try:
-            replay = self._replay(plan)
+            replay = self._replay(plan, call)
         except DumpError as error:
             log.warning("rlskip: step %d is submitted whole: %s", plan.step, error)
             return None
         if call.replace_prompts(select(call.prompts, plan.rest)):
             return replay
-        self._once("computed", "%s; submitted whole, for no argument is the prompts", plan)
+        self._warn_once("computed", "%s; submitted whole, for no argument is the prompts", plan)
         return None
 
     # -- what annotate was told --------------------------------------------------------------
@@ -383,7 +427,11 @@ def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:
             queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
 
 
-def _whole(match: Sequence[Dumped | None]) -> list[Dumped | None]:
+def _is_legacy(metas: Sequence[DumpMeta]) -> bool:
+    return all(meta.identity is not None and meta.identity.version < 2 for meta in metas)
+
+
+def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
     return [group if group is not None and group.whole else None for group in match]
 
 

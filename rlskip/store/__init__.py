@@ -1,29 +1,36 @@
-"""Step dumps on disk: whole or absent, verified, compressed, and never pickled.
+"""Step dumps on disk: complete or absent, verified, compressed, and never pickled.
 
 >>> store = StepStore(run_directory("dumps", "exp", "proj", 32, 8, 1024, 4096))
->>> store.save(3, rollouts, identity=Identity(prompts=fingerprint(prompts), n=8))
+>>> store.save(3, rollouts, identity=Identity(prompts_hash=fingerprint(prompts), n=8))
 >>> store.load(3)
 
-``docs/store.md`` has the format.
+``docs/store.md`` describes the format. Importing the package is light: torch loads when a name that
+needs it is first used.
 """
 
-from rlskip.store import batches, plain, tensors  # noqa: F401 - they add their kinds
-from rlskip.store.codec import register_codec
-from rlskip.store.errors import (
-    AbsentDumpError,
-    CorruptDumpError,
-    DumpError,
-    NewerFormatError,
-    UnknownTypeError,
-    UnsupportedTypeError,
-)
-from rlskip.store.identity import VOLATILE, Identity, fingerprint
-from rlskip.store.layout import run_directory
-from rlskip.store.lease import Lease, SingleFlight
-from rlskip.store.meta import DumpMeta
-from rlskip.store.ranks import RankGroup, RankTimeoutError
-from rlskip.store.steps import StepStore
-from rlskip.store.writer import Writer, WriterTimeoutError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlskip.format.codec import register_codec
+    from rlskip.format.dump_errors import (
+        AbsentDumpError,
+        CorruptDumpError,
+        DumpError,
+        NewerFormatError,
+        UnknownTypeError,
+        UnsupportedTypeError,
+    )
+    from rlskip.format.fingerprint import VOLATILE, fingerprint
+    from rlskip.jobs.lease import Lease, SingleFlight
+    from rlskip.jobs.ranks import RankGroup, RankTimeoutError
+    from rlskip.store.identity import Identity
+    from rlskip.store.layout import run_directory
+    from rlskip.store.meta import DumpMeta
+    from rlskip.store.step_store import StepStore
+    from rlskip.store.writer import Writer, WriterTimeoutError
 
 __all__ = [
     "VOLATILE",
@@ -46,3 +53,31 @@ __all__ = [
     "register_codec",
     "run_directory",
 ]
+
+_HOME = {
+    "VOLATILE": "rlskip.format.fingerprint",
+    "AbsentDumpError": "rlskip.format.dump_errors",
+    "CorruptDumpError": "rlskip.format.dump_errors",
+    "DumpError": "rlskip.format.dump_errors",
+    "DumpMeta": "rlskip.store.meta",
+    "Identity": "rlskip.store.identity",
+    "Lease": "rlskip.jobs.lease",
+    "NewerFormatError": "rlskip.format.dump_errors",
+    "RankGroup": "rlskip.jobs.ranks",
+    "RankTimeoutError": "rlskip.jobs.ranks",
+    "SingleFlight": "rlskip.jobs.lease",
+    "StepStore": "rlskip.store.step_store",
+    "UnknownTypeError": "rlskip.format.dump_errors",
+    "UnsupportedTypeError": "rlskip.format.dump_errors",
+    "Writer": "rlskip.store.writer",
+    "WriterTimeoutError": "rlskip.store.writer",
+    "fingerprint": "rlskip.format.fingerprint",
+    "register_codec": "rlskip.format.kinds",
+    "run_directory": "rlskip.store.layout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
-"""Whole or not at all: work aside, one rename; what is bad is kept aside.
+"""A dump is there completely or not at all, and what is bad is quarantined.
 
-Two writers may race for a name: one rename wins, whole. Nothing here relies on locks or on
-process ids, so that a network file system will do.
+A dump is written in a staging directory and renamed into place. Of two writers that race for a name
+the first rename wins. Nothing here relies on locks or on process ids, so that network file systems
+will do.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from rlskip import _files
+from rlskip._files import Folder, open_folder
+from rlskip.store.layout import as_step, between
+
 logger = logging.getLogger(__name__)
 
 WORK = ".work"
 STALE_S = 120.0
-"""Seconds without a sign of life after which a writer's work or a reader's mark counts as left
-behind by a process that died."""
+"""Seconds without renewal after which a staging directory or a reader's mark counts as left behind
+by a process that died."""
 
 
 class _Pulse:
-    """Renews the times of what this process writes or reads, in a thread, while it does.
+    """Renews the times of what this process writes or reads, in a thread, as long as it does.
 
     One write or sync of a large dump may take longer than STALE_S.
     """
@@ -38,7 +44,7 @@ class _Pulse:
         self.forget()
 
     def forget(self) -> None:
-        """A forked child has neither the thread nor the work."""
+        """Start empty: a forked child has neither the parent's thread nor its dumps."""
         self._lock = threading.Lock()
         self._paths: set[Path] = set()
         self._beats = False
@@ -48,7 +54,7 @@ class _Pulse:
         with self._lock:
             self._paths.add(path)
             if not self._beats:
-                with contextlib.suppress(RuntimeError):  # an interpreter that ends has no threads
+                with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
                     threading.Thread(target=self._beat, name="rlskip-pulse", daemon=True).start()
                     self._beats = True
         try:
@@ -58,7 +64,7 @@ class _Pulse:
                 self._paths.discard(path)
 
     def _beat(self) -> None:
-        # It outlives one dump: a thread for each would cost more than a small one's load.
+        # It outlives one dump: a thread for each would cost more than loading a small one.
         while True:
             time.sleep(self._every_s)
             with self._lock:
@@ -68,7 +74,7 @@ class _Pulse:
                     return
             for path in paths:
                 with contextlib.suppress(OSError):
-                    os.utime(path)
+                    os.utime(path, follow_symlinks=False)
 
 
 _PULSE = _Pulse()
@@ -76,139 +82,213 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _PULSE.forget())
 
 
-@contextlib.contextmanager
-def work_aside(root: Path, label: str) -> Iterator[Path]:
-    """A fresh directory under `root` to work in; gone afterwards unless renamed away."""
-    aside = _work(root) / f"{label}-{secrets.token_hex(8)}"
-    aside.mkdir(parents=True)
-    try:
-        with _PULSE.renews(aside):
-            yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+# -- writing -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def synced(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write, on the disk when the block ends."""
-    with open(path, "xb", buffering=1 << 20) as file:
+def staging_directory(root: Path, label: str) -> Iterator[Folder]:
+    """A new directory below `root` to write in; gone afterwards unless renamed away."""
+    name = f"{label}-{secrets.token_hex(8)}"
+    make_directory(root)
+    quarantine_other_than_directory(root / WORK)
+    with open_folder(root, WORK, name, create=True) as folder:
+        try:
+            with _PULSE.renews(folder.path):
+                yield folder
+        finally:
+            _remove_tree(folder.path)
+
+
+@contextlib.contextmanager
+def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
+    """A new file to write; when the block ends, it is on the disk."""
+    with folder.open(name, "x", buffering=1 << 20) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def publish(aside: Path, final: Path) -> bool:
-    """Rename directory `aside` to `final`, durably; False where something is there already."""
-    sync_directory(aside)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.rename(aside, final)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            return False
-        raise
+def publish(staging: Folder, final: Path) -> bool:
+    """Rename the staging directory to `final`, durably; False where something is there already."""
+    _sync(staging)
+    make_directory(final.parent)
+    if not _rename_to_free_name(staging.path, final):
+        return False
     sync_directory(final.parent)
     return True
 
 
+def replace(staging: Folder, final: Path) -> Path | None:
+    """Put the staging directory in the place of `final`, and return where that is kept.
+
+    Readers find the old dump or the new one at any time. Where names cannot be exchanged in one
+    operation, :meth:`Place.opened` recovers the old dump of a process that was killed in between.
+    None where another process was here meanwhile.
+    """
+    _sync(staging)
+    kept = final.with_name(quarantine_name(final.name))
+    # First the new dump gets the name under which the old one will be kept: then one operation
+    # both replaces and keeps.
+    os.rename(staging.path, kept)
+    try:
+        replaced = _files.exchange(kept, final) or _replace_in_two_steps(kept, final)
+    except OSError as error:
+        os.rename(kept, staging.path)
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    if not replaced:
+        os.rename(kept, staging.path)
+        return None
+    sync_directory(final.parent)
+    return kept
+
+
+def _replace_in_two_steps(new: Path, final: Path) -> bool:
+    aside = final.with_name(between(final.name))
+    with contextlib.suppress(FileNotFoundError):  # left when an earlier process was killed
+        os.rename(aside, final.with_name(quarantine_name(final.name)))
+    os.rename(final, aside)
+    if not _rename_to_free_name(new, final):
+        return False
+    with contextlib.suppress(OSError):
+        os.rename(aside, new)
+    return True
+
+
+def _rename_to_free_name(path: Path, final: Path) -> bool:
+    try:
+        os.rename(path, final)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(final):
+            return False
+        raise
+    return True
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if not os.path.isdir(path) and path != path.parent:
+        make_directory(path.parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        sync_directory(path.parent)
+
+
 def sync_directory(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """Bring a directory's entries to the disk, on file systems that can."""
+    with contextlib.suppress(OSError), open_folder(path) as folder:
+        _sync(folder)
 
 
-def name_aside(name: str) -> str:
-    """A name, no integer, to keep a bad dump under."""
+def _sync(folder: Folder) -> None:
+    with contextlib.suppress(OSError):
+        os.fsync(folder.handle)
+
+
+# -- keeping what is bad, removing what is old ------------------------------------------------
+
+
+def quarantine_name(name: str) -> str:
+    """A name, not an integer, to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{name}.bad-{stamp}-{secrets.token_hex(3)}"
 
 
-def move_link_aside(path: Path) -> None:
-    """Nothing is written or removed through a link that lies where a directory of ours should."""
-    if path.is_symlink():
-        kept = path.with_name(name_aside(path.name))
-        with contextlib.suppress(FileNotFoundError):  # another was quicker
-            os.rename(path, kept)
-            logger.warning(
-                "%s is a symbolic link, which is not followed. It is kept as %s", path, kept.name
-            )
-
-
-def _work(root: Path) -> Path:
-    move_link_aside(root / WORK)
-    return root / WORK
+def quarantine_other_than_directory(path: Path) -> None:
+    """Rename whatever has the name of one of our directories and is not one, such as a link."""
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            return
+        kept = path.with_name(quarantine_name(path.name))
+        os.rename(path, kept)
+    except FileNotFoundError:  # nothing is there, or another process was quicker
+        return
+    logger.warning("%s is not a directory. It is kept as %s", path, kept.name)
 
 
 def remove(path: Path, root: Path) -> None:
-    """Delete a dump: it vanishes at once and whole, its files follow."""
-    doomed = _work(root) / f"removed-{path.name}-{secrets.token_hex(8)}"
-    doomed.parent.mkdir(exist_ok=True)
-    os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    """Delete a dump: it vanishes in one rename, its files follow."""
+    quarantine_other_than_directory(root / WORK)
+    with open_folder(root, WORK, create=True) as work:
+        doomed = work.path / f"removed-{path.name}-{secrets.token_hex(8)}"
+        os.rename(path, doomed)
+    _remove_tree(doomed)
+
+
+def _remove_tree(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some errors are raised although they are to be ignored
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(root: Path, stale_s: float = STALE_S) -> None:
-    """Remove what writers and readers left behind that died."""
-    try:
-        work = _work(root)
-        now, left = _now(work), list(work.iterdir())
-    except OSError:
+    """Remove what writers and readers that died left behind."""
+    with contextlib.suppress(OSError), open_folder(root, WORK) as work:
+        now = _now(work)
+        for name in work.names():
+            with contextlib.suppress(OSError):
+                _remove_if_stale(work, name, now - stale_s)
+
+
+def _remove_if_stale(work: Folder, name: str, before: float) -> None:
+    found, path = work.stat(name), work.path / name
+    if not stat.S_ISDIR(found.st_mode):
+        if found.st_mtime < before:
+            os.unlink(name, dir_fd=work.handle)
+            logger.info("removed %s, left by a process that died", path)
         return
-    for path in left:
-        with contextlib.suppress(OSError):
-            newest = max(p.lstat().st_mtime for p in (path, *path.glob("*")))
-            if now - newest > stale_s:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-                logger.info("removed %s, left by a run that ended before it was whole", path)
+    with open_folder(work.path, name) as left:
+        newest = max([found.st_mtime, *(left.stat(file).st_mtime for file in left.names())])
+    if newest < before:
+        shutil.rmtree(path)
+        logger.info("removed %s, left by a process that died before it was complete", path)
 
 
-def _now(work: Path) -> float:
+def _now(work: Folder) -> float:
     """The file system's own clock: those of the hosts may differ."""
-    probe = work / f"clock-{secrets.token_hex(8)}"
-    probe.touch()
-    now = probe.stat().st_mtime
-    probe.unlink()
-    return now
+    name = f"clock-{secrets.token_hex(8)}"
+    work.open(name, "x").close()
+    try:
+        return work.stat(name).st_mtime
+    finally:
+        os.unlink(name, dir_fd=work.handle)
 
 
-# -- marks of readers, so that nobody removes what is being read ---------------------------
+# -- marks of readers, so that nobody removes what is being read ------------------------------
 
 _READING = "reading-"
 
 
 @contextlib.contextmanager
 def reading(root: Path, step: int) -> Iterator[None]:
-    """Tell other processes that `step` is being read, where they can be told."""
+    """Mark `step` as being read, for other processes, where a mark can be written."""
     mark = root / WORK / f"{_READING}{step}-{secrets.token_hex(8)}"
-    with contextlib.suppress(OSError):  # no writer was here yet, or read-only
-        os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    with contextlib.suppress(OSError), open_folder(root, WORK) as work:  # none, or read-only
+        work.open(mark.name, "x").close()
     try:
         with _PULSE.renews(mark):
             yield
     finally:
         with contextlib.suppress(OSError):
-            mark.unlink()
+            os.unlink(mark)
 
 
 def being_read(root: Path, stale_s: float = STALE_S) -> set[int]:
-    """The steps that living readers have marked."""
-    work = root / WORK
-    try:
-        marks = [name for name in os.listdir(work) if name.startswith(_READING)]
-    except OSError:
-        return set()
-    if not marks:
-        return set()
-    try:
-        now = _now(work)
-    except OSError:
-        now = -math.inf  # nobody knows how old they are: they all count
+    """The steps that living readers have marked; raises OSError where that cannot be seen."""
     found = set()
-    for name in marks:
-        with contextlib.suppress(FileNotFoundError):
-            if now - (work / name).lstat().st_mtime <= stale_s:
-                found.add(int(name.split("-")[1]))
+    with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
+        names = [name for name in work.names() if name.startswith(_READING)]
+        marks = {name: as_step(name.split("-")[1]) for name in names}
+        oldest = _oldest_alive(work, stale_s) if marks else 0.0
+        for name, step in marks.items():
+            with contextlib.suppress(FileNotFoundError):
+                if step is not None and work.stat(name).st_mtime >= oldest:
+                    found.add(step)
     return found
+
+
+def _oldest_alive(work: Folder, stale_s: float) -> float:
+    try:
+        return _now(work) - stale_s
+    except OSError:
+        return -math.inf  # how old they are is unknown: they all count

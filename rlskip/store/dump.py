@@ -1,38 +1,35 @@
-"""One dump, its directory held open: its two files, read and checked against each other."""
+"""One dump whose directory is held open: its two files, read and checked against each other."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlskip.store import container
-from rlskip.store.codec import Unpacker
-from rlskip.store.errors import AbsentDumpError, CorruptDumpError, DumpError, UnknownTypeError
+from rlskip.format.dump_errors import CorruptDumpError, DumpError
 from rlskip.store.layout import OpenPlace, Place
 from rlskip.store.meta import MAX_META, DumpMeta
 
+if TYPE_CHECKING:
+    from rlskip.format import container
 
-def whose(place: Place) -> dict[str, int | None]:
-    """What a dump says about its place, in both of its files."""
+
+def whose(place: Place | DumpMeta) -> dict[str, int | None]:
+    """What both files of a dump record of its place, under the names that format 1 gives."""
     return {
         "step": place.step,
-        "inner": place.inner,
+        "inner": place.part,
         "rank": place.rank,
         "world_size": place.world_size,
     }
 
 
-def has_own(here: OpenPlace) -> bool:
-    """Whether our own files are there; raises CorruptDumpError where only one of them is."""
-    return _has_own(here.place, here.names())
-
-
 def _has_own(place: Place, names: frozenset[str]) -> bool:
+    """Whether both of this rank's files are there; raises where only one of them is."""
     present = {place.dump, place.meta} & names
-    # A shard's two files come one after the other, a whole dump's in one rename.
+    # A shard's two files come one after the other, those of other dumps in one rename.
     if len(present) == 1 and place.world_size == 1:
         missing = place.meta if place.dump in names else place.dump
         raise CorruptDumpError(f"{missing} is missing", where=str(place.directory))
@@ -40,7 +37,7 @@ def _has_own(place: Place, names: frozenset[str]) -> bool:
 
 
 def is_complete(here: OpenPlace) -> bool:
-    """Whether the files of all ranks are there, and made together."""
+    """Whether the files of all ranks are there and belong to one call."""
     names, shards = here.names(), list(here.place.shards())
     if not _has_own(here.place, names) or not all({s.dump, s.meta} <= names for s in shards):
         return False
@@ -48,9 +45,9 @@ def is_complete(here: OpenPlace) -> bool:
 
 
 def _are_of_one_call(here: OpenPlace, shards: list[Place]) -> bool:
-    """Not so where a job that replaces another's shards has been killed, or is not yet done.
+    """False where a job that replaces another's shards was killed or has not finished yet.
 
-    Of shards whose writer gave no generation nothing is known: they pass.
+    Shards without a generation pass: nothing is known of them.
     """
     own = read_meta(here).info.get("generation")
     try:
@@ -60,18 +57,16 @@ def _are_of_one_call(here: OpenPlace, shards: list[Place]) -> bool:
             if shard != here.place
         )
     except (FileNotFoundError, CorruptDumpError):
-        return False  # what becomes of that shard is for its own rank to say
+        return False  # its own rank decides what becomes of that shard
 
 
-def read_meta(here: OpenPlace) -> DumpMeta:
+def read_meta(here: OpenPlace, identity: bool = True) -> DumpMeta:
+    """The ``meta.json`` of this rank; raises as :meth:`OpenPlace.open` does."""
     place = here.place
     where = str(place.directory / place.meta)
-    with here.open(place.meta) as file:
-        data = file.read(MAX_META + 1)
-    if len(data) > MAX_META:
-        raise CorruptDumpError("meta.json is impossibly large", where=where)
-    meta = DumpMeta.from_bytes(data, where)
-    _check_whose({name: getattr(meta, name) for name in whose(place)}, place, where)
+    with here.open(place.meta, MAX_META) as file:
+        meta = DumpMeta.from_bytes(file.read(), where, identity)
+    _check_whose(whose(meta), place, where)
     size = here.size(place.dump)
     if size != meta.stored:
         raise CorruptDumpError(
@@ -82,41 +77,40 @@ def read_meta(here: OpenPlace) -> DumpMeta:
 
 @contextlib.contextmanager
 def open_dump(here: OpenPlace) -> Iterator[tuple[container.Reader, DumpMeta]]:
+    """Open this rank's dump to read its arrays."""
     place = here.place
     where = str(place.directory / place.dump)
     try:
         meta = read_meta(here)
-    except FileNotFoundError as error:
-        has_own(here)
-        raise AbsentDumpError("there is no dump of this step", str(place.directory)) from error
+    except FileNotFoundError:
+        _has_own(place, here.names())
+        raise
+    # Here, because whoever only looks at meta.json needs no torch.
+    from rlskip.format import container
+
     with here.open(place.dump) as file:
         reader = container.Reader(file, where, meta.checksum)
         _check_whose(reader.index, place, where)
         yield reader, meta
 
 
-def _check_whose(said: Mapping[str, Any], place: Place, where: str) -> None:
-    if any(said.get(name) != value for name, value in whose(place).items()):
+def _check_whose(found: Mapping[str, Any], place: Place, where: str) -> None:
+    if any(found.get(name) != value for name, value in whose(place).items()):
         raise CorruptDumpError(
-            f"it was written for step {said.get('step')}, mini-batch {said.get('inner')}, "
-            f"rank {said.get('rank')} of {said.get('world_size')}",
+            f"it was written for step {found.get('step')}, part {found.get('inner')}, "
+            f"rank {found.get('rank')} of {found.get('world_size')}",
             where=where,
         )
 
 
 def rebuild(
-    reader: container.Reader, part: str, fields: Sequence[str] | None, *, host_classes: bool = True
+    reader: container.Reader, tree: str, fields: Sequence[str] | None, *, host_classes: bool = True
 ) -> Any:
-    """One of the file's values; without `host_classes` a DataProto comes as its parts."""
+    """One of the file's trees as a value; without `host_classes` a DataProto comes as its parts."""
+    from rlskip.format.kinds import Unpacker
+
     unpacker = Unpacker(reader, fields, host_classes)
-    try:
-        value = unpacker.root(reader.index[part])
-    except UnknownTypeError as error:
-        raise UnknownTypeError(error.what, reader.where, error.remedy) from error
-    except (DumpError, MemoryError):
-        raise
-    except Exception as error:  # a file's nodes may be anything
-        raise CorruptDumpError("its index does not fit together", reader.where) from error
+    value = unpacker.root(tree)
     if missing := sorted(set(fields or ()) - unpacker.found):
         raise DumpError(f"it has no field {', '.join(map(repr, missing))}", reader.where)
     return value

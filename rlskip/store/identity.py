@@ -1,64 +1,130 @@
 """Whether a dump's rollouts are those that this run would generate.
 
-Content counts, circumstance does not: the prompts, how many sessions each gets, the lengths
-and the sampling must be equal; the model's name and the versions are recorded and only warn;
-weights, step and learning rate never count.
+The prompts, the number of sessions per prompt, the lengths, the sampling and what a role adds must
+be equal. The model's name and the versions are recorded, and a difference is only logged. Weights,
+step and learning rate do not count.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
-import xxhash
 
-from rlskip.store.codec import Packer
-from rlskip.store.errors import UnsupportedTypeError
+from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
+from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError
+from rlskip.format.fingerprint import fingerprint, scalar_of
 
-VOLATILE = frozenset(
-    {
-        "uid",
-        "uids",
-        "request_id",
-        "request_ids",
-        "sample_id",
-        "global_step",
-        "global_steps",
-        "meta_info",
-        "timing",
-    }
+VERSION = 2
+"""Version 1, of rlskip 0.1, had neither role nor stage, and of `sampling` only these keys."""
+_SAMPLING_OF_1 = {"temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos"}
+_COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
+_ONLY_LOGGED = ("model", "versions")
+_NAN = math.nan  # one object for all, so that equal identities are equal
+_REMEDY = (
+    "give numbers, strings, arrays, or lists and mappings of these; or register a codec for its "
+    "type: rlskip.store.register_codec(type, name, encode, decode)"
 )
-"""Fields of a batch that say when it was made, not what is in it."""
 
 
-def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys in order, tuples as lists: as it reads back from JSON."""
+class _Plain:
+    """Converts a field's value to JSON that differs for any two values that are not equal."""
 
-    def plain(value: Any) -> Any:
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __call__(self, value: Any) -> Any:
+        try:
+            return self._of(value, self._field, Sharing(), MAX_DEPTH)
+        except (UnsupportedTypeError, MemoryError):
+            raise
+        except Exception as error:  # an interpolation that fails, an object that is broken
+            raise UnsupportedTypeError(
+                f"cannot be compared: {text_of(error)}", self._field, _REMEDY
+            ) from error
+
+    def _of(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
+        value = scalar_of(value)
+        if isinstance(value, str):
+            return json.loads(json.dumps(str.__str__(value)))
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int) and -(2**63) <= value < 2**63:
+            return int(value)
+        if isinstance(value, float):
+            return _NAN if math.isnan(value) else float(value)
+        if not levels or sharing.is_endless(value):
+            raise UnsupportedTypeError("nested without end", where, _REMEDY)
+
+        def part(value: Any, at: str) -> Any:
+            return self._of(value, f"{where}{at}", sharing, levels - 1)
+
         if isinstance(value, Mapping):
-            return {str(key): plain(value[key]) for key in sorted(value, key=str)}
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        if isinstance(value, np.generic):
-            return value.item()
-        return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+            keys = {key: _key(key, where) for key in value}
+            return {
+                keys[k]: part(value[k], f".{keys[k]}") for k in sorted(keys, key=keys.__getitem__)
+            }
+        if isinstance(value, Set):
+            items = (part(item, "{...}") for item in value)
+            return {"<set>": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            return [part(item, f"[{i}]") for i, item in enumerate(value)]
+        return f"<{_sort(value)} {_hash(value, where)}>"
 
-    out: dict[str, Any] = plain(mapping)
-    return out
+
+def _sort(value: Any) -> str:
+    """What a value is, for readers: its content is in the hash."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name} {list(value.shape)}"
+    if isinstance(value, torch.Tensor) and not value.is_nested:
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "bytes" if isinstance(value, bytearray) else type(value).__qualname__
+
+
+def _key(key: Any, where: str) -> str:
+    """A mapping's key as a string; the keys 1 and "1" stay two."""
+    key = scalar_of(key)
+    if isinstance(key, str):
+        return str(json.loads(json.dumps(str.__str__(key))))
+    if key is None or isinstance(key, bool | int | float):
+        return f"<{type(key).__name__} {key!r}>"
+    return f"<{type(key).__qualname__} {_hash(key, f'{where}.keys()')}>"
+
+
+def _hash(value: Any, where: str) -> str:
+    try:
+        return fingerprint(value, volatile=())
+    except UnsupportedTypeError as error:
+        at = error.where.removeprefix("prompts")
+        raise UnsupportedTypeError(error.what, f"{where}{at}", _REMEDY) from error
+
+
+def _field(name: str, default: Any = None) -> Any:
+    return attrs.field(default=default, converter=_Plain(name))
+
+
+def _mapping(name: str) -> Any:
+    return attrs.field(
+        factory=dict, converter=_Plain(name), validator=attrs.validators.instance_of(dict)
+    )
 
 
 @attrs.frozen
 class Identity:
-    """What a step was generated from. Values are plain JSON once constructed.
+    """What a step was generated from.
+
+    All values are plain JSON once constructed. Python's, numpy's and 0-d scalars of one value are
+    the same; an array or another object that JSON lacks becomes its type and a hash of its content.
 
     Parameters
     ----------
-    prompts
-        :func:`fingerprint` of the prompts; None where they are not compared.
+    prompts_hash
+        :func:`~rlskip.store.fingerprint` of the prompts; None if they are not compared.
     n
         Sessions per prompt.
     prompt_len, response_len
@@ -66,53 +132,92 @@ class Identity:
     sampling
         Sampling parameters, e.g. ``{"temperature": 1.0, "top_p": 0.9}``.
     extra
-        What a role or a user adds.
+        What a role, a host or a user adds.
     model, versions
-        Recorded; a difference only warns.
+        Recorded; a difference is only logged.
+    role, stage
+        Whose call made the rollouts: the role, and the name of the stage's function.
+    version
+        Which keys the identity has. A key that the version of an older identity lacks is not
+        compared.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        A value cannot be compared; the error names its field.
     """
 
-    prompts: str | None = None
-    n: int | None = None
-    prompt_len: int | None = None
-    response_len: int | None = None
-    sampling: Mapping[str, Any] = attrs.field(factory=dict, converter=_plain)
-    extra: Mapping[str, Any] = attrs.field(factory=dict, converter=_plain)
-    model: str | None = None
-    versions: Mapping[str, Any] = attrs.field(factory=dict, converter=_plain)
+    prompts_hash: str | None = _field("prompts_hash")
+    n: int | None = _field("n")
+    prompt_len: int | None = _field("prompt_len")
+    response_len: int | None = _field("response_len")
+    sampling: Mapping[str, Any] = _mapping("sampling")
+    extra: Mapping[str, Any] = _mapping("extra")
+    model: str | None = _field("model")
+    versions: Mapping[str, Any] = _mapping("versions")
+    role: str | None = _field("role")
+    stage: str | None = _field("stage")
+    version: int = attrs.field(default=VERSION, eq=False)
 
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
-        """What keeps `other` (the dump's, say) from standing for this one, and what only warns.
+        """What makes `other`, a dump's, unfit for this call, and what is only logged.
 
-        Each is a readable line such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
+        Returns
+        -------
+        must, warn
+            Readable lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
         """
-        must: list[str] = []
-        for name in ("n", "prompt_len", "response_len", "sampling", "extra"):
-            must += _compare(name, getattr(self, name), getattr(other, name))
-        if self.prompts != other.prompts:
-            must.insert(
-                0, f"prompts: {_short(self.prompts)} now, {_short(other.prompts)} in the dump"
-            )
-        warn = _compare("model", self.model, other.model)
-        warn += _compare("versions", self.versions, other.versions)
+        must = []
+        if self.prompts_hash != other.prompts_hash:
+            must.append(_line("prompts", self.prompts_hash, other.prompts_hash))
+        lacks: list[str] = []
+        for name in _COMPARED:
+            for key, now, then in _compare(name, getattr(self, name), getattr(other, name)):
+                if key in ("role", "stage") and (
+                    now is None or (then is None and other.version > 1)
+                ):
+                    continue  # a role used by hand: whose call it was is not known
+                is_recorded = other.version > 1 or key in _KEYS_OF_1
+                (must if is_recorded or _is_there(then) else lacks).append(_line(key, now, then))
+        warn = [
+            _line(*difference)
+            for name in _ONLY_LOGGED
+            for difference in _compare(name, getattr(self, name), getattr(other, name))
+        ]
+        if lacks:
+            warn.append(f"not compared, because rlskip 0.1 did not record it: {'; '.join(lacks)}")
         return must, warn
 
     def as_json(self) -> dict[str, Any]:
-        return attrs.asdict(self)
+        plain = attrs.asdict(self)
+        return {"prompts": plain.pop("prompts_hash"), **plain}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Identity:
-        return cls(**data)
+        """The identity that :meth:`as_json` gave.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `data` is not an identity.
+        NewerFormatError
+            A newer rlskip wrote it.
+        """
+        if not isinstance(data, Mapping) or "prompts" not in data:
+            raise ValueError("not an identity")
+        version = data.get("version", 1)
+        if type(version) is not int or version < 1:
+            raise ValueError(f"{version!r:.60} is not the version of an identity")
+        if version > VERSION:
+            raise NewerFormatError(
+                f"its identity has version {version}; this rlskip reads up to {VERSION}",
+                remedy="install the rlskip that wrote it or a newer one: pip install -U rlskip",
+            )
+        others = {key: value for key, value in data.items() if key != "prompts"}
+        return cls(prompts_hash=data["prompts"], **{**others, "version": version})
 
 
-def _compare(name: str, now: Any, then: Any) -> list[str]:
-    if isinstance(now, Mapping) and isinstance(then, Mapping):
-        return [
-            line
-            for key in sorted({*now, *then})
-            for line in _compare(f"{name}.{key}", now.get(key, _ABSENT), then.get(key, _ABSENT))
-        ]
-    same = now == then and isinstance(now, bool) == isinstance(then, bool)
-    return [] if same else [f"{name}: {_short(now)} now, {_short(then)} in the dump"]
+_KEYS_OF_1 = {"n", "prompt_len", "response_len"} | {f"sampling.{key}" for key in _SAMPLING_OF_1}
 
 
 class _Absent:
@@ -123,138 +228,42 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def _is_there(value: Any) -> bool:
+    return value is not None and value is not _ABSENT
+
+
+def _compare(name: str, now: Any, then: Any) -> list[tuple[str, Any, Any]]:
+    """The differences between two plain values: where, and both values."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        return [
+            difference
+            for key in sorted({*now, *then})
+            for difference in _compare(
+                f"{name}.{key}", now.get(key, _ABSENT), then.get(key, _ABSENT)
+            )
+        ]
+    return [] if _is_same(now, then) else [(name, now, then)]
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    if isinstance(now, list) and isinstance(then, list):
+        return len(now) == len(then) and all(map(_is_same, now, then))
+    if isinstance(now, dict) and isinstance(then, dict):
+        return now.keys() == then.keys() and all(_is_same(now[key], then[key]) for key in now)
+    if isinstance(now, bool) != isinstance(then, bool):
+        return False
+    return bool(now == then) or (now is _NAN and then is _NAN)
+
+
+def _line(name: str, now: Any, then: Any) -> str:
+    now, then = repr(now), repr(then)
+    # Of long values, show the part that differs.
+    alike = next((i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), 0)
+    start = max(0, alike - 20) if max(len(now), len(then)) > 60 else 0
+    return f"{name}: {_short(now, start)} now, {_short(then, start)} in the dump"
+
+
+def _short(text: str, start: int) -> str:
+    if start:
+        text = f"...{text[start:]}"
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# -- fingerprints ------------------------------------------------------------------------
-
-
-def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
-    """Content hash of prompts of any kind that dumps keep; 32 hex digits.
-
-    Independent of the order of a mapping's keys, of device, strides and of the `volatile` fields
-    of the outermost mapping, or of its rows where the outermost is a sequence of mappings.
-    Tensors and numpy arrays of one dtype and content are equal, and so are lists, tuples and
-    object arrays; a DataProto counts by its fields, a TensorDict like a dict. Another dtype is
-    another content: int32 prompts are not int64's.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        Naming the place in the prompts of what has no codec.
-    """
-    try:
-        return _hash(_without(frozenset(volatile), prompts))
-    except UnsupportedTypeError as error:
-        raise UnsupportedTypeError(
-            error.what,
-            f"prompts{error.where}",
-            "leave it out of what is compared: annotate(prompts=...) names the argument that holds "
-            "the prompts, or computes them; or teach the store this type: "
-            "rlskip.store.register_codec(type, name, encode, decode)",
-        ) from error
-
-
-def _without(volatile: frozenset[str], prompts: Any) -> Any:
-    if _is_batch_pair(prompts):
-        prompts = {**_items(prompts.batch), **prompts.non_tensor_batch}
-    if _is_mapping(prompts):
-        return {key: value for key, value in _items(prompts).items() if key not in volatile}
-    rows = _rows(prompts)
-    if rows and all(_is_mapping(row) for row in rows):
-        return [_without(volatile, row) for row in rows]
-    return prompts
-
-
-def _rows(value: Any) -> Sequence[Any]:
-    """The parts of a sequence of any kind; none of anything else."""
-    if hasattr(value, "tensordicts"):
-        return value.tensordicts  # type: ignore[no-any-return]
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        return list(value.reshape(-1))
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _hash(value: Any) -> str:
-    digest = xxhash.xxh3_128()
-    _feed(digest, value)
-    return digest.hexdigest()
-
-
-def _is_batch_pair(value: Any) -> bool:
-    return hasattr(value, "non_tensor_batch") and hasattr(value, "batch")
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) and not hasattr(value, "tensordicts")
-
-
-def _items(mapping: Any) -> dict[Any, Any]:
-    if mapping is None:
-        return {}
-    if isinstance(mapping, Mapping) and not hasattr(mapping, "_get_str"):
-        return dict(mapping)
-    return {key: mapping._get_str(key, None) for key in list(mapping.keys())}
-
-
-def _feed(digest: xxhash.xxh3_128, value: Any) -> None:
-    """Append `value`, each part prefixed with its sort and length so that none run together."""
-
-    def put(sort: str, *data: Any) -> None:
-        views = [memoryview(part).cast("B") for part in data if len(part)]
-        digest.update(f"{sort}:{sum(map(len, views))};".encode())
-        for view in views:
-            digest.update(view)
-
-    def put_all(sort: str, parts: Sequence[Any]) -> None:
-        put(f"{sort} {len(parts)}")
-        for i, part in enumerate(parts):
-            _feed_part(digest, i, part)
-
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        put_all("nested", list(value.unbind()))
-    elif isinstance(value, torch.Tensor):
-        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        name = str(value.dtype).removeprefix("torch.")
-        put(f"array {name} {list(value.shape)}", plain.view(torch.uint8).numpy())
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        flat = np.ascontiguousarray(value).reshape(-1)
-        name = value.dtype.name if value.dtype.kind in "biufc" else value.dtype.str
-        put(f"array {name} {list(value.shape)}", flat.view(np.uint8))
-    elif _is_mapping(value):
-        items = _items(value)
-        put(f"mapping {len(items)}")
-        for key in sorted(items, key=lambda key: (type(key).__name__, str(key))):
-            _feed(digest, key)
-            _feed_part(digest, key, items[key])
-    elif hasattr(value, "tensordicts"):
-        put_all("sequence", _rows(value))
-    elif hasattr(value, "data") and hasattr(value, "batch_size"):  # NonTensorData
-        _feed(digest, value.data)
-    elif isinstance(value, list | tuple | np.ndarray):
-        put_all("sequence", _rows(value))
-    elif isinstance(value, set | frozenset):
-        put("set", "".join(sorted(map(_hash, value))).encode())
-    elif isinstance(value, str):
-        put("str", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, bytes | bytearray):
-        put("bytes", value)
-    elif isinstance(value, np.generic):
-        _feed(digest, np.asarray(value))
-    elif value is None or isinstance(value, bool | int | float | complex):
-        put(type(value).__name__, repr(value).encode())
-    else:
-        # Of any other type what a dump would keep of it.
-        packer = Packer()
-        put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
-        for array in packer.arrays:
-            put(array.spec, *(part.view(np.uint8) for part in array.parts))
-
-
-def _feed_part(digest: xxhash.xxh3_128, place: Any, part: Any) -> None:
-    try:
-        _feed(digest, part)
-    except UnsupportedTypeError as error:
-        raise UnsupportedTypeError(error.what, f"[{place!r}]{error.where}") from error

@@ -1,13 +1,14 @@
-"""Where dumps lie, and how they are opened.
+"""Where dumps are, and how they are opened.
 
 ::
 
     {dump_dir}/{experiment_name}_{project_name}/GBS{gbs}_N{n}_in{prompt_len}_out{response_len}/
         {step}/gen_batch.dp             meta.json
-        {step}/{inner}/gen_batch.dp     meta.json
+        {step}/{part}/gen_batch.dp     meta.json
         {step}/gen_batch.r0-of-2.dp     meta.r0-of-2.json    one pair per rank
 
-Whatever is no dump (work, leases, set-aside dumps) has a name that is no integer.
+Whatever is not a dump (staging directories, leases, quarantined dumps) has a name that is not an
+integer.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import BinaryIO
 import attrs
 import xxhash
 
+from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
-from rlskip.store.errors import CorruptDumpError
+from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
+_BETWEEN = ".replaced"
 
 
 def run_directory(
@@ -44,7 +47,7 @@ def run_directory(
     """The directory of a run's dumps; nothing is created.
 
     ``~`` is expanded; a relative `dump_dir` stays relative. Names are made safe: none leaves
-    `dump_dir`, and none is changed into another's.
+    `dump_dir`, and no two names are changed into the same one.
 
     Raises
     ------
@@ -52,18 +55,9 @@ def run_directory(
         `dump_dir` is a URL or empty, or the run's directory is reached by a symbolic link below it
         (`dump_dir` itself may be one).
     """
-    text = str(dump_dir)
-    if _URL.match(text):
-        raise ConfigError(
-            f"{text!r} is a URL; dumps are written to mounted file systems only",
-            where="skip.dump_dir",
-            remedy="mount the storage and give its path, e.g. skip.dump_dir=/mnt/dumps",
-        )
-    if not text.strip():
-        raise ConfigError("it is empty", where="skip.dump_dir", remedy="give a directory")
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}"
-    directory = Path(text).expanduser() / run / safe_name(shape)
+    directory = parse_dump_dir(dump_dir) / run / safe_name(shape)
     refuse_links(directory)
     return directory
 
@@ -71,11 +65,11 @@ def run_directory(
 def refuse_links(directory: Path) -> None:
     """Raise ConfigError where one of a run's two directories in a dump_dir is a symbolic link."""
     for path in (directory.parent, directory):
-        if os.path.islink(path):  # False where it cannot be told
+        if os.path.islink(path):
             raise ConfigError(
                 f"{path} is a symbolic link; below dump_dir none is followed",
                 where="skip.dump_dir",
-                remedy="move what it points to into its place, or give a dump_dir that lies there",
+                remedy="replace it by what it points to, or give a dump_dir that is there",
             )
 
 
@@ -94,15 +88,25 @@ def safe_name(name: object) -> str:
 
 
 def as_step(name: str) -> int | None:
-    """The step or mini-batch that a directory is named after; None for any other name."""
+    """The step or part that a directory is named after; None for any other name."""
     if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0"):
         return int(name)
     return None
 
 
+def step_of(name: str) -> int | None:
+    """As :func:`as_step`, also for a dump that is being replaced."""
+    return as_step(name.removesuffix(_BETWEEN))
+
+
+def between(name: str) -> str:
+    """The name that a dump has for the moment in which another takes its place."""
+    return f"{name}{_BETWEEN}"
+
+
 @attrs.frozen
 class Place:
-    """Where one rank's dump of one step (or mini-batch) lies.
+    """Where the dump of one step (or of a part of it) is, for one rank.
 
     Parameters
     ----------
@@ -112,13 +116,13 @@ class Place:
 
     root: Path
     step: int
-    inner: int | None = None
+    part: int | None = None
     rank: int = 0
     world_size: int = 1
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (str(self.step),) if self.inner is None else (str(self.step), str(self.inner))
+        return (str(self.step),) if self.part is None else (str(self.step), str(self.part))
 
     @property
     def directory(self) -> Path:
@@ -142,45 +146,47 @@ class Place:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenPlace]:
-        """The directory held open, so that its files belong together whatever is renamed.
+        """Hold the directory open, so that its files belong together whatever is renamed.
+
+        This is the boundary to the file system for whatever reads dumps: within the block, too,
+        its faults become one of these errors.
 
         Raises
         ------
-        FileNotFoundError
-            There is none.
+        AbsentDumpError
+            There is no such directory or file (any more).
+        UnreadableDumpError
+            The file system does not let it be read, or there is not enough memory.
         CorruptDumpError
-            Something else has its name: a file, a link.
+            Something else has the directory's name: a file, a link.
         """
-        handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            for part in self.parts:
-                handle, outer = self._enter(part, handle), handle
-                os.close(outer)
-            yield OpenPlace(self, handle)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            # Removed by another host while it was open here (NFS).
-            raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.directory)) from error
-        finally:
-            os.close(handle)
+            with contextlib.ExitStack() as stack:
+                try:
+                    folder = stack.enter_context(open_folder(self.root, *self.parts))
+                except FileNotFoundError:
+                    if not self._recover():
+                        raise
+                    folder = stack.enter_context(open_folder(self.root, *self.parts))
+                yield OpenPlace(self, folder)
+        except RefusedFileError as error:
+            raise CorruptDumpError(error.what, error.where) from error
+        except (OSError, MemoryError) as error:
+            where = str(self.directory)
+            # ESTALE: another host has removed what is open here (NFS).
+            if getattr(error, "errno", None) in (errno.ENOENT, errno.ESTALE):
+                raise AbsentDumpError("there is no dump of this step", where) from error
+            reason = error if isinstance(error, OSError) else "there is not enough memory"
+            raise UnreadableDumpError(
+                f"it cannot be read at the moment: {reason}", where
+            ) from error
 
-    def is_at(self, handle: int) -> bool:
-        """Whether the open directory `handle` is still the one that has this name."""
-        try:
-            return os.path.samestat(os.fstat(handle), os.lstat(self.directory))
-        except FileNotFoundError:
-            return False
-
-    def _enter(self, part: str, outer: int) -> int:
-        try:
-            return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise CorruptDumpError(
-                    f"{part} is a file or a link, not a directory", where=str(self.directory)
-                ) from error
-            raise
+    def _recover(self) -> bool:
+        """Give a dump its name back if the process that was to replace it was killed meanwhile."""
+        with contextlib.suppress(OSError):
+            os.rename(self.directory.with_name(between(self.directory.name)), self.directory)
+            return True
+        return False
 
 
 @attrs.frozen
@@ -188,39 +194,37 @@ class OpenPlace:
     """A place whose directory is held open."""
 
     place: Place
-    handle: int
+    folder: Folder
 
     def names(self) -> frozenset[str]:
-        return frozenset(os.listdir(self.handle))
+        return frozenset(self.folder.names())
 
-    def open(self, name: str) -> BinaryIO:
-        """A file of the dump, for reading.
+    def open(self, name: str, max_bytes: int | None = None) -> BinaryIO:
+        """Open a file of the dump for reading.
 
         Raises
         ------
         FileNotFoundError
             There is none.
         CorruptDumpError
-            It is a link, a directory, a pipe: anything but a file.
+            It is not a regular file, or larger than `max_bytes`.
         """
-        where = str(self.place.directory / name)
         try:
-            # Not blocking: a pipe would wait for a writer.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            handle = os.open(name, flags, dir_fd=self.handle)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise CorruptDumpError("a link or a socket, not a file", where=where) from error
-            raise
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise CorruptDumpError("a directory or a pipe, not a file", where=where)
-        return os.fdopen(handle, "rb")
+            return self.folder.open(name, max_bytes=max_bytes)
+        except RefusedFileError as error:
+            raise CorruptDumpError(error.what, error.where) from error
 
     def size(self, name: str) -> int:
         """Bytes of a file of the dump; raises as :meth:`open` does."""
-        found = os.stat(name, dir_fd=self.handle, follow_symlinks=False)
+        found = self.folder.stat(name)
         if not stat.S_ISREG(found.st_mode):
-            where = str(self.place.directory / name)
-            raise CorruptDumpError("a link, a directory or a pipe, not a file", where=where)
+            raise CorruptDumpError("it is not a regular file", str(self.folder.path / name))
         return found.st_size
+
+    def is_in_place(self) -> bool:
+        """Whether the open directory still has this name, as far as can be seen."""
+        try:
+            now = os.lstat(self.place.directory)
+            return os.path.samestat(os.fstat(self.folder.handle), now)
+        except OSError:
+            return False

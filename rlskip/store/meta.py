@@ -1,28 +1,49 @@
-"""``meta.json``: what a dump says about itself, sealed against edits."""
+"""``meta.json``: what a dump is, sealed against edits."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import xxhash
-from attrs.validators import ge, instance_of, optional
+from attrs.validators import ge, instance_of, lt, optional
 
-from rlskip.store.container import VERSION, check_version
-from rlskip.store.errors import CorruptDumpError
-from rlskip.store.identity import Identity
+from rlskip.format.dump_errors import CorruptDumpError, NewerFormatError
+from rlskip.format.version import VERSION, check_version
+
+if TYPE_CHECKING:
+    from rlskip.store.identity import Identity
 
 MAX_META = 1 << 24
-_COUNT = [instance_of(int), ge(0)]
+_COUNT = [instance_of(int), ge(0), lt(1 << 63)]
+_GENERATION = re.compile(r"[0-9a-f]{1,15}")
+# Names of format 1 on disk that differ from those in Python.
+_ON_DISK = {"part": "inner"}
+_IN_PYTHON = {"inner": "part"}
 
 
 def _is_time(meta: DumpMeta, field: attrs.Attribute, value: str) -> None:
     if datetime.fromisoformat(value).tzinfo is None:
-        raise ValueError(f"{value!r} names no time zone")
+        raise ValueError(f"{value!r} has no time zone")
+
+
+def check_info(info: Mapping[str, Any]) -> None:
+    """Raise ValueError where entries that rlskip itself reads are not of their type."""
+    seconds, generation = info.get("seconds", 0), info.get("generation", "0")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"info['seconds'] is {seconds!r:.80}, not a number of seconds")
+    if not isinstance(generation, str) or not _GENERATION.fullmatch(generation):
+        raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
+
+
+def _info_is_sound(meta: DumpMeta, field: attrs.Attribute, value: Any) -> None:
+    check_info(value)
 
 
 @attrs.frozen
@@ -31,10 +52,10 @@ class DumpMeta:
 
     Parameters
     ----------
-    step, inner, rank, world_size
-        The place it was written for.
+    step, part, rank, world_size
+        The place that it was written for.
     checksum
-        Of ``gen_batch.dp``.
+        The one in the tail of ``gen_batch.dp``.
     nbytes, stored
         Size of the rollouts' arrays in memory, and of the file, in bytes.
     created
@@ -42,9 +63,10 @@ class DumpMeta:
     identity
         What the rollouts were generated from; None when the caller gave none.
     info
-        JSON that the caller keeps beside: generation seconds, run id, ...
+        JSON that the caller adds, such as the job's id. rlskip itself reads ``seconds`` (what the
+        stage took, a finite number from 0 on) and ``generation`` (up to 15 hex digits).
     version
-        Of the format.
+        The format's version.
     """
 
     step: int = attrs.field(validator=_COUNT)
@@ -52,22 +74,29 @@ class DumpMeta:
     nbytes: int = attrs.field(validator=_COUNT)
     stored: int = attrs.field(validator=_COUNT)
     created: str = attrs.field(validator=_is_time)
-    inner: int | None = attrs.field(default=None, validator=optional(_COUNT))
+    part: int | None = attrs.field(default=None, validator=optional(_COUNT))
     rank: int = attrs.field(default=0, validator=_COUNT)
     world_size: int = attrs.field(default=1, validator=_COUNT)
-    identity: Identity | None = attrs.field(default=None, validator=optional(instance_of(Identity)))
-    info: Mapping[str, Any] = attrs.field(factory=dict, validator=instance_of(dict))
+    identity: Identity | None = None
+    info: Mapping[str, Any] = attrs.field(
+        factory=dict, validator=[instance_of(dict), _info_is_sound]
+    )
     version: int = attrs.field(default=VERSION, validator=_COUNT)
 
     def to_bytes(self) -> bytes:
-        plain = attrs.asdict(self)
+        plain = {_ON_DISK.get(name, name): v for name, v in attrs.asdict(self).items()}
+        if self.identity is not None:
+            plain["identity"] = self.identity.as_json()
         plain["seal"] = _seal(plain)
         return json.dumps(plain, indent=2, allow_nan=True).encode() + b"\n"
 
     @classmethod
-    @functools.lru_cache(maxsize=4)  # a hit reads it twice: to look, and to load
-    def from_bytes(cls, data: bytes, where: str) -> DumpMeta:
-        """Read it back; raises :class:`CorruptDumpError` or :class:`NewerFormatError`."""
+    @functools.lru_cache(maxsize=4)  # a hit reads it twice: to look and to load
+    def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
+        """Read it back; without its `identity` torch is not needed.
+
+        Raises :class:`CorruptDumpError` or :class:`NewerFormatError`.
+        """
         try:
             plain = json.loads(data)
             version = plain["version"]
@@ -75,15 +104,22 @@ class DumpMeta:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         check_version(version, where)
         try:
-            if plain.pop("seal", None) != _seal(plain):
-                raise CorruptDumpError("meta.json was altered", where=where)
-            if plain["identity"] is not None:
+            sealed = plain.pop("seal", None) == _seal(plain)
+            if sealed and not identity:
+                plain["identity"] = None
+            if sealed and plain["identity"] is not None:
+                from rlskip.store.identity import Identity
+
                 plain["identity"] = Identity.from_json(plain["identity"])
-            return cls(**plain)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, CorruptDumpError):
-                raise
-            raise CorruptDumpError("meta.json has other entries", where=where) from error
+            if sealed:
+                return cls(**{_IN_PYTHON.get(name, name): value for name, value in plain.items()})
+        except NewerFormatError as error:
+            raise NewerFormatError(error.what, where, error.remedy) from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a file's entries may be anything
+            raise CorruptDumpError("meta.json has invalid entries", where=where) from error
+        raise CorruptDumpError("meta.json was altered", where=where)
 
 
 def _seal(plain: Mapping[str, Any]) -> str:

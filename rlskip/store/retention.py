@@ -1,10 +1,11 @@
-"""How many dumps to keep: the last ones written, up to a number and a size."""
+"""How many dumps to keep: those written last, up to a number and a size."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -26,11 +27,11 @@ class Retention:
     Parameters
     ----------
     keep_last
-        Dumps to keep, the last written first; None for all.
+        How many dumps to keep: those written last; None for all.
     max_size
-        Bytes that the dumps may take together; None for any.
+        Bytes that the dumps may take together; None for any number.
 
-    The step just written and one that somebody reads are never removed, whatever the limits.
+    The step just written and one that is being read are never removed, whatever the limits.
     """
 
     def __init__(self, root: Path, keep_last: int | None, max_size: int | None) -> None:
@@ -43,13 +44,13 @@ class Retention:
         self._max_size = max_size
         self._known: dict[int, _Written] = {}
 
-    def apply(self, steps: list[int], just_written: int) -> None:
-        """Remove what is too many of `steps`; where that fails, warn."""
+    def apply(self, steps: Callable[[], list[int]], just_written: int) -> None:
+        """Remove what exceeds the limits of `steps`; a failure is logged as a warning."""
         if self._keep_last is None and self._max_size is None:
             return
         try:
-            removed = self._remove(steps, just_written)
-        except OSError as error:
+            removed = self._remove(steps(), just_written)
+        except Exception as error:  # the new dump is published: nothing may fail any more
             logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
         else:
             if removed:
@@ -71,18 +72,28 @@ class Retention:
                 continue
             written = self._known.pop(step)
             count, size = count - 1, size - written.size
-            with contextlib.suppress(FileNotFoundError):  # another was quicker
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 commit.remove(self._root / str(step), self._root)
                 removed.append(step)
         return removed
 
     def _measure(self, step: int) -> _Written | None:
+        """When the step was written and its bytes; None where there is nothing of it."""
         if step in self._known:
             return self._known[step]
+        folder = self._root / str(step)
+        if os.path.islink(folder):
+            return None
         found = []
-        for folder, _, names in os.walk(self._root / str(step)):
-            with contextlib.suppress(FileNotFoundError):
-                found += [os.lstat(os.path.join(folder, name)) for name in names]
+        for above, _, names in os.walk(folder, onerror=_raise_unless_gone):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(os.lstat(os.path.join(above, name)))
         if not found:
             return None
         return _Written(max(s.st_mtime_ns for s in found), sum(s.st_size for s in found))
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

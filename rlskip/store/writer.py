@@ -1,4 +1,4 @@
-"""Dumps written behind the training thread's back: in order, in bounded memory."""
+"""Dumps written in the background: in order, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import attrs
 import numpy as np
 
 from rlskip.errors import RlskipError
+from rlskip.format.chunks import aligned
 from rlskip.store.identity import Identity
 from rlskip.store.meta import DumpMeta
-from rlskip.store.pieces import aligned
-from rlskip.store.steps import Prepared, StepStore
+from rlskip.store.step_store import Prepared, StepStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,25 +36,26 @@ class _Job:
 
 
 class Writer:
-    """Writes a store's dumps in a thread; the caller is held only while they are copied.
+    """Writes a store's dumps in a thread; the caller waits only while they are copied.
 
     Parameters
     ----------
     store
-        Whose :meth:`~rlskip.store.StepStore.save` this stands for.
+        Where :meth:`~rlskip.store.StepStore.save` is called.
     max_bytes
-        Of copies waiting to be written. A save that would exceed it waits until earlier
-        ones are written; one larger than that waits until it is the only one.
+        Size of the copies that may be held at a time. A save that would exceed it waits until
+        earlier ones are written; one larger than that waits until it is the only one.
     timeout_s
-        How long a save, a wait or a flush waits at most.
+        How long a save, a wait or a flush waits at most, in seconds.
 
     Notes
     -----
-    The copy of a dump is narrowed, so it takes at most the rollouts' size and mostly far
-    less. The thread lives while there is something to write and is no daemon: an interpreter
-    that ends in the usual way writes everything first. A process that will be killed must
-    :meth:`flush`, or not use this. The memory of the last copy is kept for the next one, which
-    is much faster into pages that have been used before, until :meth:`flush`.
+    The copy of a dump is narrowed: it takes at most the size of the rollouts, and mostly far less.
+    The thread lives while there is something to write and is not a daemon: an interpreter that
+    ends normally writes everything first. A process that is going to be killed must :meth:`flush`,
+    or not use this. Where the system has no thread left, the caller writes its dump itself. Until
+    :meth:`flush`, the memory of the last copy is kept for the next one: copying into pages that
+    have been used before is much faster.
 
     Examples
     --------
@@ -86,23 +87,25 @@ class Writer:
         *,
         identity: Identity | None = None,
         info: Mapping[str, Any] | None = None,
-        aside: Any = None,
-        inner: int | None = None,
+        sidecar: Any = None,
+        part: int | None = None,
         replace: bool = False,
         done: Outcome | None = None,
     ) -> None:
-        """As :meth:`StepStore.save`, but returns as soon as the rollouts are copied.
+        """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
 
         Parameters
         ----------
         done
             Called in the writer's thread with the dump's meta and None, or with None and the
-            error. An error is logged as a warning in any case.
+            error. An error is logged as a warning in either case.
 
         Raises
         ------
         UnsupportedTypeError
-            The rollouts hold what cannot be kept.
+            The rollouts or `info` hold what cannot be kept.
+        WriterTimeoutError
+            Earlier dumps were not written in time.
         """
         self._forget_parent()
         dump = self.store.prepare(
@@ -110,8 +113,8 @@ class Writer:
             rollouts,
             identity=identity,
             info=info,
-            aside=aside,
-            inner=inner,
+            sidecar=sidecar,
+            part=part,
             replace=replace,
         )
         arena = self._reserve(dump.copy_nbytes)
@@ -122,13 +125,19 @@ class Writer:
             raise
         with self._changed:
             self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rlskip-writer")
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="rlskip-writer")
+            try:
                 self._thread.start()
+                return
+            except RuntimeError as error:  # no thread left, or the interpreter ends
+                logger.warning("dumps are written without a thread of their own: %s", error)
+        self._run()
 
     @property
     def pending(self) -> int:
-        """Dumps not yet written."""
+        """How many dumps are not written yet."""
         with self._changed:
             return len(self._jobs)
 
@@ -138,14 +147,14 @@ class Writer:
         Raises
         ------
         WriterTimeoutError
-            Naming the steps that are not.
+            Names the steps that are not.
         """
         self._forget_parent()
         with self._changed:
             self._wait_for(lambda: not self._jobs)
 
     def flush(self) -> None:
-        """As :meth:`wait`, and give the copies' memory back."""
+        """Like :meth:`wait`, and give the copies' memory back."""
         self.wait()
         with self._changed:
             self._spare = None
@@ -197,7 +206,7 @@ class Writer:
         except BaseException as raised:
             error = raised
             logger.warning(
-                "step %d is NOT dumped, it will be generated anew: %s",
+                "step %d is NOT dumped, it will be generated again: %s",
                 job.dump.place.step,
                 raised,
             )
@@ -207,17 +216,17 @@ class Writer:
         if job.done is not None:
             try:
                 job.done(meta, error)
-            except Exception:
+            except BaseException:  # the next dump is to be written
                 logger.exception("after the dump of step %d", job.dump.place.step)
 
     def _forget_parent(self) -> None:
-        """A forked child has neither the parent's thread nor any dumps of its to write."""
+        """Start empty in a forked child, which has neither the parent's thread nor its dumps."""
         if self._process != os.getpid():
             self._start_empty()
 
 
 class _Arena:
-    """Memory for one dump's copy; what is not copied into never takes a page."""
+    """Memory for the copy of one dump; what is not written to never takes a page."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.skip.records import FOLDER
+from rlskip.jobs.records import FOLDER
 from rlskip.store import Identity, StepStore, fingerprint, run_directory
 from rlskip.store.layout import Place
 
@@ -52,7 +52,7 @@ def rollouts(step: int, seed: int = 0, other_from: int | None = None) -> TensorD
 
 def save(store: StepStore, step: int, value: TensorDict, job: str) -> None:
     identity = Identity(
-        prompts=fingerprint(value["prompts"]),
+        prompts_hash=fingerprint(value["prompts"]),
         n=SESSIONS,
         prompt_len=PROMPT_LEN,
         response_len=RESPONSE_LEN,
@@ -87,7 +87,7 @@ def make(root: Path) -> None:
 
 def make_foreign(root: Path) -> None:
     """A dump_dir of verl's, from the files that verl wrote."""
-    files = Path(__file__).parent / "verl_dumps"
+    files = Path(__file__).parents[1] / "interop" / "verl_dumps"
     for place, file in (("1/gen_batch.dp", "torch.dp"), ("7/0/tq_batch.pt", "queue.pt")):
         target = root / "exp_proj" / "GBS2_N2_in6_out5" / place
         target.parent.mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,4 +26,11 @@ def test_importing_rlskip_brings_no_command_line() -> None:
 def test_help_is_light(arguments: list[str]) -> None:
     modules = loaded(f"from rlskip.cli.main import main; main({arguments})")
     assert "rlskip.cli.main" in modules
+    assert not modules & {"torch", "tensordict", "ray", "numpy", "hydra"}
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--steps"], ["verify", "--help"]])
+def test_listing_directories_needs_no_torch(dumps: Path, arguments: list[str]) -> None:
+    place = [] if "--help" in arguments else [str(dumps)]
+    modules = loaded(f"from rlskip.cli.main import main; assert not main({arguments + place})")
     assert not modules & {"torch", "tensordict", "ray", "numpy", "hydra"}

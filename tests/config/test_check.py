@@ -35,7 +35,7 @@ def problems_of(node: dict[str, Any]) -> list[str]:
     return list(map(str, problems))
 
 
-def test_what_fits_is_taken() -> None:
+def test_valid_values_are_read() -> None:
     problems: list[Problem] = []
     node = {
         "flag": True,
@@ -73,9 +73,13 @@ def test_what_fits_is_taken() -> None:
         ({"zzz": 1}, "root.zzz: unknown key; known: flag, count"),
     ],
 )
-def test_what_does_not_fit_is_named(node: dict[str, Any], message: str) -> None:
+def test_each_invalid_value_is_named(node: dict[str, Any], message: str) -> None:
     (problem,) = problems_of(node)
     assert message in problem
+
+
+def test_the_least_value_is_accepted() -> None:
+    assert problems_of({"count": 1}) == []
 
 
 def test_all_problems_are_raised_together() -> None:
@@ -88,7 +92,7 @@ def test_all_problems_are_raised_together() -> None:
     assert all(key in text for key in ("root.flag", "root.coutn", "root.inner.deep"))
 
 
-def test_a_single_problem_reads_as_one() -> None:
+def test_a_single_problem_is_not_a_list() -> None:
     with pytest.raises(ConfigError) as caught:
         raise_all([Problem("root.coutn", "unknown key", "did you mean root.count?")])
     assert (caught.value.where, caught.value.remedy) == ("root.coutn", "did you mean root.count?")

@@ -19,7 +19,9 @@ from rlskip.config import (
     RolloutTqSkipConfig,
     SkipManagerConfig,
 )
-from rlskip.config.skip import DEFAULT_DUMP_DIR, RoleSpec, read_roles
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.config.settings import read_skip
+from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError, NotInstalledError
 
 
@@ -42,11 +44,15 @@ HOST = {
 }
 
 
+def read_roles(config: Any, registry: dict[str, RoleSpec]) -> dict[str, RoleConfig]:
+    return read_skip(config, registry).roles
+
+
 def rollout(skip: dict[str, Any], host: dict[str, Any] | None = None) -> Any:
     return read_roles({**(host or {}), "skip": skip}, REGISTRY)["rollout"]
 
 
-def test_what_a_role_was_not_given_it_takes_from_above() -> None:
+def test_a_role_inherits_shared_keys() -> None:
     role = rollout(
         {"steps": "1-3", "action": "repeat", "dump_dir": "/a", "rollout": {"enable": True}}
     )
@@ -66,7 +72,7 @@ def test_what_a_role_was_not_given_it_takes_from_above() -> None:
     assert (role.action, role.dump_dir) == ("cache", "/b")
 
 
-def test_role_and_shared_keys_are_the_same() -> None:
+def test_roles_and_shared_keys_have_the_same_names() -> None:
     shared = {f.name for f in dataclasses.fields(SkipManagerConfig)}
     assert {f.name for f in dataclasses.fields(RoleConfig)} == shared - {
         "attach",
@@ -86,7 +92,16 @@ def test_null_keys_come_from_the_host(wrap: Any) -> None:
     assert read_roles(config, REGISTRY)["rollout"].gbs == 48
 
 
-def test_nothing_known_of_the_host() -> None:
+def test_a_step_of_the_v1_trainer_has_train_batch_size_prompts() -> None:
+    """gen_batch_size is what it fetches at a time."""
+    config = {**copy.deepcopy(HOST), "skip": {"rollout_tq": {"enable": True}}}
+    config["data"]["gen_batch_size"] = 1
+    assert read_roles(config, REGISTRY)["rollout_tq"].gbs == 32
+    del config["data"]["train_batch_size"]
+    assert read_roles(config, REGISTRY)["rollout_tq"].gbs == 1
+
+
+def test_defaults_without_a_host() -> None:
     role = rollout({"rollout": {"enable": True}})
     assert role.experiment_name == "default_experiment_name"
     assert role.project_name == "default_project_name"
@@ -98,7 +113,9 @@ def test_nothing_known_of_the_host() -> None:
     )
 
 
-def test_a_relative_dump_dir_is_the_working_directorys(monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_relative_dump_dir_starts_at_the_working_directory(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     role = rollout({"dump_dir": "dumps", "rollout": {"enable": True}})
     assert role.dump_dir == os.path.join(os.getcwd(), "dumps")
@@ -123,7 +140,7 @@ def test_no_skip_node() -> None:
     assert read_roles(OmegaConf.create({"skip": None}), REGISTRY) == {}
 
 
-def test_a_skip_manager_config_stands_for_the_whole() -> None:
+def test_a_skip_manager_config_is_a_whole_node() -> None:
     config = SkipManagerConfig(dump_dir="/d", rollout=RolloutSkipConfig(enable=True, steps=[4]))
     for given in (config, {"skip": config}):
         role = read_roles(given, REGISTRY)["rollout"]
@@ -131,7 +148,7 @@ def test_a_skip_manager_config_stands_for_the_whole() -> None:
         assert role.dump_dir == "/d"
 
 
-def test_verls_leaf_defaults_say_nothing() -> None:
+def test_verls_own_defaults_do_not_override_shared_keys() -> None:
     leaf = {"enable": False, "dump_dir": "~/.verl/rollout_dump", "steps": [], "action": "cache"}
     node = {
         "_target_": "verl.utils.skip.SkipManagerConfig",
@@ -147,12 +164,12 @@ def test_verls_leaf_defaults_say_nothing() -> None:
     role = roles["rollout"]
     assert 2 in role.steps
     assert (role.action, role.dump_dir) == ("repeat", "/mine")
-    # What the user did say there counts.
+    # A value that differs from verl's default counts.
     node["rollout"] = {**leaf, "enable": True, "steps": [5]}
     assert 5 in read_roles({"skip": node}, REGISTRY)["rollout"].steps
 
 
-def test_a_custom_role_with_a_dataclass_of_its_own() -> None:
+def test_a_custom_role_with_its_own_dataclass() -> None:
     role = read_roles({"skip": {"critic": {"enable": True, "warm": 7}}}, REGISTRY)["critic"]
     assert isinstance(role, CriticConfig)
     assert role.warm == 7
@@ -166,9 +183,9 @@ def test_a_custom_role_with_a_dataclass_of_its_own() -> None:
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"enable": True}}, "@register_skip('reward')"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
-        ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is no step"),
-        ({"steps": [[1]]}, "skip.steps: [1] (list) is no step"),
-        ({"rollout": {"action": "random"}}, "'random' is planned, but not there yet"),
+        ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
+        ({"steps": [[1]]}, "skip.steps: [1] (list) is not a step"),
+        ({"rollout": {"action": "random"}}, "'random' is planned, but not implemented yet"),
         (
             {"critic": {"action": "repeat"}},
             "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
@@ -181,8 +198,8 @@ def test_a_custom_role_with_a_dataclass_of_its_own() -> None:
         ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
         ({"rollout": {"experiment_name": "???"}}, "skip.rollout.experiment_name: no value was"),
         ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
-        ({"max_size": -1}, "skip.max_size: -1 is no size"),
-        ({"rollout": {"max_size": "-1GB"}}, "skip.rollout.max_size: '-1GB' is no size"),
+        ({"max_size": -1}, "skip.max_size: -1 is not a size"),
+        ({"rollout": {"max_size": "-1GB"}}, "skip.rollout.max_size: '-1GB' is not a size"),
         ({"on_miss": "generat"}, "did you mean 'generate'?"),
         ({"gbs": 0}, "skip.gbs: must be at least 1"),
     ],
@@ -196,27 +213,27 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is no size"),
-        ({"max_size": -1}, "skip.max_size: -1 is no size"),
-        ({"action": "random"}, "skip.action: 'random' is planned, but not there yet"),
+        ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is not a size"),
+        ({"max_size": -1}, "skip.max_size: -1 is not a size"),
+        ({"action": "random"}, "skip.action: 'random' is planned, but not implemented yet"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty"),
         ({"steps": "1-"}, "skip.steps: "),
     ],
 )
-def test_what_several_roles_inherit_is_wrong_once(skip: dict[str, Any], message: str) -> None:
+def test_a_wrong_shared_key_is_reported_once(skip: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_roles({"skip": {**skip, **{role: {} for role in REGISTRY}}}, REGISTRY)
     assert str(caught.value).startswith(message)
     assert "problems" not in str(caught.value)
 
 
-def test_an_inherited_action_is_named_where_it_was_typed() -> None:
+def test_an_inherited_action_is_reported_at_the_shared_key() -> None:
     with pytest.raises(ConfigError) as caught:
         read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}}, REGISTRY)
     assert str(caught.value).startswith("skip.action: role critic does not support 'repeat'")
 
 
-def test_never_to_run_the_stage_and_to_run_it_again_contradict_each_other() -> None:
+def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
     with pytest.raises(ConfigError) as caught:
         rollout(
             {"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}},
@@ -269,3 +286,52 @@ def test_a_config_error_survives_pickling() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.where == "skip.stepz"
+
+
+def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
+    for wrap in (dict, OmegaConf.create):
+        config = wrap({"skip": {"rollout": {}}, "data": {"train_batch_size": "${nowhere}"}})
+        if wrap is dict:
+            config["data"] = OmegaConf.create(config["data"])
+        with pytest.raises(ConfigError, match="nowhere") as caught:
+            read_roles(config, REGISTRY)
+        assert caught.value.where == "data.train_batch_size"
+
+
+def test_an_option_inside_the_node_is_named() -> None:
+    nested = {"skip": {"rollout": {"enable": True}}, "hydra": {"callbacks": {}}}
+    with pytest.raises(ConfigError, match="composed into `skip` instead of next to it") as caught:
+        read_roles({"skip": nested}, REGISTRY)
+    assert caught.value.where == "skip.skip"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(None, None), (0, 0), (5, 5), ("200GB", 200 * 10**9), ("1.5 GiB", 3 * 2**29), ("7", 7)],
+)
+def test_sizes(text: Any, size: int | None) -> None:
+    assert rollout({"max_size": text, "rollout": {"enable": True}}).max_size == size
+
+
+@pytest.mark.parametrize("key", ["steps", "dump_dir", "max_size"])
+def test_a_wrong_shared_key_is_reported_without_any_role(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_roles({"skip": {key: " "}}, REGISTRY)
+    assert caught.value.where == f"skip.{key}"
+
+
+def test_only_verls_own_class_fills_in_defaults() -> None:
+    """A user's own values count even where they equal verl's defaults."""
+    own = {"dump_dir": "/mine", "rollout": {"enable": True, "dump_dir": "~/.verl/rollout_dump"}}
+    assert rollout(own).dump_dir == str(Path("~/.verl/rollout_dump").expanduser())
+
+
+def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Path) -> None:
+    """The job may have changed the working directory; its runtime config still has the first."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = {"runtime": {"cwd": "/started/here"}, "job": {"name": "my_app"}}
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
+    monkeypatch.chdir(tmp_path)
+    role = rollout({"dump_dir": "dumps", "rollout": {"enable": True}})
+    assert (role.dump_dir, role.experiment_name) == ("/started/here/dumps", "my_app")

@@ -31,7 +31,7 @@ def write(part: range, spaces: str) -> str:
 
 
 @given(st.lists(ranges(), min_size=1, max_size=5), st.sampled_from(["", " "]), st.data())
-def test_a_string_holds_exactly_what_it_says(
+def test_a_string_contains_exactly_its_ranges(
     parts: list[range], spaces: str, data: st.DataObject
 ) -> None:
     steps = Steps.parse(",".join(write(part, spaces) for part in parts))
@@ -42,7 +42,7 @@ def test_a_string_holds_exactly_what_it_says(
 
 
 @given(st.lists(step))
-def test_a_list_holds_exactly_its_items(items: list[int]) -> None:
+def test_a_list_contains_exactly_its_items(items: list[int]) -> None:
     steps = Steps.parse(items)
     assert bool(steps) == bool(items)
     assert all(item in steps for item in items)
@@ -66,7 +66,7 @@ def test_mixed_forms() -> None:
     assert not Steps.parse([])
 
 
-def test_a_huge_range_costs_no_memory() -> None:
+def test_a_huge_range_needs_no_memory() -> None:
     steps = Steps.parse("1-1000000000:3,5")
     assert len(steps.singles) == 1
     assert 1_000_000_000 in steps
@@ -97,7 +97,7 @@ def test_a_huge_range_costs_no_memory() -> None:
         {"a": 1},
     ],
 )
-def test_refused_with_the_key_and_an_example(bad: object) -> None:
+def test_errors_name_the_key_and_show_an_example(bad: object) -> None:
     with pytest.raises(StepsError) as caught:
         Steps.parse(bad, "skip.rollout.steps")
     assert caught.value.where == "skip.rollout.steps"
@@ -121,7 +121,7 @@ def test_resolver(text: str, expected: object) -> None:
     OmegaConf.to_yaml(config, resolve=True)  # a plain list would break this on OmegaConf 2.3
 
 
-def test_resolver_refuses_a_list_too_long_to_build() -> None:
+def test_the_resolver_refuses_a_list_that_is_too_long() -> None:
     config = OmegaConf.create({"steps": "${rlskip.steps:1-100000000}"})
     with pytest.raises(Exception, match="too many for a list"):
         _ = config.steps

@@ -8,6 +8,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.keys import split_session
 from rlskip.queue import MemoryQueue
 
 
@@ -31,10 +32,25 @@ class LoggedQueue(MemoryQueue):
         self.log: list[tuple[str, dict[str, Any] | None]] = []
         self._log_lock = threading.Lock()
 
-    def put(self, keys, partition_id, fields=None, tags=None):  # type: ignore[no-untyped-def]
+    def put(self, keys, partition, fields=None, tags=None):  # type: ignore[no-untyped-def]
         with self._log_lock:
             self.log += zip(keys, map(dict, tags) if tags else [None] * len(keys), strict=True)
-        return super().put(keys, partition_id, fields, tags)
+        return super().put(keys, partition, fields, tags)
+
+    def markers(self) -> list[tuple[str, dict[str, Any]]]:
+        """The session markers that were put, in order."""
+        return [(key, tag) for key, tag in self.log if split_session(key)]
+
+
+@pytest.fixture
+def echo():
+    """A worker that returns two rows, of lengths 2 and 2 + the prompt's, naming their session."""
+
+    async def echo(prompt, sampling, session):  # type: ignore[no-untyped-def]
+        seed = torch.tensor([session.seed % 1000, session.session_id])
+        return [{"responses": seed}, {"responses": torch.cat([seed, prompt["input_ids"]])}]
+
+    return echo
 
 
 @pytest.fixture

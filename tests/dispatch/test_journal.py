@@ -1,11 +1,10 @@
+"""The journal itself: append-only, for several processes, and damage costs what it hits."""
+
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import signal
 import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -14,12 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack
 
-from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.queue import MemoryQueue
-from rlskip.store import Identity, StepStore
-from rlskip.store.journal import SessionJournal
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.store import Identity
 
 IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
 
@@ -31,36 +27,186 @@ def write(path: Path, count: int) -> None:
     journal.close()
 
 
+def steps_of(journal: SessionJournal) -> list[int]:
+    return [key[2] for key in journal.entries]
+
+
+def ends_of(data: bytes) -> list[int]:
+    """Where each frame ends."""
+    starts = [i for i in range(len(data)) if data.startswith(b"rlsjrn2\n", i)]
+    return [*starts[1:], len(data)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_torn_tail_costs_the_last_frame_only(tmp_path_factory, data):
+def test_a_torn_frame_costs_itself_only(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("journal") / "3.journal"
     write(path, 4)
-    whole = path.read_bytes()
-    starts = [i for i in range(len(whole)) if whole.startswith(b"rlsjrnl\n", i)]
-    ends = [*starts[1:], len(whole)]
-    cut = data.draw(st.integers(0, len(whole) - 1))
+    content = path.read_bytes()
+    cut = data.draw(st.integers(0, len(content) - 1))
     noise = data.draw(st.binary(max_size=40))
-    path.write_bytes(whole[:cut] + noise)
+    path.write_bytes(content[:cut] + noise)
 
     journal = SessionJournal(path, IDENTITY)
-    frames = sum(end <= cut for end in ends)
-    kept = max(0, frames - 1)  # the first frame is the identity
-    assert [key[2] for key in journal.entries] == list(range(kept))
-    # And it can be appended to.
+    kept = sum(end <= cut for end in ends_of(content))
+    assert steps_of(journal) == list(range(kept))
+    # And it can be appended to, behind what is torn.
     journal.append({("content", 0, 9): [{"responses": torch.ones(2)}]})
     journal.close()
-    again = SessionJournal(path, IDENTITY)
-    assert [key[2] for key in again.entries] == [*range(kept), 9]
+    assert path.read_bytes().startswith(content[:cut] + noise)
+    assert steps_of(SessionJournal(path, IDENTITY)) == [*range(kept), 9]
 
 
-def test_an_altered_frame_is_not_read(tmp_path):
+def test_a_flipped_bit_costs_its_frame_and_keeps_the_bytes(tmp_path):
     path = tmp_path / "3.journal"
     write(path, 3)
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    assert len(SessionJournal(path, IDENTITY).entries) == 2
+    content = path.read_bytes()
+    ends = ends_of(content)
+    for at in range(0, len(content), 7):
+        frame = sum(end <= at for end in ends)
+        altered = bytearray(content)
+        altered[at] ^= 1 << at % 8
+        path.write_bytes(altered)
+        assert steps_of(SessionJournal(path, IDENTITY)) == [i for i in range(3) if i != frame]
+        start = ends[frame - 1] if frame else 0
+        (kept,) = set(tmp_path.iterdir()) - {path}
+        assert kept.read_bytes() == altered[start : ends[frame]]
+        SessionJournal(path, IDENTITY)  # read again, the same bytes are not kept twice
+        assert len(list(tmp_path.iterdir())) == 2
+        kept.unlink()
+
+
+def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):
+    path = tmp_path / "3.journal"
+    write(path, 4)
+    altered = bytearray(path.read_bytes())
+    for end in ends_of(bytes(altered))[1:3]:
+        altered[end - 30] ^= 1
+    path.write_bytes(altered)
+    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 3]
+    assert "damaged bytes" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# -- journals of version 0.1 -----------------------------------------------------------------
+
+
+@pytest.fixture
+def old(tmp_path):
+    path = tmp_path / "3.journal"
+    path.write_bytes(Path(__file__).with_name("golden").joinpath("0.1.journal").read_bytes())
+    return path
+
+
+def old_frames(data: bytes) -> list[bytes]:
+    starts = [i for i in range(len(data)) if data.startswith(b"rlsjrnl\n", i)]
+    return [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
+
+
+def test_a_journal_of_version_0_1_is_read_and_appended_to(old):
+    journal = SessionJournal(old, IDENTITY)
+    assert steps_of(journal) == [0, 1, 2]
+    assert journal.entries["content", 0, 2][0]["text"] == "2"
+    journal.append({("content", 0, 3): [{"text": "3"}]})
+    journal.close()
+    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 1, 2, 3]
+
+
+def test_two_heads_of_a_race_in_version_0_1_do_no_harm(old):
+    head, *others = old_frames(old.read_bytes())
+    old.write_bytes(head + others[0] + head + b"".join(others[1:]))
+    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 1, 2]
+
+
+def test_of_version_0_1_too_a_flipped_bit_costs_its_frame_only(old, tmp_path):
+    frames = old_frames(old.read_bytes())
+    frames[2] = frames[2][:-20] + bytes([frames[2][-20] ^ 1]) + frames[2][-19:]
+    old.write_bytes(b"".join(frames))
+    journal = SessionJournal(old, IDENTITY)
+    assert steps_of(journal) == [0, 2]
+    journal.append({("content", 0, 9): [{"text": "9"}]})  # a frame of today's version
+    journal.close()
+    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 2, 9]
+    (kept,) = set(tmp_path.iterdir()) - {old}
+    assert kept.read_bytes() == frames[2]
+
+
+def test_without_its_head_a_journal_of_version_0_1_is_nobodys(old):
+    old.write_bytes(b"".join(old_frames(old.read_bytes())[1:]))
+    assert SessionJournal(old, IDENTITY).entries == {}
+
+
+# -- several processes -----------------------------------------------------------------------
+
+
+def append_many(path: Path, number: int, count: int, start, acknowledgements) -> None:
+    """In a process: append, and acknowledge each append in one write to a pipe."""
+    start.wait()
+    journal = SessionJournal(path, IDENTITY)  # all of them begin the file at once
+    for i in range(count):
+        rows = [{"responses": torch.arange(1000 * (i % 3))}]
+        try:
+            journal.append({("content", number, i): rows})
+        except OSError as error:
+            os.write(acknowledgements, f"failed {error.errno}\n".encode())
+            time.sleep(0.01)
+        else:
+            os.write(acknowledgements, f"{number} {i}\n".encode())
+
+
+def append_in_processes(path: Path, processes: int, count: int, kills: bool = False):
+    """The sessions that several processes, started together, have acknowledged; their errors."""
+    context = multiprocessing.get_context("fork")
+    start, (reader, writer) = context.Event(), os.pipe()
+    running = [
+        context.Process(target=append_many, args=(path, number, count, start, writer))
+        for number in range(processes)
+    ]
+    for process in running:
+        process.start()
+    os.close(writer)
+    start.set()
+    lines = b""
+    while block := os.read(reader, 1 << 16):
+        lines += block
+        if kills and lines.count(b"\n") > 100 * (1 + sum(p.exitcode is not None for p in running)):
+            alive = [process for process in running[1::2] if process.exitcode is None]
+            if alive:
+                alive[0].kill()
+                alive[0].join()
+    os.close(reader)
+    for process in running:
+        process.join(60)
+    failed = [line for line in lines.splitlines() if line.startswith(b"failed")]
+    acknowledged = [line.split() for line in lines.splitlines() if line not in failed]
+    return {("content", int(number), int(i)) for number, i in acknowledged}, failed
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kills", [False, True])
+def test_what_eight_processes_acknowledge_is_there(tmp_path, kills):
+    path = tmp_path / "3.journal"
+    acknowledged, failed = append_in_processes(path, 8, 150, kills)
+    assert not failed
+    assert len(acknowledged) < 1200 if kills else len(acknowledged) == 1200
+    found = SessionJournal(path, IDENTITY).entries.keys()
+    assert acknowledged <= found
+    assert len(found - acknowledged) <= 4  # written by a killed process, not yet acknowledged
+
+
+@pytest.mark.timeout(200)
+def test_a_full_disk_costs_nothing_that_was_acknowledged(tmp_path):
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        path = tmp_path / "3.journal"
+        acknowledged, failed = append_in_processes(path, 4, 60)
+        assert acknowledged
+        assert failed
+        assert acknowledged <= SessionJournal(path, IDENTITY).entries.keys()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_values_come_back_exactly(tmp_path):
@@ -71,14 +217,38 @@ def test_values_come_back_exactly(tmp_path):
     assert torch.equal(row["responses"], torch.full((5,), 1))
 
 
-def test_a_journal_of_another_identity_is_set_aside(tmp_path, caplog):
+def test_a_journal_of_another_identity_is_quarantined(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
     other = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}))
     assert other.entries == {}
     assert "sampling.temperature" in caplog.text
     assert not path.exists()
-    assert len(list(tmp_path.iterdir())) == 1
+    (kept,) = tmp_path.iterdir()
+    assert len(SessionJournal(kept, IDENTITY).entries) == 2
+
+
+def test_a_journal_that_another_process_appends_to_stays(tmp_path):
+    path = tmp_path / "3.journal"
+    ours = SessionJournal(path, IDENTITY)
+    ours.append({("content", 0, 0): [{"text": "0"}]})
+    theirs = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}))
+    assert theirs.entries == {}
+    theirs.append({("content", 0, 1): [{"text": "1"}]})
+    ours.append({("content", 0, 2): [{"text": "2"}]})
+    ours.close(), theirs.close()
+    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 2]
+
+
+@pytest.mark.parametrize("gone", ["unlink", "rename"])
+def test_a_journal_that_was_moved_away_is_made_again(tmp_path, gone):
+    path = tmp_path / "3.journal"
+    journal = SessionJournal(path, IDENTITY)
+    journal.append({("content", 0, 0): [{"text": "0"}]})
+    path.unlink() if gone == "unlink" else path.rename(tmp_path / "elsewhere")
+    journal.append({("content", 0, 1): [{"text": "1"}]})
+    journal.close()
+    assert steps_of(SessionJournal(path, IDENTITY)) == [1]
 
 
 def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
@@ -89,156 +259,10 @@ def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     assert "model: 'another' now" in caplog.text
 
 
-def test_a_file_that_is_no_journal_is_started_over(tmp_path):
+def test_a_file_that_is_not_a_journal_is_appended_to(tmp_path):
     path = tmp_path / "3.journal"
     path.write_bytes(b"something else entirely")
     journal = SessionJournal(path, IDENTITY)
     journal.append({"a": 1})
     journal.close()
     assert SessionJournal(path, IDENTITY).entries == {"a": 1}
-
-
-# -- with the dispatcher ---------------------------------------------------------------------
-
-
-def dispatch(store, prompts, worker, step=1, **more):
-    queue = MemoryQueue()
-    config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
-        report = dispatcher.generate_sequences(prompts, step=step)
-    return queue, report
-
-
-async def worker(prompt, sampling, session):
-    return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
-
-
-def test_only_what_is_missing_is_generated(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    ran = []
-
-    async def failing(prompt, sampling, session):
-        ran.append((session.uid, session.session_id))
-        if session.session_id == 2:
-            raise ValueError("not this time")
-        return await worker(prompt, sampling, session)
-
-    dispatch(store, make_prompts(3), failing)
-    ran.clear()
-    prompts = make_prompts(3)
-    # Content counts, uids do not.
-    prompts["uid"] = NonTensorStack(*(f"other_{i}" for i in range(3)))
-    queue, report = dispatch(store, prompts, worker)
-    assert (report.resumed, report.attempts, report.succeeded) == (9, 3, 12)
-    whole, _ = dispatch(StepStore(tmp_path / "fresh"), prompts, worker)
-    assert queue.list("train") == whole.list("train")
-
-
-def test_prompts_of_equal_content_have_sessions_of_their_own(tmp_path):
-    prompts = [{"uid": f"u{i}", "input_ids": torch.ones(3)} for i in range(3)]
-    dispatch(StepStore(tmp_path), prompts, worker)
-    queue, report = dispatch(StepStore(tmp_path), prompts, worker)
-    assert (report.resumed, report.attempts) == (12, 0)
-    rows = queue.get([f"u{i}_0_0" for i in range(3)], "train")["responses"]
-    assert len({tuple(row.tolist()) for row in rows}) == 3
-
-
-def test_other_sampling_seed_or_step_resumes_nothing(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker)
-    assert dispatch(store, make_prompts(2), worker, step=2)[1].resumed == 0
-    assert dispatch(store, make_prompts(2), worker, seed=1)[1].resumed == 0
-    assert dispatch(store, make_prompts(2), worker, sampling={"top_p": 0.5})[1].resumed == 0
-
-
-def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker, step=1)
-    assert (tmp_path / "1.journal").exists()
-    store.save(1, {"rollouts": torch.ones(3)})
-    dispatch(store, make_prompts(2), worker, step=2)
-    assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["2.journal"]
-    assert store.steps() == [1]
-
-
-def test_what_cannot_be_journaled_is_not_lost(tmp_path, make_prompts, caplog):
-    async def odd(prompt, sampling, session):
-        return {"responses": torch.ones(1), "handle": Handle()}
-
-    class Handle:  # no codec keeps it
-        pass
-
-    queue, report = dispatch(StepStore(tmp_path), make_prompts(1), odd)
-    assert report.failed == {}
-    assert "not journaled" in caplog.text
-    assert len(queue.list("train")) == 1 + 4 + 4
-
-
-RUN = """
-    import json, sys, time, torch
-    from rlskip.dispatch import LocalPool, RolloutDispatcher
-    from rlskip.queue import MemoryQueue
-    from rlskip.keys import split_trajectory
-    from rlskip.store import StepStore
-
-    directory, stop_at = sys.argv[1], int(sys.argv[2])
-    ran = 0
-
-    async def worker(prompt, sampling, session):
-        global ran
-        if ran >= stop_at:
-            import asyncio
-            await asyncio.sleep(600)
-        ran += 1
-        generator = torch.Generator().manual_seed(session.seed)
-        return {"responses": torch.randint(0, 1000, (20,), generator=generator)}
-
-    prompts = [{"uid": f"{time.time_ns()}", "input_ids": torch.full((4,), i)} for i in range(10)]
-    queue = MemoryQueue()
-    config = {"dispatch": {"rollout_level": True, "n": 10, "journal": True,
-                           "max_concurrent_rollouts": 4}}
-    dispatcher = RolloutDispatcher(LocalPool(worker, 2), queue, config, store=StepStore(directory))
-    batch = dispatcher.submit(prompts, step=5)
-    while batch.report().succeeded < min(stop_at, 100):
-        time.sleep(0.01)
-    print("there", flush=True)
-    report = batch.result()
-    uids = [prompt["uid"] for prompt in prompts]
-    rows = {k: queue.get([k], "train")["responses"][0].tolist()
-            for k in queue.list("train") if split_trajectory(k)}
-    by_place = {f"{uids.index(k.rsplit('_', 2)[0])}/{k.rsplit('_', 2)[1]}": v
-                for k, v in rows.items()}
-    print(json.dumps({"ran": ran, "resumed": report.resumed, "rows": by_place}))
-"""
-
-
-def run(directory: Path, stop_at: int) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(directory), str(stop_at)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-
-
-def finish(process: subprocess.Popen) -> dict:
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return json.loads(out.splitlines()[-1])
-
-
-@pytest.mark.timeout(200)
-def test_a_step_killed_at_nine_tenths_resumes(tmp_path):
-    whole = run(tmp_path / "whole", 1000)
-    killed = run(tmp_path / "killed", 90)
-    assert killed.stdout.readline() == "there\n"
-    time.sleep(0.1)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait(timeout=30)
-    killed.stdout.close()
-
-    resumed = finish(run(tmp_path / "killed", 1000))
-    whole = finish(whole)
-    assert (resumed["resumed"], resumed["ran"]) == (90, 10)
-    assert (whole["resumed"], whole["ran"]) == (0, 100)
-    assert resumed["rows"] == whole["rows"]

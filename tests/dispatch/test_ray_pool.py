@@ -130,7 +130,7 @@ def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
     assert len(failed) == 3
 
 
-def test_a_prompt_crosses_to_a_worker_at_most_once(make_ray_dispatcher, make_prompts, monkeypatch):
+def test_a_prompt_is_sent_to_a_worker_at_most_once(make_ray_dispatcher, make_prompts, monkeypatch):
     from rlskip.dispatch import ray_pool
 
     sent = []
@@ -280,3 +280,79 @@ def test_broadcast_reaches_every_worker_and_its_successor(
     time.sleep(0.5)
     dispatcher.generate_sequences(make_prompts(2), step=2)
     assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
+
+
+class OneWayTicket:
+    """Can be pickled, and cannot be unpickled."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def test_a_result_that_cannot_be_unpickled_fails_its_session_alone(
+    make_ray_dispatcher, make_prompts
+):
+    async def worker(prompt, sampling, session):
+        more = {"odd": OneWayTicket()} if session.session_id == 1 else {}
+        return {"responses": torch.ones(1), **more}
+
+    dispatcher = make_ray_dispatcher(worker, 1, restarts=0, max_data_retries=0)
+    report = dispatcher.submit(make_prompts(2), step=1).result(60)
+    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
+    assert "its result cannot be read" in report.failed["u_0", 1]
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_whatever_a_worker_raises_is_noticed_at_once(make_ray_dispatcher, make_prompts, kind):
+    class Custom(BaseException):
+        pass
+
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    errors = [StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, Custom, Unprintable]
+
+    def blocking(prompt, sampling, session):
+        if session.session_id < len(errors):
+            raise errors[session.session_id]
+        return {"responses": torch.ones(1)}
+
+    async def coroutine(prompt, sampling, session):
+        return blocking(prompt, sampling, session)
+
+    worker = blocking if kind == "blocking" else coroutine
+    dispatcher = make_ray_dispatcher(worker, n=8, max_data_retries=0, session_timeout_s=600)
+    report = dispatcher.submit(make_prompts(1), step=1).result(60)
+    assert {session for _, session in report.failed} == set(range(6))
+    for session, error in enumerate(errors):
+        assert error.__name__ in report.failed["u_0", session]
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_worker_is_replaced_as_often_as_restarts_allow(
+    make_ray_dispatcher, queue, tmp_path, deaths
+):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        async def __call__(self, prompt, sampling, session):
+            if session.attempt < deaths:
+                open(os.path.join(self.directory, f"{os.getpid()}"), "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            # The same prompt was sent to the actor that died: its successor needs it, too.
+            return {"responses": prompt["input_ids"]}
+
+    dispatcher = make_ray_dispatcher(Worker, 1, restarts=1, n=1, max_retries=5)
+    prompts = [{"uid": "u", "input_ids": torch.ones(3)}]
+    report = dispatcher.submit(prompts, step=1).result(120)
+    assert len(os.listdir(tmp_path)) == deaths
+    if deaths == 1:
+        assert report.failed == {}
+        assert queue.get(["u_0_0"], "train")["responses"][0].tolist() == [1, 1, 1]
+    else:
+        assert report.failed == {("u", 0): "no worker is left"}

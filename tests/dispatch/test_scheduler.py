@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import heapq
-import tracemalloc
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rlskip.dispatch import POLICIES, Group, Place, Scheduler, Waiting
+from rlskip.dispatch import POLICIES, PendingSession, Placement
 from rlskip.dispatch.policies import chunk, find_policy, least_loaded, longest_first, round_robin
+from rlskip.dispatch.scheduler import Scheduler, SessionGroup, Unit
 from rlskip.errors import ConfigError
 
 
-def drain(scheduler: Scheduler) -> list[tuple[int, Group, int]]:
+def drain(scheduler: Scheduler) -> list[tuple[int, SessionGroup, int]]:
     """Hand out all that can be handed out."""
     handed = []
     while (found := scheduler.next()) is not None:
@@ -28,7 +29,7 @@ def makespan(lengths, policy, workers=16, slots=8, history=None) -> float:
     prompts, n = lengths.shape
     scheduler, running, now = Scheduler(workers, policy, slots), [], 0.0
     for i in range(prompts):
-        scheduler.add(Group(i, prompts, n, None if history is None else history[i]))
+        scheduler.add(SessionGroup(i, prompts, n, None if history is None else history[i]))
     while True:
         while (found := scheduler.next()) is not None:
             length = lengths[found[1].group.prompt, found[1].session]
@@ -51,7 +52,7 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self, workers, policy, per_worker, in_total):
         self.scheduler = Scheduler(workers, POLICIES[policy], per_worker, in_total)
         self.caps = per_worker or 10**9, in_total or 10**9
-        self.expected: dict[Group, set[int]] = {}  # not ended yet
+        self.expected: dict[SessionGroup, set[int]] = {}  # not ended yet
         self.running: list[tuple[int, object]] = []
         self.lost: set[int] = set()
         self.added = 0
@@ -59,7 +60,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(n=st.integers(1, 4), prompts=st.integers(1, 3), known=st.none() | st.floats(0, 9))
     def add(self, n, prompts, known):
         for i in range(prompts):
-            group = Group(i, prompts, n, known)
+            group = SessionGroup(i, prompts, n, known)
             self.expected[group] = set(range(n))
             self.scheduler.add(group)
 
@@ -136,22 +137,22 @@ TestAnyOrder = AnyOrder.TestCase
 def test_chunk_keeps_a_prompt_on_one_worker():
     scheduler = Scheduler(3, chunk)
     for i in range(6):
-        scheduler.add(Group(i, 6, 4))
+        scheduler.add(SessionGroup(i, 6, 4))
     where = {(group.prompt, worker) for worker, group, _ in drain(scheduler)}
     assert where == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)}
 
 
 def test_round_robin_goes_on_where_the_last_batch_ended():
     scheduler = Scheduler(4, round_robin)
-    scheduler.add(Group(0, 1, 3))
+    scheduler.add(SessionGroup(0, 1, 3))
     assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 2]
-    scheduler.add(Group(0, 1, 3))
+    scheduler.add(SessionGroup(0, 1, 3))
     assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 3]
 
 
 def test_a_free_slot_takes_the_next_session():
     scheduler = Scheduler(2, least_loaded, per_worker=1)
-    scheduler.add(Group(0, 1, 4))
+    scheduler.add(SessionGroup(0, 1, 4))
     (first, unit), (second, _) = scheduler.next(), scheduler.next()
     assert {first, second} == {0, 1}
     assert scheduler.next() is None
@@ -161,7 +162,11 @@ def test_a_free_slot_takes_the_next_session():
 
 def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
     scheduler = Scheduler(1, longest_first)
-    known, unknown, other = Group(0, 3, 2, expected=5.0), Group(1, 3, 2), Group(2, 3, 2)
+    known, unknown, other = (
+        SessionGroup(0, 3, 2, expected=5.0),
+        SessionGroup(1, 3, 2),
+        SessionGroup(2, 3, 2),
+    )
     for group in (known, unknown, other):
         scheduler.add(group)
     probes = [scheduler.next(), scheduler.next()]
@@ -172,12 +177,12 @@ def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
 
 
 def test_a_policy_is_a_function_of_ones_own():
-    def reversed_order(session: Waiting) -> Place:
-        return Place(rank=-session.number)
+    def reversed_order(session: PendingSession) -> Placement:
+        return Placement(rank=-session.number)
 
     scheduler = Scheduler(1, reversed_order)
     for i in range(3):
-        scheduler.add(Group(i, 3, 1))
+        scheduler.add(SessionGroup(i, 3, 1))
     assert [group.prompt for _, group, _ in drain(scheduler)] == [2, 1, 0]
     assert find_policy("rlskip.dispatch.policies:chunk") is chunk
 
@@ -191,7 +196,7 @@ def test_a_policy_that_is_not_there_is_refused_by_key(name):
 def test_what_waited_for_a_lost_worker_goes_to_the_others():
     scheduler = Scheduler(2, chunk, per_worker=1)
     for i in range(2):
-        scheduler.add(Group(i, 2, 2))
+        scheduler.add(SessionGroup(i, 2, 2))
     scheduler.lose(0)
     seen = []
     while (found := scheduler.next()) is not None:
@@ -202,10 +207,10 @@ def test_what_waited_for_a_lost_worker_goes_to_the_others():
 
 def test_without_workers_everything_waits():
     scheduler = Scheduler(2, chunk, per_worker=1)
-    scheduler.add(Group(0, 2, 2))
+    scheduler.add(SessionGroup(0, 2, 2))
     scheduler.lose(0)
     scheduler.lose(1)
-    scheduler.add(Group(1, 2, 2))
+    scheduler.add(SessionGroup(1, 2, 2))
     assert scheduler.alive == []
     assert scheduler.next() is None
 
@@ -225,28 +230,68 @@ def test_policies_shorten_the_long_tail():
     assert 1.0 <= figures["history"] < figures["longest_first"] < 1.25
 
 
+def test_a_history_weighs_as_much_as_a_finished_group():
+    seen = []
+
+    def policy(session: PendingSession) -> Placement:
+        seen.append(session.expected)
+        return Placement()
+
+    scheduler = Scheduler(1, policy)
+    scheduler.add(SessionGroup(0, 1, 4, expected=10.0))
+    assert seen[-1] == 10.0
+    for length, expected in [(5.0, 45 / 5), (3.0, 48 / 6)]:
+        worker, unit = scheduler.next()
+        scheduler.done(worker, unit, length)
+        assert seen[-1] == expected
+    worker, unit = scheduler.next()
+    scheduler.done(worker, unit)  # failed: says nothing of the length
+    scheduler.next()
+    assert seen[-1] == 48 / 6
+
+
+def test_without_a_history_the_mean_is_that_of_the_finished():
+    seen = []
+
+    def policy(session: PendingSession) -> Placement:
+        seen.append(session.expected)
+        return Placement()
+
+    scheduler = Scheduler(1, policy)
+    scheduler.add(SessionGroup(0, 1, 3))
+    worker, unit = scheduler.next()
+    scheduler.done(worker, unit, 6.0)
+    assert (seen[0], seen[-1]) == (None, 6.0)
+
+
 @pytest.mark.parametrize("policy", [round_robin, least_loaded, longest_first])
 def test_memory_is_bounded_by_what_is_in_flight(policy):
-    def peak(prompts: int) -> int:
+    """At most so many prompts and sessions are alive, however many have been."""
+
+    def most_alive(prompts: int) -> int:
         rng = np.random.default_rng(0)
         scheduler, running, now, sent, ended = Scheduler(8, policy, 8), [], 0.0, 0, 0
-        tracemalloc.start()
+        groups: weakref.WeakSet[SessionGroup] = weakref.WeakSet()
+        units: weakref.WeakSet[Unit] = weakref.WeakSet()
+        most = 0
         while True:
             found = scheduler.next()
             if found is not None:
+                units.add(found[1])
                 heapq.heappush(running, (now + rng.random(), found[1].number, *found))
             elif sent < prompts and 8 * sent - ended < 128:
                 # By all that has not ended: on a worker that falls behind, any number may wait.
-                scheduler.add(Group(sent, prompts, 8))
+                group = SessionGroup(sent, prompts, 8)
+                groups.add(group)
+                scheduler.add(group)
                 sent += 1
             elif running:
                 now, _, worker, unit = heapq.heappop(running)
                 scheduler.done(worker, unit, now)
                 ended += 1
+                most = max(most, len(groups) + len(units))
             else:
-                break
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
+                return most
 
-    assert peak(2000) < 2 * peak(500)
+    # A void entry of the queue keeps its group until the queue is cleaned up.
+    assert most_alive(2000) <= most_alive(500) + 16 < 400

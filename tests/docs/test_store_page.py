@@ -139,11 +139,11 @@ def dtype(spec: str) -> str:
 
 
 def test_it_reads_the_golden_dump() -> None:
-    reader = Reader(Path(__file__).parents[1] / "store" / "golden" / "v1" / "3")
+    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v1" / "3")
     assert reader.index["step"] == reader.meta["step"] == 3
     aside = reader.value(reader.index["aside"])
     assert aside["rng"].shape == (16,)
-    ours = StepStore(Path(__file__).parents[1] / "store" / "golden" / "v1").load(3)
+    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v1").load(3)
     theirs = reader.value(reader.index["rollouts"])
     assert set(theirs) == set(ours)
     batch = theirs["batch"]
@@ -175,7 +175,7 @@ def test_it_reads_a_fresh_dump(tmp_path: Path) -> None:
         7: float("nan"),
     }
     store = StepStore(tmp_path)
-    store.save(12, rollouts, identity=Identity(prompts="é", n=2))
+    store.save(12, rollouts, identity=Identity(prompts_hash="é", n=2))
     reader = Reader(tmp_path / "12")
     theirs = reader.value(reader.index["rollouts"])
     assert reader.index["aside"] is None

@@ -1,4 +1,4 @@
-"""A training library that knows nothing of rlskip, and a Hydra application that uses it."""
+"""A training library that does not know rlskip, and a Hydra application that uses it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
 import pytest
 
-# Whatever runs it, every real generation leaves a line in the file $GENERATED.
+from rlskip import SkipManager
+
+# Each real generation appends a line to the file $GENERATED.
 LIBRARY = """
 import asyncio
 import os
@@ -86,7 +89,7 @@ hydra:
   sweep: {dir: sweep}
 """
 
-# What a user adds beside the library: functions that tell the step.
+# What a user adds: functions that return the step.
 GLUE = """
 def step_of(self, model, batch, eval=False):
     return None if eval else self.state.global_step
@@ -96,12 +99,32 @@ def first_id(batch, temperature):
 """
 
 
+@pytest.fixture(scope="session")
+def python_path() -> Callable[..., str]:
+    """``python_path(folder)``: the PYTHONPATH of this process with `folder` in front."""
+
+    def prepend(folder: object) -> str:
+        return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    return prepend
+
+
+@pytest.fixture
+def verl_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process as one of a job of verl 0.9.1, by that name only, without a SkipManager."""
+    monkeypatch.setenv("RLSKIP_JOB", "job")
+    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.9.1"))
+    SkipManager.reset()
+    yield
+    SkipManager.reset()
+
+
 @attrs.frozen
 class App:
     folder: Path
 
     def run(self, *arguments: str, command: tuple[str, ...] = ("app.py",)) -> tuple[int, str]:
-        """Run the application; its exit status and all it said."""
+        """Run the application; its exit status and its output."""
         env = {
             **os.environ,
             "HOME": str(self.folder),
@@ -114,7 +137,7 @@ class App:
         return done.returncode, done.stdout + done.stderr
 
     def generated(self) -> list[str]:
-        """What was generated since the last look."""
+        """What was generated since the last call."""
         file = self.folder / "generated"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)

@@ -1,20 +1,23 @@
-"""`skip.attach`: stages in a library that knows nothing of rlskip, in real processes."""
+"""`skip.attach`: stages in a library that does not know rlskip, in real processes."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlskip import SkipManager
-from rlskip.config.skip import RoleSpec, read_roles
+from rlskip.config.settings import read_skip
+from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError, MismatchError, NotInstalledError
 from rlskip.hosts import install, uninstall
 from rlskip.hosts.attach import AttachError
+from rlskip.jobs.records import job_id, tally
 from rlskip.skip.manager import StepNotSetError
-from rlskip.skip.records import job_id, tally
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 GENERATE = "somelib.trainer:Trainer.generate"
@@ -31,32 +34,63 @@ def attach(**entry: str) -> str:
 
 def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
     how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
-    status, said = app.run(*ON, how)
-    assert status == 0, said
+    status, output = app.run(*ON, how)
+    assert status == 0, output
     assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
-    status, said = app.run(*ON, how)
-    assert status == 0, said
+    status, output = app.run(*ON, how)
+    assert status == 0, output
     assert app.generated() == ["method 1 eval", "method 2 eval"]
-    assert "role rollout: 2 hits, 0 misses" in said
-    # Another run without the option: everything is generated, nothing is said.
-    status, said = app.run()
-    assert status == 0, said
+    assert "role rollout: 2 hits, 0 misses" in output
+    # Another run without the option: everything is generated, and rlskip logs nothing.
+    status, output = app.run()
+    assert status == 0, output
     assert len(app.generated()) == 4
-    assert "rlskip" not in said
+    assert "rlskip" not in output
 
 
 def test_async_methods_with_the_step_at_a_path(app: Any) -> None:
     how = attach(target="'somelib.trainer:Trainer.agenerate'", step="batch.meta.step")
-    status, said = app.run("-m", *ON, "fit=fit_async", how, "temperature=1,2")
-    assert status == 0, said
+    status, output = app.run("-m", *ON, "fit=fit_async", how, "temperature=1,2")
+    assert status == 0, output
     assert sorted(app.generated()) == ["async 1", "async 2"]
-    assert "2 hits, 0 misses" in said
+    assert "2 hits, 0 misses" in output
 
 
-def test_jobs_of_one_process_attach_and_let_go(app: Any) -> None:
+def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
+    how = 'skip.attach.rollout="somelib.trainer:Trainer.agenerate"'
+    status, output = app.run(*ON, "fit=fit_async", how)
+    assert status != 0
+    assert "skip.attach.rollout.step: skip.rollout is enabled, but no step is set" in output
+    assert "SkipManager.set_step" not in output, "nobody can call it in that library"
+    (typed,) = set(re.findall(r"name its source: '(.*)'", output))
+    assert typed.endswith(':Trainer.agenerate",step:"batch.meta.step"}')
+    status, output = app.run("-m", *ON, "fit=fit_async", typed, "temperature=1,2")
+    assert status == 0, output
+    assert "2 hits, 0 misses" in output
+
+
+def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    install(config(tmp_path, f"{name}:Loop.generate"))
+    module = importlib.import_module(name)
+    with pytest.raises(StepNotSetError) as error:
+        module.Loop.generate([1], 7)
+    assert error.value.where == "skip.attach.rollout.step"
+    assert error.value.remedy.endswith('step:"step"}\'')
+    deep = {"steps": True, "global_step": "3", "state": types.SimpleNamespace(cur_step=np.int64(3))}
+    install(config(tmp_path, f"{name}:generate"))
+    with pytest.raises(StepNotSetError) as error:
+        module.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
+    assert 'step:"batch.iteration"' in error.value.remedy
+    assert error.value.remedy.endswith("also there: batch.state.cur_step")
+    with pytest.raises(StepNotSetError, match=r"<path of the step, or package\.module:function>"):
+        module.generate(1, {"ids": [1]})
+
+
+def test_jobs_of_one_process_attach_and_detach(app: Any) -> None:
     how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
-    status, said = app.run("-m", *ON, how, "skip.steps=[1],[1,2]", "skip.enable=true,false")
-    assert status == 0, said
+    status, output = app.run("-m", *ON, how, "skip.steps=[1],[1,2]", "skip.enable=true,false")
+    assert status == 0, output
     # The second job is bare (skip.enable=false), the third replays step 1, the fourth is bare.
     assert [line for line in app.generated() if "eval" not in line] == [
         *("method 1", "method 2"),
@@ -70,10 +104,10 @@ def test_another_step_source_in_the_next_job_of_the_process(app: Any) -> None:
     target = f"target:'{GENERATE}',prompts:batch"
     first = f"{{{target},step:'glue:step_of'}}"
     second = f"{{{target},step:self.state.nope}}"
-    status, said = app.run("-m", *ON, f"skip.attach.rollout={first},{second}")
+    status, output = app.run("-m", *ON, f"skip.attach.rollout={first},{second}")
     assert status == 1
     assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
-    assert "skip.attach.rollout.step=self.state.nope: self.state has no 'nope'" in said
+    assert "skip.attach.rollout.step=self.state.nope: self.state has no 'nope'" in output
 
 
 def test_a_function_of_the_script_itself(app: Any) -> None:
@@ -86,30 +120,30 @@ def test_a_function_of_the_script_itself(app: Any) -> None:
     for name, command in (("app", ("app.py",)), ("__main__", ("-m", "app"))):
         how = attach(target=f"'{name}:Mine.generate'", step="'glue:step_of'", prompts="batch")
         sweep = ("-m", *ON, f"skip.dump_dir=of_{name}", how, "temperature=1,2")
-        status, said = app.run(*sweep, command=command)
-        assert status == 0, said
-        assert "2 hits, 0 misses" in said
+        status, output = app.run(*sweep, command=command)
+        assert status == 0, output
+        assert "2 hits, 0 misses" in output
 
 
 def test_a_bad_attachment_ends_the_job_with_every_other_problem(app: Any) -> None:
-    status, said = app.run(
+    status, output = app.run(
         *ON, "skip.stepz=[1]", "skip.attach.rolout='a:b'", "skip.attach.rollout='somelib.trainer'"
     )
     assert status == 1
     for part in (
         "3 problems in the configuration",
         "skip.stepz: unknown key; did you mean skip.steps?",
-        "skip.attach.rolout: nobody registered this role; did you mean skip.attach.rollout?",
-        "skip.attach.rollout: 'somelib.trainer' names no function",
+        "skip.attach.rolout: this role is not registered; did you mean skip.attach.rollout?",
+        "skip.attach.rollout: 'somelib.trainer' does not name a function",
     ):
-        assert part in said
+        assert part in output
     assert app.generated() == []
 
 
 def test_a_module_without_the_target_ends_the_job_before_it_generates(app: Any) -> None:
-    status, said = app.run(*ON, attach(target="'somelib.trainer:Trainer.generat'"))
+    status, output = app.run(*ON, attach(target="'somelib.trainer:Trainer.generat'"))
     assert status == 1
-    assert "somelib.trainer:Trainer has no 'generat'" in said
+    assert "somelib.trainer:Trainer has no 'generat'" in output
     assert app.generated() == []
 
 
@@ -183,7 +217,7 @@ def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
     target = f"{name}:Loop.generate"
     install(config(tmp_path, target))
     module = importlib.import_module(name)
-    with pytest.raises(StepNotSetError, match="nobody said which step it is"):
+    with pytest.raises(StepNotSetError, match="no step is set"):
         module.Loop.generate([1], 7)
     for _ in range(2):
         install(config(tmp_path, target))
@@ -224,8 +258,8 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
         ({"step": "NAME:nope"}, ConfigError, "has no attribute 'nope'"),
         ({"step": "t.x"}, AttachError, "step=t.x: t has no 'x'"),
         ({"step": "u"}, AttachError, r"step=u: generate\(\) has no 'u'"),
-        ({"step": "batch"}, AttachError, "step=batch: {'ids': .1.} is no step"),
-        ({"step": "nothing"}, AttachError, "step=nothing: None is no step"),
+        ({"step": "batch"}, AttachError, "step=batch: {'ids': .1.} is not a step"),
+        ({"step": "nothing"}, AttachError, "step=nothing: None is not a step"),
         (
             {"step": "t", "prompts": "batch.idx"},
             AttachError,
@@ -233,7 +267,7 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
         ),
     ],
 )
-def test_a_path_that_leads_nowhere_is_named_and_nothing_generated(
+def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
     third_party: Any, tmp_path: Any, entry: dict[str, str], error: type[Exception], what: str
 ) -> None:
     name = third_party(LOOP)
@@ -249,7 +283,7 @@ def test_a_path_that_leads_nowhere_is_named_and_nothing_generated(
     assert module.calls == []
 
 
-def test_a_function_that_tells_no_step_bypasses_the_call(third_party: Any, tmp_path: Any) -> None:
+def test_a_function_that_returns_no_step_bypasses_the_call(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
     module = importlib.import_module(name)
     entry = {"target": f"{name}:Loop.generate", "step": f"{name}:odd_only"}
@@ -267,13 +301,13 @@ def test_a_role_that_is_off_attaches_nothing(
     module = importlib.import_module(name)
     with caplog.at_level("INFO"):
         install(config(tmp_path, f"{name}:generate", rollout={"enable": False}))
-    assert "skip.attach.rollout does nothing: that role is off" in caplog.text
+    assert "skip.attach.rollout has no effect: that role is off" in caplog.text
     assert module.generate(1, {"ids": [1]}) == [2]
 
 
 def test_skip_manager_alone_refuses_what_it_cannot_attach(third_party: Any, tmp_path: Any) -> None:
     given = config(tmp_path, f"{third_party(LOOP)}:Loop.generate")
-    with pytest.raises(ConfigError, match=r"call rlskip\.hosts\.install\(config\) in its place"):
+    with pytest.raises(ConfigError, match=r"call rlskip\.hosts\.install\(config\) instead"):
         SkipManager.init(given)
     SkipManager.init({"skip": {**given["skip"], "enable": False}})
     install(given)
@@ -281,9 +315,7 @@ def test_skip_manager_alone_refuses_what_it_cannot_attach(third_party: Any, tmp_
     assert "rollout" in SkipManager.skip_instances
 
 
-def test_what_an_earlier_job_attached_in_vain_does_not_hurt_the_next(
-    third_party: Any, tmp_path: Any
-) -> None:
+def test_a_hook_of_an_earlier_job_does_nothing_in_the_next(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
     install(config(tmp_path, f"{name}:Loop.nope"))
     uninstall()
@@ -307,27 +339,30 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
     ("entry", "what"),
     [
         (3, "skip.attach.rollout: expected a function's name or a mapping, got 3"),
-        ({}, "skip.attach.rollout: '' names no function"),
-        ({"target": "m"}, "skip.attach.rollout.target: 'm' names no function"),
+        ({}, "skip.attach.rollout: '' does not name a function"),
+        ({"target": "m"}, "skip.attach.rollout.target: 'm' does not name a function"),
         ({"target": "m:f", "stp": "x"}, "skip.attach.rollout.stp: unknown key"),
-        ({"target": "m:f", "step": "a b"}, "skip.attach.rollout.step: 'a b' is no path"),
-        ({"target": "m:f", "step": ":x"}, "skip.attach.rollout.step: ':x' names no function"),
-        ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is no path"),
+        ({"target": "m:f", "step": "a b"}, "skip.attach.rollout.step: 'a b' is not a path"),
+        (
+            {"target": "m:f", "step": ":x"},
+            "attach.rollout.step: ':x' does not name a function",
+        ),
+        ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is not a path"),
         ({"target": "m:f", "identity": "x"}, "rollout.identity: expected a list of str"),
         ({"target": "m:f", "phase": "sample"}, "rollout.phase: this role has no such option"),
-        (["m:f", "m:f"], "rollout.1: m:f is attached at skip.attach.rollout.0 already"),
+        (["m:f", "m:f"], "rollout.1: m:f is already attached at skip.attach.rollout.0"),
     ],
 )
 def test_bad_entries_are_named(entry: Any, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {"attach": {"rollout": entry}}}, {"rollout": RoleSpec()})
+        read_skip({"skip": {"attach": {"rollout": entry}}}, {"rollout": RoleSpec()})
     assert what in str(caught.value)
 
 
-def test_a_role_that_reads_the_step_itself_takes_none() -> None:
+def test_a_role_that_reads_its_own_step_refuses_another_source() -> None:
     entry = {"target": "m:f", "step": "x"}
-    with pytest.raises(ConfigError, match="reads the step from each call by itself"):
-        read_roles({"skip": {"attach": {"a": entry}}}, {"a": RoleSpec(online_step=True)})
+    with pytest.raises(ConfigError, match="reads the step from each call"):
+        read_skip({"skip": {"attach": {"a": entry}}}, {"a": RoleSpec(online_step=True)})
 
 
 QUEUE_TRAINER = """

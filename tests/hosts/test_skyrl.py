@@ -44,7 +44,7 @@ class _Anything(type):
 
 
 class Stub(metaclass=_Anything):
-    """Stands for any class, function or decorator of a module that is not there."""
+    """Stub for any class, function or decorator of a missing module."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -113,6 +113,9 @@ def skyrl(wheel: Path) -> Iterator[Any]:
         multiprocessing.set_start_method(method, force=True)  # SkyRL forces spawn
 
 
+TIME_METRIC = "generate/trajectory_completion_time_mean"
+
+
 @pytest.fixture(autouse=True)
 def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
@@ -122,7 +125,7 @@ def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def make(skyrl: Any) -> Any:
-    """``make(config, **overrides)``: an experiment's genuine trainer, its generator ours."""
+    """``make(config, **overrides)``: an experiment's genuine trainer with the test's generator."""
     base = skyrl("train.generators.base")
     trainer_class = skyrl("train.trainer").RayPPOTrainer
     config_class = skyrl("train.config").SkyRLTrainConfig
@@ -157,10 +160,12 @@ def make(skyrl: Any) -> Any:
                     out["trajectory_ids"].append(copy.copy(id_))
                     out["is_last_step"].append(turn == self.turns - 1)
                     context += [*answer, 7]
-            return {**out, "rollout_metrics": {"generate/mean": random.random()}}
+            metrics = {name: random.random() for name in ("generate/mean", TIME_METRIC)}
+            times = [random.random() for _ in out["response_ids"]]
+            return {**out, "rollout_metrics": metrics, "trajectory_generation_times": times}
 
     class Experiment(skyrl("train.entrypoints.main_base").BasePPOExp):  # type: ignore[misc]
-        """A user's: everything that needs a GPU left out."""
+        """A user's experiment without everything that needs a GPU."""
 
         def __init__(self, cfg: Any) -> None:
             self.cfg = cfg
@@ -207,8 +212,18 @@ def on(tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {"skip": {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}, **more}}
 
 
+def without_times(seen: list[Any]) -> list[Any]:
+    """What `train` returned, without the times that trajectories took."""
+    for out, _, metrics in seen:
+        out.pop("trajectory_generation_times", None)
+        for found in (out.get("rollout_metrics") or {}, metrics):
+            for name in [name for name in found if "_time_" in name]:
+                del found[name]
+    return seen
+
+
 def train(trainer: Any, batch: Any, steps: tuple[int, ...] = (1, 2)) -> list[Any]:
-    """What the training loop of SkyRL does with each step before it comes to tensors."""
+    """What SkyRL's training loop does with each step before it makes tensors."""
     seen = []
     for step in steps:
         input_batch, uids = batch(step)
@@ -233,8 +248,11 @@ def test_the_second_run_generates_nothing_and_sees_the_same(
     seen = train(first, batch)
     assert first.generator.calls == [("train", 1), ("train", 2)]
     second = make(on(tmp_path), **how)
-    assert train(second, batch) == seen
+    replayed = train(second, batch)
     assert second.generator.calls == []
+    assert "'trajectory_generation_times': [0." in str(seen)
+    assert "time" not in str(replayed), "the times are those of the first run"
+    assert replayed == without_times(seen)
     # The ids are SkyRL's own class again, and the metrics of the rollouts reach the trainer.
     [(out, _, metrics), _] = seen
     assert type(out["trajectory_ids"][0]) is type(batch(1)[0]["trajectory_ids"][0])
@@ -251,6 +269,35 @@ def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> N
         input_batch, _ = batch(1, "eval")
         asyncio.run(trainer.generator.generate(input_batch, disable_tqdm=True))
         assert ("eval", 1) in trainer.generator.calls
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("generator.max_turns", 3, "extra.max_turns: 3 now, 1 in the dump"),
+        ("generator.zero_reward_on_non_stop", True, "extra.zero_reward_on_non_stop: True now"),
+        ("generator.chat_template.name_or_path", "own", "extra.chat_template.name_or_path: 'own'"),
+    ],
+)
+def test_what_shapes_skyrls_rollouts_is_compared(
+    make: Any, batch: Any, tmp_path: Path, key: str, value: Any, named: str
+) -> None:
+    train(make(on(tmp_path)), batch, steps=(1,))
+    other = make(on(tmp_path), **{key: value})
+    with pytest.raises(MismatchError) as error:
+        train(other, batch, steps=(1,))
+    assert named in str(error.value)
+    assert other.generator.calls == []
+
+
+def test_another_engine_of_skyrl_is_only_logged(
+    make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(make(on(tmp_path)), batch, steps=(1,))
+    other = make(on(tmp_path), **{"generator.inference_engine.backend": "sglang"})
+    train(other, batch, steps=(1,))
+    assert other.generator.calls == []
+    assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
 
 
 def test_other_prompts_or_sampling_are_refused(make: Any, batch: Any, tmp_path: Path) -> None:
@@ -291,7 +338,7 @@ def test_without_a_config_the_class_is_the_same() -> None:
     assert host.with_rlskip(Own, {"skip": {}}).__name__ == "Own"
 
 
-def test_skip_that_is_off_is_said_and_a_foreign_role_refused(
+def test_skip_that_is_off_is_logged_and_another_role_is_refused(
     make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = make({"skip": {"rollout": {"enable": False}}})
@@ -319,7 +366,7 @@ STEP_WISE = {"generator.step_wise_trajectories": True}
 MERGE = {"merge": {"stepwise_output": True}}
 
 
-def test_ours_in_place_of_skyrls_merge(make: Any, batch: Any) -> None:
+def test_rlskip_merges_instead_of_skyrl(make: Any, batch: Any) -> None:
     random.seed(1)
     [(theirs, their_uids, their_metrics)] = train(
         make(None, **STEP_WISE, **{"generator.merge_stepwise_output": True}), batch, (1,)
@@ -329,7 +376,7 @@ def test_ours_in_place_of_skyrls_merge(make: Any, batch: Any) -> None:
     [(ours, our_uids, our_metrics)] = train(trainer, batch, (1,))
     assert our_uids == their_uids
     assert len(ours["response_ids"]) == 4
-    # All that SkyRL's has, but the metrics of the format, which nobody reads any more.
+    # Everything of SkyRL's output except the metrics of the format, which are not used any more.
     for name in {name for name in theirs if theirs[name] is not None} - {"rollout_metrics"}:
         assert ours[name] == theirs[name], name
     # Rewards are counted before merging, as SkyRL counts them; and our report joins in.
@@ -338,7 +385,7 @@ def test_ours_in_place_of_skyrls_merge(make: Any, batch: Any) -> None:
     assert our_metrics["generate/num_merge_breaks_drift"] == 0
 
 
-def test_skyrls_own_flag_is_taken_over(make: Any) -> None:
+def test_skyrls_own_flag_is_honoured(make: Any) -> None:
     trainer = make({"merge": {}}, **STEP_WISE, **{"generator.merge_stepwise_output": True})
     assert trainer.cfg.generator.merge_stepwise_output is False
     assert trainer.postprocess_generator_output.__wrapped__ is not None
@@ -346,7 +393,7 @@ def test_skyrls_own_flag_is_taken_over(make: Any) -> None:
     assert "postprocess_generator_output" not in vars(untouched)
 
 
-def test_merging_what_has_no_turns_is_refused(make: Any) -> None:
+def test_merging_without_turns_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"set generator\.step_wise_trajectories=true"):
         make(MERGE)
 
@@ -355,7 +402,7 @@ def test_skip_and_merge_together(make: Any, batch: Any, tmp_path: Path) -> None:
     config = {**on(tmp_path), **MERGE}
     seen = train(make(config, **STEP_WISE), batch)
     second = make(config, **STEP_WISE)
-    assert train(second, batch) == seen
+    assert train(second, batch) == without_times(seen)
     assert second.generator.calls == []
 
 
@@ -363,7 +410,7 @@ def test_skip_and_merge_together(make: Any, batch: Any, tmp_path: Path) -> None:
 
 
 class OneProcessRay:
-    """`ray` as far as main() needs it, without processes."""
+    """The part of `ray` that main() uses, without processes."""
 
     @staticmethod
     def remote(**_: Any) -> Any:
@@ -375,7 +422,7 @@ class OneProcessRay:
 
 
 def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SkyRL's genuine main() hands over to ours, which parses what SkyRL's would."""
+    """SkyRL's genuine main() calls rlskip's, which parses what SkyRL's would."""
     main_base = skyrl("train.entrypoints.main_base")
     ran: list[Any] = []
     monkeypatch.setitem(sys.modules, "ray", OneProcessRay)
@@ -386,7 +433,7 @@ def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
     override = "trainer.override_entrypoint=rlskip.hosts.skyrl"
     monkeypatch.setattr(sys, "argv", ["main_base", override, "trainer.run_name=mine"])
-    with pytest.raises(ConfigError, match="RLSKIP_CONFIG: it names no file"):
+    with pytest.raises(ConfigError, match="RLSKIP_CONFIG: it is not set"):
         main_base.main()
     assert ran == []
     file = tmp_path / "skip.yaml"

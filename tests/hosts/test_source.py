@@ -1,4 +1,4 @@
-"""What hosts without Hydra refuse before anything is attached."""
+"""What hosts without Hydra refuse before they attach."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_trl_with_skip_off_is_left_as_it_is_and_says_so(
     trl.attach(untouched, {"skip": {"dump_dir": str(tmp_path), **node}})
     assert untouched._generate is print
     assert not SkipManager.skip_instances
-    (said,) = caplog.messages
-    assert "NOTHING that TRL's trainer generates is skipped or cached" in said
+    (message,) = caplog.messages
+    assert "NOTHING that TRL's trainer generates is skipped or cached" in message
 
 
 @pytest.mark.parametrize("config", [None, {"merge": {}}, {"skip": None}])
@@ -89,18 +89,18 @@ def test_trl_without_a_word_of_skip_is_left_as_it_is_in_silence(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("beside", [{}, {"rollout": {"enable": True}}])
+@pytest.mark.parametrize("more", [{}, {"rollout": {"enable": True, "dump_dir": "other"}}])
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_role_that_trl_never_asks_is_refused(
-    tmp_path: Path, beside: dict[str, Any], installed: bool
+    tmp_path: Path, more: dict[str, Any], installed: bool
 ) -> None:
-    config = {"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}, **beside}}
+    config = {"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}, **more}}
     refused = trainer(_generate=print, _metrics={})
     if installed:
         install(config)
     with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: TRL's trainer never") as e:
         trl.attach(refused, None if installed else config)
-    assert e.value.remedy == "use skip.rollout.enable=true in its place"
+    assert e.value.remedy == "use skip.rollout.enable=true instead"
     assert refused._generate is print
 
 

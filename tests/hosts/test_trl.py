@@ -33,6 +33,9 @@ CASES: dict[str, dict[str, Any]] = {
     "rloo": {"trainer": "rloo", "args": {"beta": 0.0}},
     "rollout_func": {"rollout_func": True, "reward": "first_token"},
 }
+# The trainer's switches, as if vLLM had sampled; it is not installed.
+NO_IS = {"vllm_importance_sampling_correction": False}
+VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": True}
 DUMPS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
 
 
@@ -100,6 +103,14 @@ def runs(run: Callable[..., Any]) -> Results:
             "attached twice": job(name, skip=skip(name), attached=2),
             "installed": job(name, skip=skip(name, **place), installed=True),
             "typo": job(name, skip=skip(name, stepz=[1])),
+            "needs logprobs": job(name, skip=skip(name), attributes=VLLM),
+            "logprobs ignored": job(
+                name, skip=skip(name, on_mismatch="ignore"), attributes={"use_vllm": True, **NO_IS}
+            ),
+            "corrected": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
+            "corrected again": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
+            "not corrected": job("rollout_func", skip=skip("corrected")),
+            "other template": job(name, skip=skip(name), attributes={"chat_template": "x"}),
         }
     )
     return {**first, **second}
@@ -123,7 +134,7 @@ def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Res
     assert second["rewarded"] == bare["rewarded"], "rewards are computed, not replayed"
 
 
-def test_dumps_bear_the_steps_that_the_trainer_logs(run: Any, runs: Results) -> None:
+def test_dumps_are_numbered_as_the_trainer_logs(run: Any, runs: Results) -> None:
     assert runs["first once_a_step"]["error"] is None
     found = {
         name: sorted(int(d.name) for d in (run.folder / "dumps" / name).glob("*/*/[0-9]*"))
@@ -163,7 +174,7 @@ def test_another_reward_function_really_runs(runs: Results) -> None:
     assert other["log"][0]["reward"] != runs["bare once_a_step"]["log"][0]["reward"]
 
 
-def test_without_the_generators_the_batches_are_shuffled_otherwise(runs: Results) -> None:
+def test_without_restored_generators_the_batches_are_shuffled_differently(runs: Results) -> None:
     assert runs["no rng"]["error"] is None
     assert runs["no rng"]["generated"]["train"] == 0
     losses, others = ([line.get("loss") for line in runs[name]["log"]] for name in
@@ -198,6 +209,34 @@ def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(
         "train": 0,
         "eval": 0,
     }  # fmt: skip
+
+
+def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(runs: Results) -> None:
+    wanting = runs["needs logprobs"]
+    assert wanting["generated"] == {"train": 0, "eval": 0}
+    assert "MismatchError" in wanting["error"]
+    assert "lacks what this run needs: logprobs (use_vllm and vllm_imp" in wanting["error"]
+    assert runs["logprobs ignored"]["error"] is None
+    assert runs["logprobs ignored"]["generated"]["train"] == 0
+
+
+def test_dumped_log_probs_correct_the_replay(runs: Results) -> None:
+    first, again = runs["corrected"], runs["corrected again"]
+    assert first["error"] is again["error"] is None
+    assert (first["generated"]["train"], again["generated"]["train"]) == (4, 0)
+    assert json.dumps(first["log"]) == json.dumps(again["log"])
+    assert "sampling/importance_sampling_ratio/mean" in first["log"][0]
+
+
+def test_log_probs_that_nobody_needs_are_no_mismatch(runs: Results) -> None:
+    without = runs["not corrected"]
+    assert without["error"] is None
+    assert without["generated"]["train"] == 0
+    assert "sampling/importance_sampling_ratio/mean" not in without["log"][0]
+
+
+def test_another_chat_template_is_refused(runs: Results) -> None:
+    assert "extra.chat_template" in runs["other template"]["error"]
 
 
 def test_two_ranks_under_accelerate(run: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""verl's plug-in apart from verl: which way it is attached, and a stage that nobody asks."""
+"""verl's plug-in without verl: how it is loaded, acknowledgements, a stage never called."""
 
 from __future__ import annotations
 
@@ -7,26 +7,18 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts import verl_job
-from rlskip.hosts.verl import begin, next_step
+from rlskip.hosts.verl.handshake import is_acknowledged
+from rlskip.hosts.verl.names import PLUGIN
+from rlskip.hosts.verl.trainer import begin, next_step
 
-PLUGIN = "rlskip.hosts.verl_plugin"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("RLSKIP_JOB", "job")
-    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.9.1"))
-    SkipManager.reset()
-    yield
-    SkipManager.reset()
+pytestmark = pytest.mark.usefixtures("verl_process")
 
 
 @pytest.mark.parametrize(
@@ -36,14 +28,15 @@ def _fresh_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "None"),
         ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "theirs"}, "None"),
         ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "theirs, rlskip"}, "verl.plugins"),
+        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "rlskip-fork"}, "None"),
         ("0.8.0", {}, "None"),
         ("0.8.0", {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}, "VERL_USE_EXTERNAL_MODULES"),
     ],
 )
-def test_the_way_that_is_active(
-    tmp_path: Path, version: str, env: dict[str, str], way: str
+def test_how_verl_loads_the_plugin(
+    tmp_path: Path, python_path: Callable[..., str], version: str, env: dict[str, str], way: str
 ) -> None:
-    # What pip leaves of the two packages: their metadata.
+    # What pip installs of the two packages: their metadata.
     for name, given, entry in (
         ("verl", version, ""),
         ("rlskip", "9", f"[verl.plugins]\nrlskip = {PLUGIN}\n"),
@@ -52,25 +45,27 @@ def test_the_way_that_is_active(
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {given}\n")
         (info / "entry_points.txt").write_text(entry)
-    look = "import sys; from rlskip.hosts.verl import attached_by; print(attached_by())"
+    look = "import sys; from rlskip.hosts.verl.handshake import attached_by; print(attached_by())"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
     done = subprocess.run(
         [sys.executable, "-c", f"{look}; assert 'torch' not in sys.modules"],
-        env={**kept, "PYTHONPATH": str(tmp_path), **env},
+        env={**kept, "PYTHONPATH": python_path(tmp_path), **env},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == way
 
 
-def test_a_plugin_that_cannot_attach_ends_a_job_that_counts_on_it(tmp_path: Path) -> None:
-    # verl keeps an Exception of an entry point to itself, and would go on without.
+def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(
+    tmp_path: Path, python_path: Callable[..., str]
+) -> None:
+    # verl only logs an Exception of an entry point, and goes on without it.
     (tmp_path / "wrapt.py").write_text("raise ImportError('broken')")
     load = f"try:\n    import {PLUGIN}\nexcept Exception:\n    print('verl goes on')"
     for env, goes_on in (({}, True), ({"RLSKIP_JOB": "job"}, False)):
         kept = {k: v for k, v in os.environ.items() if k != "RLSKIP_JOB"}
         done = subprocess.run(
-            [sys.executable, "-c", load], env={**kept, "PYTHONPATH": str(tmp_path), **env},
+            [sys.executable, "-c", load], env={**kept, "PYTHONPATH": python_path(tmp_path), **env},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert "rlskip could not attach to verl: ImportError: broken" in done.stderr
@@ -85,17 +80,40 @@ def generate(prompts: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("steps", ["all", [2]])
-def test_a_listed_step_that_nobody_asked_about_ends_the_run(tmp_path: Path, steps: object) -> None:
+def test_a_listed_step_that_never_calls_the_stage_ends_the_run(
+    tmp_path: Path, steps: object
+) -> None:
     begin({"skip": {"dump_dir": str(tmp_path), "steps": steps, "rollout": {"enable": True}}})
     assert (tmp_path / "records" / "job" / "rollout.active").exists()
     if steps != "all":
         next_step(1)
     next_step(2)
-    with pytest.raises(NotInstalledError, match="step 2 went by without any stage"):
+    with pytest.raises(NotInstalledError, match="no stage called it in step 2"):
         next_step(3)
 
 
-def test_a_stage_that_was_asked_goes_on(tmp_path: Path) -> None:
+def test_an_old_verl_is_refused_only_where_skip_is_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.7.1"))
+    config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": False}}}
+    begin(config)
+    config["skip"]["rollout"] = {"enable": True}
+    with pytest.raises(ConfigError, match=r"verl 0\.7\.1 is not supported"):
+        begin({**config})
+
+
+def test_the_same_config_is_installed_once(tmp_path: Path) -> None:
+    """verl passes it to the manager, and again to SkipManager.init."""
+    config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+    begin(config)
+    next_step(1)
+    begin(config)
+    with pytest.raises(NotInstalledError, match="no stage called it in step 1"):
+        next_step(2)
+
+
+def test_a_stage_that_is_called_each_step_goes_on(tmp_path: Path) -> None:
     begin({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
     for step in (1, 2):
         next_step(step)
@@ -106,7 +124,7 @@ def test_a_stage_that_was_asked_goes_on(tmp_path: Path) -> None:
 # -- a dump_dir that cannot be written --------------------------------------------------------
 @pytest.fixture
 def unwritable(tmp_path: Path) -> dict[str, object]:
-    """A config whose dump_dir holds a dump of step 1 and takes no records, whoever asks."""
+    """A config whose dump_dir holds a dump of step 1 and in which no record can be written."""
     config: dict[str, object] = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
     SkipManager.init(config)
     SkipManager.set_step(1)
@@ -117,8 +135,8 @@ def unwritable(tmp_path: Path) -> dict[str, object]:
     return config
 
 
-def test_where_nobody_can_be_told_the_run_ends_at_once(unwritable: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="nobody can be told that rlskip acts"):
+def test_without_any_way_to_acknowledge_the_run_ends_at_once(unwritable: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="the acknowledgement cannot be written"):
         begin(unwritable)
 
 
@@ -127,22 +145,21 @@ def test_a_dump_dir_that_cannot_be_written_is_replayed_from(
     unwritable: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ray = pytest.importorskip("ray")
-    driver = verl_job._Job({"rollout": str(tmp_path)})
+    dump_dirs = {"rollout": str(tmp_path)}
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        assert not driver.acknowledged()
+        assert not is_acknowledged("job", dump_dirs)
         begin(unwritable)
-        assert f"nothing can be written in {tmp_path}" in caplog.text
+        assert f"{tmp_path} cannot be written" in caplog.text
         next_step(1)
         assert generate([1]) == [1]
         assert "step 1 replayed" in caplog.text
-        assert driver.acknowledged(), "it is told through Ray"
+        assert is_acknowledged("job", dump_dirs), "through Ray"
     finally:
         ray.shutdown()
-    assert driver.acknowledged(), "what was heard stays heard"
 
 
-def test_a_role_that_tells_its_own_step_is_not_judged_by_the_loops(tmp_path: Path) -> None:
+def test_a_role_with_steps_of_its_own_is_not_expected_in_each_step(tmp_path: Path) -> None:
     begin({"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}}})
     next_step(1)
     next_step(2)

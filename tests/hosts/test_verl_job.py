@@ -1,7 +1,7 @@
-"""The process that starts verl: what it refuses, what it carries over, what it waits for.
+"""The launcher process: what it refuses, what it passes on, what it waits for.
 
-The trainer itself is in tests/verl. Here `verl` is an empty package of a version that says so:
-nobody ever takes the job over, which is the case in question.
+tests/verl has the trainer itself. Here `verl` is an empty package with a version, so no process
+ever acknowledges the job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
 @pytest.fixture
 def make_verl(tmp_path: Path) -> Callable[[str], str]:
-    """``make_verl("0.8.0")``: a folder for PYTHONPATH, in which verl of that version lies."""
+    """``make_verl("0.8.0")``: a folder for PYTHONPATH, that holds verl of that version."""
 
     def make(version: str) -> str:
         (tmp_path / "site" / "verl").mkdir(parents=True)
@@ -42,17 +42,21 @@ def make_verl(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def run(make_app: Callable[..., Any], make_verl: Callable[[str], str]) -> Callable[..., Any]:
+def run(
+    make_app: Callable[..., Any],
+    make_verl: Callable[[str], str],
+    python_path: Callable[..., str],
+) -> Callable[..., Any]:
     """``run("0.8.0", "task", *overrides)``: a Hydra application that imports that verl."""
 
     def start(version: str, task: str, *overrides: str, **env: str) -> Any:
         app = make_app(config=CONFIG, task=task, functions="import time\nimport verl\n")
-        return app.run(*(overrides or ON), PYTHONPATH=make_verl(version), **env)
+        return app.run(*(overrides or ON), PYTHONPATH=python_path(make_verl(version)), **env)
 
     return start
 
 
-def test_an_untried_version_is_refused_by_name(run: Callable[..., Any]) -> None:
+def test_an_untested_version_is_refused_by_name(run: Callable[..., Any]) -> None:
     done = run("0.7.1", "print('trained')")
     assert done.returncode != 0
     assert "verl 0.7.1 is not supported" in done.said
@@ -60,7 +64,7 @@ def test_an_untried_version_is_refused_by_name(run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("role", ["rollout_tq", "async_rollout"])
-def test_a_role_that_the_v0_trainer_never_asks_is_refused(
+def test_a_role_that_the_v0_trainer_never_calls_is_refused(
     run: Callable[..., Any], role: str
 ) -> None:
     done = run("0.8.0", "print('trained')", f"+skip={role}_cache", "skip.dump_dir=dumps")
@@ -80,19 +84,19 @@ def test_a_plugin_that_failed_to_load_is_refused(run: Callable[..., Any]) -> Non
     # This verl is of 0.9 and yet loads no plug-ins.
     done = run("0.9.1", "print('trained')")
     assert done.returncode != 0
-    assert "rlskip.hosts.verl_plugin could not be loaded by verl" in done.said
+    assert "rlskip.hosts.verl.plugin could not be loaded by verl" in done.said
     assert "trained" not in done.said
 
 
-def test_a_job_that_nobody_took_over_has_failed(run: Callable[..., Any]) -> None:
+def test_a_job_that_nobody_acknowledged_has_failed(run: Callable[..., Any]) -> None:
     done = run("0.8.0", "print('trained')")
     assert "trained" in done.said
     assert done.returncode != 0
-    assert "no process of this job said that it acts" in done.said
+    assert "no process of this job acknowledged it" in done.said
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.SIG_DFL, signal.SIG_IGN], ids=["usual", "behind &"])
-def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any], ctrl_c: Any) -> None:
+def test_the_wait_for_an_acknowledgement_is_finite(run: Callable[..., Any], ctrl_c: Any) -> None:
     before = signal.signal(signal.SIGINT, ctrl_c)  # which what is started here inherits
     try:
         began = time.monotonic()
@@ -102,7 +106,7 @@ def test_the_wait_for_the_trainers_word_is_finite(run: Callable[..., Any], ctrl_
     assert time.monotonic() - began < 100
     assert done.returncode != 0
     assert "rlskip ends this run after 1 s (RLSKIP_ATTACH_TIMEOUT_S)" in done.said
-    assert "no process of this job said that it acts" in done.said
+    assert "no process of this job acknowledged it" in done.said
 
 
 RAY = (
@@ -118,7 +122,7 @@ def test_workers_that_lack_the_plugin_end_the_run_at_once(run: Callable[..., Any
     pytest.importorskip("ray")
     done = run("0.8.0", RAY.format(LOSE, 100), RAY_USAGE_STATS_ENABLED="0")
     assert done.returncode != 0
-    assert "rlskip ends this run: VERL_USE_EXTERNAL_MODULES: The Ray of this job is up" in done.said
+    assert "rlskip ends this run: VERL_USE_EXTERNAL_MODULES: The job started Ray" in done.said
     assert "trained" not in done.said
 
 
@@ -130,13 +134,13 @@ def test_workers_that_load_the_plugin_are_waited_for(run: Callable[..., Any]) ->
     assert "rlskip ends this run" not in done.said
 
 
-def test_a_stage_in_the_same_process_needs_no_word(run: Callable[..., Any]) -> None:
+def test_a_stage_in_the_same_process_needs_no_acknowledgement(run: Callable[..., Any]) -> None:
     done = run("0.8.0", "train(cfg)")
     assert done.returncode == 0, done.said
 
 
 @pytest.mark.parametrize("overrides", [("a=1",), (*ON, "skip.enable=false")])
-def test_where_skip_is_off_nothing_is_asked(
+def test_where_skip_is_off_nothing_is_checked(
     run: Callable[..., Any], overrides: tuple[str, ...]
 ) -> None:
     task = "import os\nassert 'RAY_RUNTIME_ENV_HOOK' not in os.environ"
@@ -147,58 +151,73 @@ def test_where_skip_is_off_nothing_is_asked(
 # -- into Ray's workers ----------------------------------------------------------------------
 # The cluster starts before anything is set, so what a worker has came through Ray.
 REACH = """
-import json, os, sys
+import json, os, sys, time
 import ray, verl
 from omegaconf import OmegaConf
 from ray.cluster_utils import Cluster
 from rlskip.errors import NotInstalledError
-from rlskip.hosts import verl_job
+from hydra.core.utils import JobStatus
+from rlskip.config.settings import SkipSettings
+from rlskip.config.skip import RoleConfig
+from rlskip.hosts.verl import handshake, launcher
 
 config = OmegaConf.create(CONFIG)
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-said = {}
+seen = {}
 
 @ray.remote
 def look():
-    verl_job.find_job()
+    handshake.find_job()
     names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "VERL_USE_EXTERNAL_MODULES", "MINE", "THEIRS")
-    verl_job.leave_word("rollout")
+    handshake.acknowledge("rollout", "/proc/no/such/directory")
     return {name: os.environ.get(name) for name in names}
 
 def job(name):
     os.environ["RLSKIP_JOB"] = name
-    verl_job.before_job(config, {"rollout": sys.argv[1]})
+    launcher.before_job(SkipSettings(config, {"rollout": RoleConfig(dump_dir=sys.argv[1])}))
 
 class Return:
-    status = verl_job.JobStatus.COMPLETED
+    status = JobStatus.COMPLETED
 
 os.environ["RLSKIP_DIRECTORY"] = "/typed/here"
 os.environ["VERL_USE_EXTERNAL_MODULES"] = "json"
 os.environ["RAY_RUNTIME_ENV_HOOK"] = "theirs.hook"
 
+os.environ["RLSKIP_JOB"] = "one"
+before = dict(os.environ)
 job("one")
+seen["set"] = sorted(name for name, value in os.environ.items() if before.get(name) != value)
 ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
-said["one"] = ray.get(look.remote())
-verl_job.after_job(Return, consulted=False, one_of_many=False)
-said["one failed"] = Return.status.name == "FAILED"
-said["hook"] = os.environ["RAY_RUNTIME_ENV_HOOK"]
+seen["one"] = ray.get(look.remote())
+launcher.after_job(Return, consulted=False, one_of_many=False)
+seen["one failed"] = Return.status.name == "FAILED"
+seen["restored"] = [name for name in seen["set"] if os.environ.get(name) == before.get(name)]
 
 job("two")
-said["two"] = ray.get(look.remote())
-verl_job.after_job(Return, consulted=False, one_of_many=False)
+seen["two"] = ray.get(look.remote())
+launcher.after_job(Return, consulted=False, one_of_many=False)
 
 job("three")
-verl_job.after_job(Return, consulted=False, one_of_many=False)
-said["three failed"] = Return.status.name == "FAILED"
+launcher.after_job(Return, consulted=False, one_of_many=False)
+seen["three failed"] = Return.status.name == "FAILED"
+
+class Later:
+    status = JobStatus.COMPLETED
+
+job("ray ends first")
+ray.get(look.remote())
+time.sleep(5)  # the launcher looks every 2 s
 ray.shutdown()
+launcher.after_job(Later, consulted=False, one_of_many=False)
+seen["ray ended first and it failed"] = Later.status.name == "FAILED"
 
 os.environ.pop("RAY_RUNTIME_ENV_HOOK")
 ray.init(address=cluster.address)
 try:
     job("four")
 except NotInstalledError as error:
-    said["four"] = str(error)
-print("SAID" + json.dumps(said))
+    seen["four"] = str(error)
+print("SEEN" + json.dumps(seen))
 ray.shutdown()
 cluster.shutdown()
 """
@@ -212,32 +231,38 @@ def hook(runtime_env):
 
 @pytest.mark.ray
 def test_the_plugin_and_the_jobs_name_travel_in_runtime_env(
-    make_verl: Callable[[str], str], tmp_path: Path
+    make_verl: Callable[[str], str], python_path: Callable[..., str], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
     site = make_verl("0.8.0")
     (Path(site) / "theirs.py").write_text(THEIRS)
     script = tmp_path / "reach.py"
     script.write_text(REACH.replace("CONFIG", repr(CONFIG)))
-    env = {**os.environ, "PYTHONPATH": site, "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {**os.environ, "PYTHONPATH": python_path(site), "RAY_USAGE_STATS_ENABLED": "0"}
     env.pop("RAY_RUNTIME_ENV_HOOK", None)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "dumps")],
         env=env, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(next(x[4:] for x in done.stdout.splitlines() if x.startswith("SAID")))
-    assert said["one"] == {
+    seen = json.loads(next(x[4:] for x in done.stdout.splitlines() if x.startswith("SEEN")))
+    assert seen["one"] == {
         "RLSKIP_JOB": "one",
         "RLSKIP_DIRECTORY": "/typed/here",
-        "VERL_USE_EXTERNAL_MODULES": "json,rlskip.hosts.verl_plugin",
+        "VERL_USE_EXTERNAL_MODULES": "json,rlskip.hosts.verl.plugin",
         "MINE": "1",
         "THEIRS": "2",
     }
-    # The word came through Ray alone: nothing was written below dump_dir.
-    assert not said["one failed"]
-    assert said["hook"] == "theirs.hook"
+    # The acknowledgement came through Ray alone: nothing was written below dump_dir.
+    assert not seen["one failed"]
+    assert seen["set"] == [
+        "RAY_RUNTIME_ENV_HOOK",
+        "RLSKIP_NEXT_RUNTIME_ENV_HOOK",
+        "VERL_USE_EXTERNAL_MODULES",
+    ]
+    assert seen["restored"] == seen["set"]
     # A second job in a Ray that runs already: its name is found all the same.
-    assert said["two"]["RLSKIP_JOB"] == "two"
-    assert said["three failed"]
-    assert "its workers do not load rlskip's plug-in" in said["four"]
+    assert seen["two"]["RLSKIP_JOB"] == "two"
+    assert seen["three failed"]
+    assert not seen["ray ended first and it failed"], "an acknowledgement is remembered"
+    assert "its workers do not load rlskip's plug-in" in seen["four"]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rlskip.config.attach import TargetError
+from rlskip.config.attachments import TargetError
 from rlskip.hosts.attach import AttachError, when_imported, wrap
 
 TRAINER = """
@@ -98,8 +98,8 @@ def test_whoever_imports_the_function_later_gets_the_wrapped_one(third_party):
         ("Trainer.metod", "{name}:Trainer has no 'metod'"),
         ("Trainer.Iner.method", "{name}:Trainer has no 'Iner'"),
         ("functon", "module {name} has no 'functon'"),
-        ("Trainer.factor", "'factor' is no function: 2"),
-        ("Trainer", "'Trainer' is no function"),
+        ("Trainer.factor", "'factor' is not a function: 2"),
+        ("Trainer", "'Trainer' is not a function"),
     ],
 )
 def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, what):

@@ -1,7 +1,8 @@
 """Trains a tiny GRPO model with the genuine TRL, as often as it is told; no rlskip but `attach`.
 
 Run by the interpreter that $RLSKIP_TRL names: ``python trl_app.py JOBS RESULTS``. Both are JSON
-files. A job is ``{"args": {...}, "skip": {...} or null, "installed": ..., ...}``, its result
+files. A job is ``{"args": {...}, "skip": {...} or null, "installed": ..., ...}``; "attributes" are
+set on the trainer, for example ``use_vllm`` where no vLLM is installed. Its result is
 ``{"log": [...], "generated": {"train": 4, "eval": 0}, "rewarded": 4, "error": null}``.
 Under ``accelerate launch`` every rank writes RESULTS with its rank appended.
 """
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -83,7 +85,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         return [float(len(text)) for text in completions]
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """A sampler of one's own, with a field of its own for the reward function."""
+        """A sampler that returns a further field for the reward function."""
         generated["train" if trainer.model.training else "eval"] += 1
         tokens = torch.randint(20, (len(prompts), 5))
         return {
@@ -112,6 +114,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         processing_class=tokenizer(),
         **more,
     )
+    for name, value in job.get("attributes", {}).items():
+        setattr(trainer, name, value)
+        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
+        trainer._last_loaded_step = -1
     result: dict[str, Any] = {"error": None}
     try:
         if job.get("installed"):

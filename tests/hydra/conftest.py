@@ -20,7 +20,7 @@ def verl_configs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         target = tmp_path_factory.getbasetemp() / f"verl-{version}"
         if not target.exists():
             with zipfile.ZipFile(_wheel(f"verl-{version}-py3-none-any.whl")) as wheel:
-                names = [n for n in wheel.namelist() if n.startswith("verl/trainer/config/")]
+                names = [n for n in wheel.namelist() if n.startswith("verl/") and "/config/" in n]
                 wheel.extractall(target, names)
         return target / "verl" / "trainer" / "config"
 
@@ -28,7 +28,7 @@ def verl_configs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 def _wheel(name: str) -> Path:
-    """A wheel from PyPI, kept outside the checkout; where, RLSKIP_TEST_WHEELS may say."""
+    """A wheel from PyPI, cached outside the checkout, in RLSKIP_TEST_WHEELS if that is set."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
     if not (folder / name).exists():

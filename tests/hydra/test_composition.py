@@ -1,4 +1,4 @@
-"""The promises of an option: what a user wrote survives, no ``++``, roles inherit, hosts agree."""
+"""Options: the user's values are kept, no ``++`` is needed, roles inherit, host configs compose."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from rlskip.config import (
     RolloutTqSkipConfig,
     SkipManagerConfig,
 )
-from rlskip.config.skip import RoleSpec, read_roles
+from rlskip.config.settings import read_skip
+from rlskip.config.skip import RoleSpec
 
 CONF = Path(rlskip_conf.__file__).parent
 OPTIONS = sorted(CONF.rglob("*.yaml"))
 SKIP_OPTIONS = sorted(file.stem for file in (CONF / "skip").glob("*.yaml"))
-# As the roles register themselves, without importing torch.
+# The specs of the built-in roles, without importing torch.
 REGISTRY = {
     "rollout": RoleSpec(RolloutSkipConfig),
     "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
@@ -57,7 +58,7 @@ def said(config: DictConfig) -> Any:
 
 
 def roles(config: DictConfig) -> dict[str, RoleConfig]:
-    return read_roles(config, REGISTRY)
+    return read_skip(config, REGISTRY).roles
 
 
 # -- an application without a skip node --------------------------------------------------------
@@ -69,7 +70,8 @@ def test_an_application_without_a_skip_node(composed: Compose) -> None:
     assert role.steps.everything
     assert role.dump_dir == str(Path("~/.rlskip/rollout_dump").expanduser())
     assert (role.action, role.on_miss, role.on_mismatch) == ("cache", "generate", "error")
-    assert (role.experiment_name, role.gbs) == ("default_experiment_name", None)
+    # What Hydra names the application; compose() names it so.
+    assert (role.experiment_name, role.gbs) == (config.hydra.job.name, None) == ("app", None)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ skip:
 """
 
 
-def test_what_the_user_wrote_survives_an_option(composed: Compose) -> None:
+def test_an_option_keeps_the_users_values(composed: Compose) -> None:
     config = composed(OWN, "+skip=rollout_cache")
     assert said(config) == {
         "steps": "4-6",
@@ -133,7 +135,7 @@ def test_what_the_user_wrote_survives_an_option(composed: Compose) -> None:
     assert (str(role.steps), role.dump_dir, role.on_miss, role.n) == ("4-6", "/role", "error", 7)
 
 
-def test_the_command_line_beats_what_the_user_wrote(composed: Compose) -> None:
+def test_the_command_line_overrides_the_users_values(composed: Compose) -> None:
     config = composed(OWN, "+skip=rollout_cache", "skip.steps=[9]", "skip.gbs=2")
     role = roles(config)["rollout"]
     assert (str(role.steps), role.gbs, role.dump_dir) == ("9", 2, "/role")
@@ -144,7 +146,7 @@ def test_an_empty_skip_node(composed: Compose, node: str) -> None:
     assert str(roles(composed(node, "+skip=rollout_cache", "skip.steps=[2]"))["rollout"].steps)
 
 
-def test_a_role_takes_from_above_what_it_was_not_given(composed: Compose) -> None:
+def test_a_role_inherits_from_shared_keys_and_host(composed: Compose) -> None:
     config = composed(
         """
         trainer: {experiment_name: exp, project_name: proj}
@@ -166,7 +168,7 @@ def test_a_role_takes_from_above_what_it_was_not_given(composed: Compose) -> Non
 
 
 # -- through a defaults list -------------------------------------------------------------------
-def test_in_a_defaults_list_the_users_self_wins(composed: Compose) -> None:
+def test_in_a_defaults_list_the_users_own_values_win(composed: Compose) -> None:
     listed = "defaults:\n  - skip: rollout_cache\n  - _self_\n"
     config = composed(listed + "skip: {steps: 3-4, rollout: {action: repeat}}\n")
     assert said(config) == {"rollout": {"enable": True, "action": "repeat"}, "steps": "3-4"}
@@ -192,7 +194,7 @@ def test_an_experiment_file_overrides_the_option(composed: Compose) -> None:
 
 
 def test_a_static_step_list_can_use_the_resolver(composed: Compose) -> None:
-    """For hosts whose own reader knows only lists of ints."""
+    """For hosts whose own reader takes only lists of ints."""
     config = composed("skip: {rollout: {steps: '${rlskip.steps:1-3,9}'}}\n", "+skip=rollout_cache")
     assert OmegaConf.to_container(config.skip, resolve=True)["rollout"]["steps"] == [1, 2, 3, 9]
     assert str(roles(config)["rollout"].steps) == "1,2,3,9"
@@ -220,7 +222,7 @@ def test_verl_composes_every_option(verl_configs: Callable[[str], Path], version
         name, _, action = option.rpartition("_")
         assert list(roles(config)) == [name]
         role = roles(config)[name]
-        # Where verl filled the role's own leaf, the shared key counts all the same.
+        # The shared key counts even though verl filled the role's own leaf.
         assert (role.action, role.dump_dir, role.steps.everything) == (action, "/d", True)
         assert (role.experiment_name, role.project_name) == ("gsm8k", "verl_examples")
         assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
@@ -259,10 +261,10 @@ def test_flags_of_skip_manager_work_as_written(
         assert (role.dump_dir, role.action) == ("/path/to/rollout_dump", "cache")
 
 
-def test_the_option_file_says_nothing_that_verl_cannot_read(
+def test_options_add_no_key_that_verl_refuses(
     verl_configs: Callable[[str], Path],
 ) -> None:
-    """verl converts the node with a dataclass of its own, which refuses any other key."""
+    """verl converts the node to its own dataclass, which refuses any other key."""
     bare = compose_from(verl_configs("0.9.1"), "ppo_trainer")
     for option in ("rollout_cache", "async_rollout_repeat"):
         config = compose_from(verl_configs("0.9.1"), "ppo_trainer", f"+skip={option}")
@@ -295,7 +297,7 @@ def test_every_file_is_documented(file: Path) -> None:
 
 
 def _leaves(node: yaml.MappingNode) -> list[int]:
-    """Lines of the keys that hold a value, the defaults list aside."""
+    """Lines of the keys that hold a value, without the defaults list."""
     found = []
     for key, value in node.value:
         if isinstance(value, yaml.MappingNode):
@@ -305,7 +307,7 @@ def _leaves(node: yaml.MappingNode) -> list[int]:
     return found
 
 
-def test_the_schema_file_says_what_the_dataclasses_say(composed: Compose) -> None:
+def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
     schema = said(composed("defaults:\n  - rlskip_schema/skip\n  - _self_\n"))
     expected = dataclasses.asdict(SkipManagerConfig())
     for name in REGISTRY:

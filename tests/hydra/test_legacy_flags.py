@@ -1,4 +1,4 @@
-"""Skip flags of older trainers, beside ours and alone."""
+"""Skip flags of older trainers, with and without rlskip."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ train(cfg)
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
 
-def test_in_a_single_run_the_task_sees_it_off(make_app: Callable[..., Any]) -> None:
+def test_a_single_run_turns_the_flag_off_for_the_task(make_app: Callable[..., Any]) -> None:
     app = make_app(config=YAML, task=SHOW)
     run = app.run(*ON, *(f"{flag}=True" for flag in ROLLOUT))
     assert run.returncode == 0, run.said
@@ -49,7 +49,7 @@ def test_in_a_single_run_the_task_sees_it_off(make_app: Callable[..., Any]) -> N
     assert "role rollout: 0 hits, 2 misses" in run.out
 
 
-def test_in_a_multirun_it_refuses_and_names_the_override(make_app: Callable[..., Any]) -> None:
+def test_a_multirun_refuses_and_names_the_override(make_app: Callable[..., Any]) -> None:
     app = make_app(config=YAML, task=SHOW)
     run = app.run("-m", *ON, f"{NEW_FORM}=True")
     assert run.returncode == 1
@@ -66,7 +66,7 @@ def _no_manager() -> Any:
 @pytest.mark.usefixtures("_no_manager")
 @pytest.mark.parametrize("flag", ROLLOUT)
 @pytest.mark.parametrize("kind", ["dict", "DictConfig", "struct", "read-only"])
-def test_init_forces_it_false(flag: str, kind: str, tmp_path: Path) -> None:
+def test_init_turns_the_flag_off(flag: str, kind: str, tmp_path: Path) -> None:
     config: Any = {
         "skip": {"rollout": {"enable": True}, "dump_dir": str(tmp_path)},
         "actor_rollout_ref": {"rollout": copy.deepcopy(ROLLOUT[flag])},
@@ -81,16 +81,17 @@ def test_init_forces_it_false(flag: str, kind: str, tmp_path: Path) -> None:
     assert OmegaConf.select(OmegaConf.create(config), flag) is False
 
 
-def test_where_it_cannot_be_turned_off_it_is_an_error() -> None:
+def test_a_flag_that_cannot_be_changed_is_an_error() -> None:
     config = {"actor_rollout_ref": {"rollout": MappingProxyType({"skip_rollout": True})}}
     with pytest.raises(ConfigError, match=f"{OLD_FORM}: is true and cannot be turned off"):
         retire_legacy_flags(config, rollout_enabled=True)
 
 
-def test_off_or_absent_it_is_silent() -> None:
+def test_no_warning_without_a_legacy_flag() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for config in ({}, {"actor_rollout_ref": {"rollout": {"skip": {"enable": False}}}}):
+        off: list[dict[str, Any]] = [{"skip": {"enable": False}}, {"skip_rollout": "off"}]
+        for config in ({}, *({"actor_rollout_ref": {"rollout": rollout}} for rollout in off)):
             retire_legacy_flags(config, rollout_enabled=True)
             retire_legacy_flags(config, rollout_enabled=False)
 
@@ -118,10 +119,10 @@ VERL_08 = {"enable": True, "dump_dir": "~/.verl/rollout_dump", "max_dump_step": 
         ),
     ],
 )
-def test_alone_the_warning_tells_flags_that_hydra_accepts(
+def test_without_rlskip_the_warning_names_flags_that_hydra_accepts(
     rollout: dict[str, Any], flags: list[str], tmp_path: Path
 ) -> None:
-    config = {"actor_rollout_ref": {"rollout": rollout}}
+    config = {"actor_rollout_ref": {"rollout": copy.deepcopy(rollout)}}
     with pytest.warns(LegacyFlagWarning, match="rlskip is not on") as caught:
         retire_legacy_flags(config, rollout_enabled=False)
     told = re.split("Use instead: ", str(caught[0].message))[1]

@@ -1,4 +1,4 @@
-"""Sweeps in one process; tests/launchers has those of other launchers."""
+"""Sweeps in one process; tests/launchers tests other launchers."""
 
 from __future__ import annotations
 
@@ -38,21 +38,24 @@ def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any]) -> None:
     for part in (
         "2 problems in the configuration",
         "skip.stepz: unknown key; did you mean skip.steps?",
-        "skip.on_miss: 'never' is none of generate, error",
+        "skip.on_miss: 'never' is not one of generate, error",
     ):
         assert part in run.err
+        assert run.said.count(part) == 1, "on the console once"
     assert app.generated == [], "the task was started"
 
 
 def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
-    """Hydra builds callbacks from a config without the swept choice: ours is not there."""
-    run = app.run("-m", "+skip=rollout_cache,rollout_repeat")
+    """Hydra builds callbacks from a config without the swept choice, so without ours."""
+    # What Hydra advises where `skip.dump_dir=dumps` is not in struct.
+    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", "+skip.dump_dir=dumps")
     assert run.returncode == 1
+    assert "with it, skip.KEY=VALUE needs no `+`" in run.err
     assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.err
     assert app.generated == []
 
 
-def test_a_swept_option_skips_with_the_callback_named(app: Any) -> None:
+def test_a_swept_option_skips_if_the_callback_is_chosen(app: Any) -> None:
     options = ("+skip=rollout_cache,rollout_repeat", "hydra/callbacks=rlskip")
     run = app.run("-m", *options, "skip.dump_dir=dumps", "skip.steps=[1]")
     assert run.returncode == 0, run.said
@@ -71,6 +74,6 @@ def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFi
         (tmp_path / job / SUMMARY).write_text(json.dumps(summary))
     with caplog.at_level("INFO"):
         callback.on_multirun_end(config)
-    # An earlier sweep's job 1 lies in the same directory and is not counted.
+    # Job 1 of an earlier sweep is in the same directory and is not counted.
     assert [row[0] for row in table(caplog.text)] == ["2", "10"]
     assert "-0.0" not in caplog.text

@@ -1,4 +1,4 @@
-"""The benchmark of what rlskip costs runs, and says what it measured."""
+"""The overhead benchmark runs and reports its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job: the callback and its summary, and what becomes of a job that cannot be honoured."""
+"""One job: the callback and its summary, and a job that is refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from omegaconf import OmegaConf
 
 import rlskip
 from rlskip import SkipManager
-from rlskip.config.skip import DIRECTORY_VARIABLE
+from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.hooks import SUMMARY, SkipCallback
-from rlskip.skip.records import JOB_VARIABLE
+from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.skip.manager import read_settings
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
@@ -29,6 +30,7 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
     first = app.run(*ON)
     assert first.returncode == 0, first.said
     assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
+    assert (app.folder / "dumps" / "app_default_project_name").exists()
     assert app.generated == [1, 2]
     counts = app.summary()["rollout"]
     assert (counts["hits"], counts["misses"], counts["bytes_read"]) == (0, 2, 0)
@@ -48,17 +50,18 @@ def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..
     run = app.run(*ON, "skip.stepz=[1]", "skip.on_miss=never", "skip.rollout.steps=[[1],2]")
     assert run.returncode == 1
     log = (app.folder / "out" / "app.log").read_text(encoding="utf-8")
-    # On stderr too: an application may have logging switched off.
+    # Once on the console, on stderr, because an application may turn logging off.
+    assert run.said.count("skip.stepz: unknown key") == 1
     for said in (run.err, log):
         assert "3 problems" in said
         assert "skip.stepz: unknown key; did you mean skip.steps?" in said
-        assert "skip.on_miss: 'never' is none of generate, error" in said
-        assert "skip.rollout.steps: [1] (list) is no step" in said
+        assert "skip.on_miss: 'never' is not one of generate, error" in said
+        assert "skip.rollout.steps: [1] (list) is not a step" in said
         assert "Traceback" not in said
     assert app.generated == [], "the task was started"
 
 
-def test_what_skips_nothing_says_so(make_app: Callable[..., Any]) -> None:
+def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -> None:
     wrong_role, off = make_app(), make_app()
     runs = [
         wrong_role.start("+skip=async_rollout_cache", "skip.dump_dir=dumps"),
@@ -68,8 +71,10 @@ def test_what_skips_nothing_says_so(make_app: Callable[..., Any]) -> None:
     assert never.returncode == nothing.returncode == 0, never.said + nothing.said
     assert wrong_role.generated == off.generated == [1, 2]
     assert "[WARNING] - rlskip: role async_rollout is enabled and was NEVER CONSULTED" in never.out
+    assert "Functions of rollout were called, and that is off" in never.out
     assert wrong_role.summary()["async_rollout"]["consulted"] is False
     assert "[WARNING] - rlskip: NOTHING is skipped" in nothing.out
+    assert "skip.rollout.enable=false overrides the option rollout_cache" in nothing.out
 
 
 IN_ANOTHER_PROCESS = """
@@ -87,7 +92,7 @@ def work(cfg):
 
 
 def test_counts_come_from_the_process_that_ran_the_stage(make_app: Callable[..., Any]) -> None:
-    """As in verl, whose task only starts the process that trains."""
+    """As in verl, where the task only starts the process that trains."""
     app = make_app(task=IN_ANOTHER_PROCESS, functions=WORK)
     # A child that starts in the job's directory must find the same dumps.
     run = app.run(*ON, "hydra.job.chdir=true")
@@ -98,23 +103,40 @@ def test_counts_come_from_the_process_that_ran_the_stage(make_app: Callable[...,
     assert len(list((app.folder / "dumps").rglob("gen_batch.dp"))) == 2
 
 
-def test_a_lost_callback_refuses(app: Any) -> None:
+def test_a_job_without_the_callback_refuses(app: Any) -> None:
     run = app.run(*ON, "~hydra.callbacks.rlskip")
     assert run.returncode == 1
     assert "+skip=rollout_cache was chosen for this job" in run.err
-    assert "call SkipManager.init(cfg) first" in run.err
+    assert "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first" in run.err
+    assert app.generated == []
+
+
+def test_single_keys_without_an_option_refuse(app: Any) -> None:
+    run = app.run("+skip.rollout.enable=true")
+    assert run.returncode == 1
+    assert "choose an option instead of single keys, e.g. +skip=rollout_cache" in run.err
+    assert "RlskipSearchPathPlugin" not in run.err
+    assert app.generated == []
+
+
+def test_an_unwritable_dump_dir_ends_the_job(app: Any) -> None:
+    run = app.run(ON[0], "skip.dump_dir=/proc/nope")
+    assert run.returncode == 1
+    assert run.said.count("skip.dump_dir: /proc/nope cannot be written") == 1
     assert app.generated == []
 
 
 @pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
-def test_who_turns_skip_off_has_not_chosen_it(make_app: Callable[..., Any], override: str) -> None:
+def test_a_user_who_turns_skip_off_has_not_chosen_it(
+    make_app: Callable[..., Any], override: str
+) -> None:
     app = make_app(config="skip: {enable: true, rollout: {enable: false}}\n")
     assert app.run(override).returncode == 0
     assert app.generated == [1, 2]
 
 
-def test_a_plug_in_that_hydra_did_not_discover_refuses(app: Any) -> None:
-    """Hydra then takes the unknown group for a value: ``skip`` becomes a plain string."""
+def test_a_job_without_the_plug_in_refuses(app: Any) -> None:
+    """Hydra then treats the unknown group as a value: ``skip`` becomes a plain string."""
     package = Path(rlskip.__file__).parent
     if (package.parent / "hydra").exists():
         pytest.skip("rlskip lies in one folder with Hydra, so its plug-in cannot be hidden")
@@ -136,22 +158,28 @@ def test_the_callback_pickles() -> None:
     assert type(copy) is SkipCallback
 
 
-def test_a_job_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE):
+def test_a_job_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = (JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE)
+    for variable in variables:
         monkeypatch.delenv(variable, raising=False)
     places = {"cwd": str(tmp_path), "output_dir": str(tmp_path)}
     skip = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
-    config = OmegaConf.create({"skip": skip, "hydra": {"runtime": places}})
+    hydra = {"runtime": places, "job": {"name": "my_app"}}
+    config = OmegaConf.create({"skip": skip, "hydra": hydra})
     callback = SkipCallback()
     callback.on_job_start(config)
     assert "rollout" in SkipManager.skip_instances
     assert os.environ[DIRECTORY_VARIABLE] == str(tmp_path)
+    # A process that the job starts finds the same directory, though its config has no `hydra`.
+    alone = read_settings({"skip": skip}).roles["rollout"]
+    assert alone.experiment_name == read_settings(config).roles["rollout"].experiment_name
+    assert alone.experiment_name == "my_app"
     callback.on_job_end(config, JobReturn())
     assert "rollout" not in SkipManager.skip_instances
-    assert not {JOB_VARIABLE, DIRECTORY_VARIABLE} & os.environ.keys()
+    assert not {*variables} & os.environ.keys()
 
 
-def test_what_cannot_be_recorded_is_counted_all_the_same(
+def test_calls_are_counted_even_if_records_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE):

@@ -1,4 +1,4 @@
-"""Hydra's launchers and versions; some live in an environment of their own (`.ci/env`)."""
+"""Hydra's launchers and versions; some need a separate environment (`.ci/env`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Launcher:
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest) -> Launcher:
-    """The launcher that the test's parameter names; the test is skipped where it is missing."""
+    """The launcher that the test's parameter names; without it the test is skipped."""
     name = request.param
     options = () if name == "basic" else (f"hydra/launcher={name}",)
     if name != "ray":

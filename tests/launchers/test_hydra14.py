@@ -12,7 +12,7 @@ pytestmark = pytest.mark.launchers
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
 
-def test_it_is_1_4_and_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14: str) -> None:
+def test_hydra_1_4_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14: str) -> None:
     app = make_app(python=hydra14)
     shown = app.run("--info", "plugins")
     assert shown.out.count("RlskipSearchPathPlugin") == 1
@@ -41,9 +41,7 @@ def test_a_sweep(
 
 
 @pytest.mark.parametrize("override", ["skip.stepz=[1]", "~hydra.callbacks.rlskip"])
-def test_what_cannot_be_honoured_is_refused(
-    make_app: Callable[..., Any], hydra14: str, override: str
-) -> None:
+def test_a_bad_config_is_refused(make_app: Callable[..., Any], hydra14: str, override: str) -> None:
     app = make_app(python=hydra14)
     run = app.run(*ON, override)
     assert run.returncode == 1
@@ -62,7 +60,7 @@ def test_what_cannot_be_honoured_is_refused(
 def test_the_execution_whitelist(
     make_app: Callable[..., Any], hydra14: str, whitelist: str, permitted: bool, mode: Any
 ) -> None:
-    """Without an entry for rlskip Hydra ends the application: nothing runs unskipped."""
+    """Without an entry for rlskip, Hydra ends the application, so nothing runs unskipped."""
     app = make_app(python=hydra14, hydra_main=f", execution_whitelist={whitelist}")
     run = app.run(*mode, *ON)
     if permitted:
@@ -77,7 +75,7 @@ def test_the_execution_whitelist(
         assert app.generated == []
 
 
-def test_a_refused_callback_cannot_be_taken_out_either(
+def test_a_job_without_the_refused_callback_is_refused(
     make_app: Callable[..., Any], hydra14: str
 ) -> None:
     app = make_app(python=hydra14, hydra_main=', execution_whitelist=["my_app.*"]')

@@ -1,4 +1,4 @@
-"""Launcher x mode x application: skipped and counted, or refused before the task starts."""
+"""Launcher x mode x application: a job skips, or is refused before the task starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep over what comes after the rollouts pays for the rollouts once."""
+"""A sweep over later stages generates the rollouts once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.launchers
 
-# As trainers have it: every job of a sweep names its experiment after what is swept.
+# As in many trainers, each job of a sweep names its experiment after the swept value.
 CONFIG = """
 optim: {lr: 1e-3}
 trainer: {experiment_name: "lr-${optim.lr}", project_name: demo}
@@ -23,7 +23,7 @@ def test_jobs_that_share_generate_each_step_once(
 ) -> None:
     app = make_app(config=CONFIG, python=launcher.python)
     share = "skip.experiment_name=shared"
-    # Longer than the jobs' starts lie apart: where they run side by side, they meet at step 1.
+    # Longer than the time between the jobs' starts, so that parallel jobs meet at step 1.
     run = app.run(*SWEEP, share, *launcher.options, SECONDS_A_STEP="3")
     assert run.returncode == 0, run.said
     assert app.generated == [1, 2]
@@ -34,7 +34,7 @@ def test_jobs_that_share_generate_each_step_once(
         assert "another job generates step 1; waiting for it, 3600 s at most" in run.out
 
 
-def test_jobs_of_their_own_experiments_share_nothing(make_app: Callable[..., Any]) -> None:
+def test_jobs_of_different_experiments_share_nothing(make_app: Callable[..., Any]) -> None:
     app = make_app(config=CONFIG)
     run = app.run(*SWEEP)
     assert run.returncode == 0, run.said

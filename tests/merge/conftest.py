@@ -1,4 +1,4 @@
-"""Batches of step-wise rows, and the rule they must be merged by, written plainly."""
+"""Batches of step-wise rows, and the merge rule in its simplest form."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ class SkyrlID:
 
 @st.composite
 def trajectory_turns(draw):
-    """Prompts and responses of one trajectory: mostly continued, with all that goes wrong."""
+    """Prompts and responses of one trajectory: mostly continued, with every kind of break."""
     prompts, responses = [draw(TOKENS)], [draw(TOKENS)]
     for _ in range(draw(st.integers(0, 6))):
         before = prompts[-1] + responses[-1]
@@ -84,7 +84,7 @@ def step_wise_batches(draw):
         out["is_last_step"] += [False] * (len(prompts) - 1) + [True]
     rows = len(out["response_ids"])
 
-    # Not worth shrinking, and quicker than a draw for each.
+    # Faster than a draw for each value, and nothing worth shrinking.
     random = draw(st.randoms(use_true_random=True))
 
     def per_token(value):
@@ -99,7 +99,7 @@ def step_wise_batches(draw):
 
 
 def greedy_rule(out):
-    """SkyRL#1532: a turn joins the row before it when all of that row starts the turn's prompt."""
+    """SkyRL#1532: a turn joins the previous row if that row is a prefix of the turn's prompt."""
     per_token = {"loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
     if not isinstance(out["rewards"][0], list):
         del per_token["rewards"]

@@ -1,7 +1,7 @@
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlskip.errors import ConfigError
@@ -52,6 +52,41 @@ def test_chains_as_rows(two_agents, merge_config):
     assert merged["is_last_step"] == [False, False, True]
 
 
+@pytest.fixture
+def greedy_trap(turns):
+    """The last two turns share a start: only one of them continues the longest earlier turn."""
+    return turns(([1], [2, 3]), ([1, 2], [3, 4]), ([1, 2, 3, 4], [5]), ([1, 2, 3], [9]))
+
+
+def test_the_longest_row_that_fits_is_continued(greedy_trap):
+    assert link(list_rows(greedy_trap), "chain") == [[[1, 2], [0, 3]]]
+
+
+@st.composite
+def nested_contexts(draw, turns):
+    """Turns whose contexts are often prefixes of one another, from an alphabet of two tokens."""
+    pairs = []
+    for _ in range(draw(st.integers(2, 7))):
+        known = [prompt + response for prompt, response in pairs] or [[]]
+        base = draw(st.sampled_from(known))
+        context = base[: draw(st.integers(0, len(base)))] + draw(
+            st.lists(st.integers(0, 1), max_size=2)
+        )
+        cut = draw(st.integers(0, len(context)))
+        pairs.append((context[:cut], context[cut:]))
+    return turns(*pairs)
+
+
+@given(st.data())
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_chains_of_nested_contexts_are_the_fewest(turns, data):
+    rows = list_rows(data.draw(nested_contexts(turns)))
+    for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
+        assert len(chains) == fewest_chains(rows, trajectory)
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_chains_are_the_fewest(batches, data):
@@ -64,7 +99,7 @@ def test_chains_are_the_fewest(batches, data):
 @settings(deadline=None)
 def test_every_sampled_token_is_trained_exactly_once(batches, merge_config, data):
     out = data.draw(batches)
-    # Each sampled token gets a name, which travels where log-probs do.
+    # Each sampled token gets a name, stored as its log-prob.
     names = iter(range(1, 10_000))
     out["rollout_logprobs"] = [[next(names) for _ in row] for row in out["response_ids"]]
     sampled = {
@@ -93,7 +128,7 @@ def test_every_sampled_token_is_trained_exactly_once(batches, merge_config, data
             for k, name in enumerate(row)
             if mask[k]
         ]
-        # Once each, and after the very context it was sampled in.
+        # Once each, and after the context in which it was sampled.
         assert len(trained) == len(sampled)
         assert dict(trained) == sampled
 
@@ -126,7 +161,7 @@ def test_error_names_row_and_key(three_turns, merge_config):
         merge(three_turns, merge_config(max_seq_len=5, on_overlong="error"))
 
 
-def test_warn_merges_all_the_same(three_turns, merge_config, caplog):
+def test_warn_merges_and_logs_a_warning(three_turns, merge_config, caplog):
     with caplog.at_level(logging.WARNING, "rlskip.merge"):
         merged, _, _ = merge(three_turns, merge_config(max_seq_len=3, on_overlong="warn"))
     assert merged["response_ids"] == [[2, 3, 4, 5, 6]]
@@ -136,9 +171,9 @@ def test_warn_merges_all_the_same(three_turns, merge_config, caplog):
 
 
 def test_unknown_names_are_config_errors(three_turns, merge_config):
-    with pytest.raises(ConfigError, match=r"merge\.strategy: 'tree' is none of adjacent, chain"):
+    with pytest.raises(ConfigError, match=r"merge\.strategy: 'tree' is not one of adjacent, chain"):
         merge(three_turns, merge_config(strategy="tree"))
     with pytest.raises(
-        ConfigError, match=r"merge\.on_overlong: 'cut' is none of split, error, warn"
+        ConfigError, match=r"merge\.on_overlong: 'cut' is not one of split, error, warn"
     ):
         merge(three_turns, merge_config(on_overlong="cut"))

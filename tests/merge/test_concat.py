@@ -66,7 +66,7 @@ def test_refusals_name_field_and_row(halves, change, where):
     assert error.value.where == where
 
 
-def test_trajectories_need_not_be_whole_unless_step_wise(halves):
+def test_trajectories_need_not_be_complete_unless_step_wise(halves):
     halves[1]["is_last_step"] = [True, True]
     assert concatenate_generator_outputs(halves)["is_last_step"] == [False, True, True, True]
 
@@ -76,12 +76,13 @@ def test_nothing_to_concatenate():
         concatenate_generator_outputs([])
 
 
-def test_metrics_of_the_format_are_computed_anew_and_the_generators_own_combined(halves):
+def test_the_formats_metrics_are_computed_and_the_generators_own_combined(halves):
     for i, half in enumerate(halves):
         half["trajectory_generation_times"] = [1.0, 4.0 + i]
         half["rollout_metrics"] = {
             "generate/max_num_tokens": 999,
             "env/avg_score": i,
+            "env/mean_score": i,
             "env/min_score": i,
             "env/max_score": i,
             "env/calls": 2,
@@ -102,14 +103,58 @@ def test_metrics_of_the_format_are_computed_anew_and_the_generators_own_combined
         "generate/tokens_per_turn_mean": 1.5,
         "generate/tokens_per_turn_std": 0.5,
         "generate/tokens_per_turn_max": 2,
+        # The names of SkyRL 0.3.0, and of later versions.
         "generate/trajectory_completion_time_mean": 4.5,
         "generate/trajectory_completion_time_p90": 4.9,
         "generate/trajectory_completion_time_max": 5.0,
+        "generate/trajectory_time_completion_mean": 4.5,
+        "generate/trajectory_time_completion_p90": 4.9,
+        "generate/trajectory_time_completion_max": 5.0,
         "env/avg_score": 0.5,
+        "env/mean_score": 0.5,
         "env/min_score": 0,
         "env/max_score": 1,
         "env/calls": 4,
     }
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+def test_times_are_split_over_all_rows_or_the_last_of_each_trajectory(halves, step_wise):
+    for half in halves:
+        half["trajectory_generation_times"] = [10.0, 20.0]
+        half["trajectory_time_splits"] = {"llm": [4.0, 8.0], "env": [5.0, 11.0]}
+    metrics = concatenate_generator_outputs(halves, step_wise)["rollout_metrics"]
+    times = {
+        name.removeprefix("generate/trajectory_time_"): value
+        for name, value in metrics.items()
+        if name.startswith("generate/trajectory_time_")
+    }
+    means = (20, 8, 11, 1) if step_wise else (15, 6, 8, 1)
+    assert [times[f"{name}_mean"] for name in ("completion", "llm", "env", "other")] == [*means]
+    assert [times[f"{name}_max"] for name in ("completion", "llm", "env", "other")] == [
+        20,
+        8,
+        11,
+        1,
+    ]
+    assert times["llm_p90"] == 8
+    assert len(times) == 12
+
+
+def test_a_split_without_whole_times_has_no_rest(halves):
+    for half in halves:
+        half["trajectory_time_splits"] = {"llm": [4.0, 8.0]}
+    metrics = concatenate_generator_outputs(halves)["rollout_metrics"]
+    assert metrics["generate/trajectory_time_llm_mean"] == 6
+    assert "generate/trajectory_time_other_mean" not in metrics
+
+
+@pytest.mark.parametrize(("first", "zero"), [(0.0, 1), (-1.0, 0)])
+def test_lengths_are_averaged_by_reward(two_turns, first, zero):
+    two_turns["rewards"] = [[first], [0.0, 5.0]]
+    metrics = concatenate_generator_outputs([two_turns])["rollout_metrics"]
+    assert metrics["generate/avg_tokens_non_zero_rewards"] == 2
+    assert metrics["generate/avg_tokens_zero_rewards"] == zero
 
 
 def test_a_mask_of_several_turns_counts_each(two_turns):
@@ -139,5 +184,5 @@ def test_time_is_linear_in_the_batches():
         concatenate_generator_outputs([batch] * count)
         return time.process_time() - start
 
-    # 16 when linear. Copying all that is there for every batch makes it above 100.
+    # 16 if linear; above 100 if each batch copies all earlier rows.
     assert min(seconds(16_000) for _ in range(3)) < 40 * min(seconds(1_000) for _ in range(5))

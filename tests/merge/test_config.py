@@ -1,5 +1,3 @@
-import dataclasses
-import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +7,12 @@ from omegaconf import OmegaConf
 from rlskip.config.merge import MergeConfig, read_merge
 from rlskip.config.register import register
 from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.merge import merge
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_off_where_nothing_is_said():
+def test_off_by_default():
     assert read_merge({}) == MergeConfig(stepwise_output=False)
     assert read_merge(OmegaConf.create({"merge": None})) == MergeConfig()
 
@@ -24,7 +23,7 @@ def test_off_where_nothing_is_said():
         ({"merge": {"stepwise_output": True}}, True),
         ({"generator": {"merge_stepwise_output": True}}, True),
         ({"generator": {"merge_stepwise_output": True}, "merge": {"strategy": "chain"}}, True),
-        # False is the host's default: it says nothing.
+        # False is the host's default, not a choice.
         ({"generator": {"merge_stepwise_output": False}, "merge": {"stepwise_output": True}}, True),
         ({"generator": {"merge_stepwise_output": False}}, False),
         ({"generator": {}}, False),
@@ -51,7 +50,7 @@ def test_every_problem_is_named_at_once():
     text = str(error.value)
     for part in (
         "5 problems",
-        "merge.strategy: 'chian' is none of adjacent, chain, did you mean 'chain'?",
+        "merge.strategy: 'chian' is not one of adjacent, chain, did you mean 'chain'?",
         "merge.max_seq_len: must be at least 1, got 0",
         "merge.on_overlong: expected str, got None",
         "merge.strateg: unknown key; did you mean merge.strategy?",
@@ -60,7 +59,7 @@ def test_every_problem_is_named_at_once():
         assert part in text
 
 
-def test_an_option_that_arrived_as_a_string_is_no_config():
+def test_an_option_that_arrived_as_a_string_is_refused():
     with pytest.raises(NotInstalledError, match="merge: 'prefix' arrived as a plain string"):
         read_merge({"merge": "prefix"})
 
@@ -89,10 +88,16 @@ def test_the_option_leaves_the_users_keys_and_takes_overrides_without_plus_plus(
     assert not read_merge(composed("+merge=prefix", "merge.stepwise_output=false")).stepwise_output
 
 
-@pytest.mark.parametrize("field", dataclasses.fields(MergeConfig), ids=lambda field: field.name)
-def test_every_key_is_documented_with_its_default(field):
-    default = {None: "null", False: "false"}.get(field.default, field.default)
-    page = (ROOT / "docs" / "merge.md").read_text()
-    assert re.search(rf"^\| `{field.name}` \| [^|]+ \| `{default}` \|", page, re.MULTILINE)
-    option = (ROOT / "rlskip_conf" / "merge" / "prefix.yaml").read_text()
-    assert f"#   {field.name}: {default} " in option or f"  {field.name}: true" in option
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"merge": {"stepwise_output": True}},
+        OmegaConf.create({"merge": {"stepwise_output": True}}),
+        {"generator": {"merge_stepwise_output": True}},
+        MergeConfig(stepwise_output=True),
+    ],
+)
+def test_merge_takes_any_config(turns, config):
+    three_turns = turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
+    assert len(merge(three_turns, config)[0]["response_ids"]) == 1
+    assert merge(three_turns, {"trainer": {}})[0] is three_turns

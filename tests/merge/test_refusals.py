@@ -1,4 +1,4 @@
-"""What is refused, by field and row, on lists and packed alike."""
+"""Refusals name the field and the row, for lists and packed batches."""
 
 import pickle
 
@@ -30,6 +30,7 @@ BOUNDARIES = {
     "flag missing at a boundary": (["a", "a", "b"], [False, False, True], "is_last_step[1]"),
     "flag missing at the end": (["a", "a"], [False, False], "is_last_step[1]"),
     "flag too early": (["a", "a"], [True, True], "is_last_step[0]"),
+    "flag is neither 0 nor 1": (["a", "a"], [0, 2], "is_last_step[1]"),
     "flag is None": (["a", "b"], [None, True], "is_last_step[0]"),
     "too few flags": (["a", "a"], [True], "is_last_step"),
     "an id is missing": (["a", None], [True, True], "trajectory_ids[1]"),
@@ -39,7 +40,7 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize(("ids", "is_last", "where"), BOUNDARIES.values(), ids=BOUNDARIES)
-def test_trajectories_that_are_not_whole(ids, is_last, where):
+def test_incomplete_trajectories(ids, is_last, where):
     out = rows_of(ids or ["a"], is_last) | {"trajectory_ids": ids}
     with pytest.raises(MergeError) as error:
         merge_stepwise_output(out)
@@ -81,10 +82,10 @@ def test_no_rows():
         merge_stepwise_output(rows_of([], []))
 
 
-def test_the_error_is_of_every_kind_a_caller_may_expect_and_survives_a_process_boundary():
+def test_the_error_has_every_expected_type_and_can_be_pickled():
     error = pickle.loads(pickle.dumps(MergeError("what", "where", "remedy")))
     assert isinstance(error, RlskipError)
-    # SkyRL raises AssertionError, for the same reasons.
+    # SkyRL raises AssertionError in these cases.
     assert isinstance(error, (ValueError, AssertionError))
     assert str(error) == "where: what\n  -> remedy"
 
@@ -115,7 +116,7 @@ def test_packed_fields_that_do_not_fit(pack, change, where):
     assert error.value.where == where
 
 
-def test_packed_rows_with_holes(pack):
+def test_packed_rows_with_gaps(pack):
     batch = pack(rows_of([0, 0], [False, True]))
     batch["prompt_token_ids"] = torch.nested.narrow(
         torch.ones(2, 3, dtype=torch.int32),
@@ -124,7 +125,7 @@ def test_packed_rows_with_holes(pack):
         torch.tensor([1, 2]),
         layout=torch.jagged,
     )
-    with pytest.raises(MergeError, match=r"prompt_token_ids: .*holes"):
+    with pytest.raises(MergeError, match=r"prompt_token_ids: .*gaps"):
         packed_rows(batch)
 
 
@@ -135,6 +136,6 @@ def test_packed_without_rows():
         packed_rows(TensorDict(dict.fromkeys(names, empty), batch_size=[0]))
 
 
-def test_uids_that_are_not_one_a_row(two_turns, merge_config):
+def test_uids_need_one_entry_per_row(two_turns, merge_config):
     with pytest.raises(MergeError, match="uids: 1 entries for 2 rows"):
         merge(two_turns, merge_config(), uids=["p"])

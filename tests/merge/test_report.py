@@ -111,3 +111,8 @@ def test_nothing_happens_when_off(turns, merge_config):
     assert uids == ["p", "p"]
     assert report == MergeReport()
     assert not report
+
+
+def test_contexts_that_differ_in_the_prompt_have_no_response_in_common(turns, merge_config):
+    _, _, report = merge(turns(([1, 2, 3], [9]), ([1, 9, 5], [6])), merge_config())
+    assert [(b.token, b.was, b.now) for b in report.breaks] == [(1, (2, 3, 9), (9, 5))]

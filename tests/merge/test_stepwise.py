@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,7 +64,7 @@ def test_a_response_that_only_overlaps_the_next_one_does_not_merge(two_turns):
     assert merged["is_last_step"] == [False, True]
 
 
-def test_fields_the_rule_does_not_know_are_the_last_turns_too(two_turns):
+def test_other_fields_keep_the_last_turns_value(two_turns):
     two_turns |= {
         "trajectory_generation_times": [2.0, 3.0],
         "trajectory_time_splits": {"llm": [1.0, 2.0], "env": [0.5, 0.25]},
@@ -78,7 +79,12 @@ def test_fields_the_rule_does_not_know_are_the_last_turns_too(two_turns):
     assert merged["rollout_metrics"]["generate/trajectory_completion_time_max"] == 3.0
 
 
-def test_an_extra_value_a_token_is_carried_for_every_token(two_turns):
+def test_an_extra_field_of_numpy_numbers_is_carried_as_well(two_turns):
+    two_turns["entropies"] = [[np.float32(0.5)], [np.float32(1.5), np.float32(2.5)]]
+    assert merge_stepwise_output(two_turns)["entropies"] == [[0.5, 0.0, 1.5, 2.5]]
+
+
+def test_an_extra_value_per_token_is_carried_for_every_token(two_turns):
     lengths = [len(response) for response in two_turns["response_ids"]]
     two_turns["ref_logprobs"] = [[-0.5] * length for length in lengths]
     two_turns["ages"] = [[7] * length for length in lengths]

@@ -40,6 +40,7 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
         "rlskip",
         "rlskip._compat",
         "rlskip._hydra",
+        "rlskip._version",
         "rlskip.config",
         "rlskip.config.register",
         "rlskip_conf",

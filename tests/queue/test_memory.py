@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import logging
 import pickle
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ PARTITIONS = st.sampled_from(["train", "val"])
 
 
 class QueueAgainstDicts(RuleBasedStateMachine):
-    """The queue is two dicts; whoever follows a watch knows what a fresh listing says."""
+    """The queue is two dicts; a reader that follows a watch knows what a fresh listing shows."""
 
     def __init__(self):
         super().__init__()
@@ -47,17 +49,17 @@ class QueueAgainstDicts(RuleBasedStateMachine):
 
     @rule(keys=KEYS, partition=PARTITIONS)
     def clear(self, keys, partition):
-        self.queue.clear(keys, partition)
+        self.queue.delete(keys, partition)
         for key in keys:
             self.tags[partition].pop(key, None)
             self.rows[partition].pop(key, None)
 
     @rule()
     def follow(self):
-        for partition, changes in self.watch.changes().items():
+        for partition, changes in self.watch.poll().items():
             for key, tag in changes.items():
                 if tag is None:
-                    del self.followed[partition][key]  # only what was reported is reported gone
+                    del self.followed[partition][key]  # only reported keys are reported as deleted
                 else:
                     self.followed[partition][key] = tag
         assert self.followed == self.tags
@@ -100,11 +102,82 @@ def test_a_waiting_coroutine_is_woken_by_the_change_itself():
         watch = queue.watch()
         threading.Timer(0.05, queue.put, (["a"], "train", None, [{}])).start()
         await watch.await_change(30)
-        return watch.changes()
+        return watch.poll()
 
     start = time.perf_counter()
     assert asyncio.run(wait()) == {"train": {"a": {}}}
     assert time.perf_counter() - start < 15
+
+
+def test_a_put_survives_a_waiter_whose_loop_was_closed():
+    queue = MemoryQueue()
+    loop = asyncio.new_event_loop()
+    waiter = loop.create_task(queue.watch().await_change(30))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    queue.put(["a"], "train", None, [{}])
+    queue.delete(["a"], "train")
+    assert queue.list("train") == {}
+    waiter.get_coro().close()
+
+
+@pytest.mark.parametrize("row", [{"x": 2}, None])
+def test_a_write_of_an_earlier_attempt_is_dropped(row, caplog):
+    queue = MemoryQueue()
+    queue.put(["a"], "train", [{"x": 1}], [{"attempt": 1, "status": "success"}])
+    watch = queue.watch()
+    watch.poll()
+    with caplog.at_level(logging.INFO, "rlskip"):
+        meta = queue.put(["a"], "train", row and [row], [{"attempt": 0, "status": "failure"}])
+    assert meta.tags == [{"attempt": 1, "status": "success"}]
+    assert queue.list("train") == {"a": {"attempt": 1, "status": "success"}}
+    assert to_rows(queue.get(["a"], "train")) == [{"x": 1}]
+    assert watch.poll() == {}
+    assert "dropped a late write to 'a'" in caplog.text
+
+
+def test_a_write_of_a_later_attempt_keeps_no_field_of_an_earlier_one():
+    queue = MemoryQueue()
+    queue.put(["a"], "train", [{"x": 1, "y": 1}], [{"attempt": 0}])
+    queue.put(["a"], "train", [{"x": 2}], [{"attempt": 1}])
+    queue.put(["a"], "train", [{"z": 3}], [{"score": 1}])
+    queue.put(["a"], "train", [{"v": 4}], [{"attempt": 1}])
+    assert to_rows(queue.get(["a"], "train")) == [{"x": 2, "z": 3, "v": 4}]
+    assert queue.list("train") == {"a": {"attempt": 1, "score": 1}}
+
+
+def test_a_coroutine_does_not_wait_for_a_change_that_is_there():
+    queue = MemoryQueue()
+    watch = queue.watch()
+    queue.put(["a"], "train", None, [{}])
+    start = time.monotonic()
+    asyncio.run(watch.await_change(30))
+    assert time.monotonic() - start < 15
+
+
+def test_one_change_wakes_every_reader():
+    queue = MemoryQueue()
+    watches = [queue.watch() for _ in range(3)]
+    readers = [threading.Thread(target=watch.wait_change, args=(30,)) for watch in watches]
+    for reader in readers:
+        reader.start()
+    time.sleep(0.05)
+    queue.put(["a"], "train", None, [{}])
+    for reader in readers:
+        reader.join(10)
+    assert not any(reader.is_alive() for reader in readers)
+
+
+def test_a_watch_keeps_no_loop_that_waited():
+    queue = MemoryQueue()
+    watch = queue.watch()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(watch.await_change(0.01))
+    loop.close()
+    gone = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert gone() is None
 
 
 def test_an_idle_watch_does_not_grow():
@@ -113,11 +186,11 @@ def test_an_idle_watch_does_not_grow():
     watch = queue.watch()
     for i in range(1000):
         queue.put([f"u{i}"], "train", None, [{}])
-        queue.clear([f"u{i}"], "train")
-    assert watch.changes() == {"train": {"stays": {}}}
+        queue.delete([f"u{i}"], "train")
+    assert watch.poll() == {"train": {"stays": {}}}
 
 
-def test_a_forgotten_watch_is_forgotten():
+def test_the_queue_keeps_no_unused_watch():
     queue = MemoryQueue()
     watch = queue.watch()
     del watch
@@ -133,6 +206,6 @@ def test_a_row_does_not_keep_its_batch_alive():
     assert row["x"].untyped_storage().nbytes() < batch.untyped_storage().nbytes()
 
 
-def test_it_says_that_it_cannot_leave_its_process():
+def test_it_cannot_be_pickled():
     with pytest.raises(RlskipError, match=r"one process.*\n.*TransferQueueAdapter"):
         pickle.dumps(MemoryQueue())

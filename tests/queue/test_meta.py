@@ -1,4 +1,4 @@
-"""KVBatchMeta: TransferQueue's own, as far as anyone can tell from outside."""
+"""KVBatchMeta: the same fields and methods as TransferQueue's."""
 
 import dataclasses
 
@@ -39,17 +39,17 @@ def test_chunks_are_even_and_concatenate_to_the_whole(size, chunks):
 
 
 def test_batches_that_do_not_belong_together_are_not_concatenated():
-    for other, said in (
+    for other, message in (
         (KVBatchMeta(["b"], [{}], "val"), "partitions"),
         (batch("b", fields=["x"]), "fields"),
         (batch("b", extra_info={"temperature": 0.5}), "temperature"),
         (batch("a"), "duplicates"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             KVBatchMeta.concat([batch("a", extra_info={"temperature": 1.0}), other])
 
 
-def test_tags_and_extra_info_are_its_own():
+def test_tags_and_extra_info_are_copied():
     tag, extra = {"n": 1}, {"roots": ["u"]}
     meta = KVBatchMeta(["a"], [tag], "train", extra_info=extra)
     tag["n"], extra["roots"] = 2, []
@@ -57,18 +57,18 @@ def test_tags_and_extra_info_are_its_own():
     assert meta.extra_info == {"roots": ["u"]}
 
 
-def test_keys_need_a_tag_each_and_come_once():
+def test_each_key_comes_once_with_one_tag():
     with pytest.raises(ValueError, match="2 keys, but 1 tags"):
         KVBatchMeta(["a", "b"], [{}])
     with pytest.raises(ValueError, match="duplicates among the keys"):
         KVBatchMeta(["a", "a"], [{}, {}])
 
 
-def test_the_genuine_type_is_made_of_the_same_fields():
-    genuine = pytest.importorskip("transfer_queue").KVBatchMeta
-    names = [field.name for field in dataclasses.fields(genuine)]
+def test_the_original_type_has_the_same_fields():
+    original = pytest.importorskip("transfer_queue").KVBatchMeta
+    names = [field.name for field in dataclasses.fields(original)]
     assert names == [field.name for field in dataclasses.fields(KVBatchMeta)]
     ours = batch("a", "b", "c", "d", "e", fields=["x"], extra_info={"rollout_root_keys": ["u"]})
-    theirs = genuine(**vars(ours))
+    theirs = original(**vars(ours))
     for mine, its in zip(ours.chunk(3), theirs.chunk(3), strict=True):
         assert vars(mine).items() <= vars(its).items()

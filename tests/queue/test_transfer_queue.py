@@ -1,13 +1,15 @@
 """TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
 
+import itertools
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows
-from rlskip.queue.transfer_queue import difference
+from rlskip.queue.transfer_queue import PollingWatch, difference
 from rlskip.testing import QueueTests
 
 
@@ -22,7 +24,17 @@ def test_a_difference_is_what_changed():
     assert difference({}, now) == {"train": now["train"]}
 
 
-def test_without_a_running_ray_it_says_so(monkeypatch):
+def test_the_pause_between_listings_grows_up_to_its_limit():
+    listings = itertools.repeat({})
+    watch = PollingWatch(SimpleNamespace(kv_list=lambda: next(listings)), 0.001, 0.05)
+    for _ in range(20):
+        watch.poll()
+    start = time.monotonic()
+    watch.wait_change(30)
+    assert 0.05 <= time.monotonic() - start < 10
+
+
+def test_without_a_running_ray_it_is_unavailable(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "")
     with pytest.raises(QueueUnavailableError, match=r"ray\.init\(\)|rlskip\[ray\]"):
         TransferQueueAdapter()
@@ -67,18 +79,18 @@ class TestTransferQueueAdapter(QueueTests):
         queue.put(["a"], partition, None, [{"n": 1}])
         assert pickle.loads(pickle.dumps(queue)).list(partition) == {"a": {"n": 1}}
 
-    def test_it_asks_less_often_the_longer_nothing_happens(self, queue, partition):
+    def test_it_polls_less_often_the_longer_nothing_changes(self, queue, partition):
         watch = queue.watch()
-        watch.changes()
+        watch.poll()
         pauses = []
         for _ in range(4):
             start = time.monotonic()
             watch.wait_change(10)
             pauses.append(time.monotonic() - start)
-            watch.changes()
+            watch.poll()
         assert pauses[0] < pauses[-1] < 1.0
         queue.put(["a"], partition, None, [{}])
-        watch.changes()
+        watch.poll()
         start = time.monotonic()
         watch.wait_change(10)
         assert time.monotonic() - start < pauses[-1]

@@ -52,12 +52,12 @@ def test_every_problem_is_named_at_once_by_its_full_key():
         )
     for said in (
         "replay.on_incomplet: unknown key; did you mean replay.on_incomplete?",
-        "replay.on_incomplete: 'dorp' is none of raise, drop, refill, min_viable",
+        "replay.on_incomplete: 'dorp' is not one of raise, drop, refill, min_viable",
         "did you mean 'drop'?",
         "replay.max_refills: must be at least 1",
-        "replay.max_off_policy_threshold: max_off_policy_strategy: wait needs it",
-        "replay.timeout_s: expected a finite number of seconds above 0, got inf",
-        "replay.progress_interval_s: expected a finite number of seconds above 0",
+        "replay.max_off_policy_threshold: max_off_policy_strategy: wait needs a value here",
+        "replay.timeout_s: must be a finite number, got inf",
+        "replay.progress_interval_s: expected a number of seconds above 0, got 0",
         "actor_rollout_ref.rollout.n: expected a number of sessions, got 'eight'",
     ):
         assert said in str(error.value)
@@ -66,16 +66,19 @@ def test_every_problem_is_named_at_once_by_its_full_key():
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        ({"on_incomplete": "min_viable"}, "replay.min_viable: on_incomplete: min_viable needs it"),
+        (
+            {"on_incomplete": "min_viable"},
+            "replay.min_viable: on_incomplete: min_viable needs a value",
+        ),
         (
             {"on_incomplete": "min_viable", "min_viable": 5, "n": 4},
-            "replay.min_viable: 5 sessions can never succeed where a prompt gets 4",
+            "replay.min_viable: 5 sessions can never succeed, because a prompt gets 4",
         ),
-        ({"timeout_s": -1}, "replay.timeout_s: expected a finite"),
-        ({"timeout_s": float("nan")}, "replay.timeout_s: expected a finite"),
+        ({"timeout_s": -1}, "replay.timeout_s: expected a number of seconds above 0"),
+        ({"timeout_s": float("nan")}, "replay.timeout_s: must be a finite number"),
         ({"n": True}, "replay.n: expected int or null, got True"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(node, said):
+def test_invalid_settings_are_refused(node, said):
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         read_replay({"replay": node})

@@ -1,5 +1,5 @@
-"""No interleaving of puts, failures, retries, clears and samples yields a short group, a
-duplicate or a lost row: the buffer beside a model that reads all tags anew each time."""
+"""No interleaving of puts, failures, retries, deletions and samples yields a short group, a
+duplicate or a lost row: the buffer against a model that reads all tags each time."""
 
 import uuid
 
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from rlskip.keys import SessionKey, TrajectoryKey, prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue, TransferQueueAdapter
+from rlskip.queue import MemoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 UIDS = st.sampled_from(["a", "b_1_2", "c_sess1"])
@@ -35,10 +35,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.partition = uuid.uuid4().hex
         self.tags = {}  # what the queue must hold
         self.attempts = {}  # (uid, session) -> its attempt now
-        self.taken = set()
+        self.sampled = set()
         self.refills = {}
-        self.batches = []  # sampled and not cleared
-        self.handed_out = set()  # their keys
+        self.batches = []  # sampled and not deleted
+        self.delivered = set()  # their keys
 
     @initialize(policy=st.sampled_from(["raise", "drop", "refill", "min_viable"]))
     def configure(self, policy):
@@ -59,7 +59,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def forget(self, uid):
         for key in self.keys_of(uid):
             del self.tags[key]
-        self.taken.discard(uid)
+        self.sampled.discard(uid)
         self.refills.pop(uid, None)
 
     def refill(self, partition, prompts):
@@ -80,7 +80,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         error=st.sampled_from([None, None, "boom"]),
     )
     def run_session(self, uid, session, rows, error):
-        """A session that ran: again, when it has a marker, as the next attempt."""
+        """A session that ran; with a marker already there, as the next attempt."""
         marker = str(SessionKey(uid, session))
         attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
         for index in range(rows):
@@ -89,7 +89,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @rule(uid=UIDS, step=STEPS, n=st.integers(1, 3), counted=st.booleans(), rows=st.integers(1, 2))
     def run_what_is_missing(self, uid, step, n, counted, rows):
-        """Everything goes well for one prompt from here on."""
+        """All missing sessions of one prompt succeed."""
         self.submit(uid, step, n, counted)
         root = self.tags[uid]
         for session in range(root["n"] if "n" in root else root["expected_rollouts"]):
@@ -106,8 +106,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @rule(uid=UIDS, status=st.sampled_from(["running", "finished", "finished", "failure"]))
     def set_status(self, uid, status):
-        """A worker's bare tag, at times before its prompt."""
-        # Before they say that they are prompts, the other uids read as a row and a marker.
+        """A worker's bare tag, sometimes before its prompt."""
+        # Without `is_prompt` the other uids read as a row and a marker.
         if uid in self.tags or uid == "a":
             self.put(uid, {"status": status})
 
@@ -119,7 +119,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
             with pytest.raises(IncompleteRolloutError) as error:
                 self.buffer.sample(step, self.partition, size)
             timed_out = isinstance(error.value, ReplayTimeoutError)
-            missing = {uid for uid in self.prompts(step, size) if not self.over(uid)}
+            missing = {uid for uid in self.prompts(step, size) if not self.finished(uid)}
             assert timed_out == (refused is None)
             assert {p.uid for p in error.value.prompts} == (missing if timed_out else refused)
             return
@@ -128,10 +128,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert len(roots) == len(expected) if size else set(roots) == set(expected)
         assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
         assert batch.keys == [key for uid in roots for key in self.rows(uid)]
-        assert not self.handed_out & set(batch.keys), "a row was handed out twice"
+        assert not self.delivered & set(batch.keys), "a row was sampled twice"
         assert all(self.enough(uid) for uid in roots), "a short group"
-        self.taken.update(roots)
-        self.handed_out |= set(batch.keys)
+        self.sampled.update(roots)
+        self.delivered |= set(batch.keys)
         self.batches.append(batch)
 
     @precondition(lambda self: self.batches)
@@ -141,27 +141,27 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.buffer.clear(batch)
         for uid in batch.extra_info["rollout_root_keys"]:
             self.forget(uid)
-        self.handed_out -= set(batch.keys)
+        self.delivered -= set(batch.keys)
 
     @rule(uid=UIDS)
     def evict(self, uid):
-        if uid not in self.taken:
+        if uid not in self.sampled:
             self.buffer.evict([uid], self.partition)
             self.forget(uid)
 
-    # -- the model: everything is read anew ------------------------------------------------------
+    # -- the model: reads all tags each time -----------------------------------------------------
     def expect(self, step, size):
-        """(uids an error names, uids of a batch): both None when the call must time out."""
+        """(uids an error names, uids of a batch); both None when the call must time out."""
         dropped = set()
         while True:
             scope = self.prompts(step, size)
-            broken = {uid for uid in scope if self.over(uid) and not self.enough(uid)}
-            if broken and self.policy in ("raise", "min_viable"):
-                return broken, None
-            hopeless = {uid for uid in broken if self.refills.get(uid, 0) >= MAX_REFILLS}
-            if hopeless and self.policy == "refill":
-                return hopeless, None
-            for uid in broken:
+            incomplete = {uid for uid in scope if self.finished(uid) and not self.enough(uid)}
+            if incomplete and self.policy in ("raise", "min_viable"):
+                return incomplete, None
+            exhausted = {uid for uid in incomplete if self.refills.get(uid, 0) >= MAX_REFILLS}
+            if exhausted and self.policy == "refill":
+                return exhausted, None
+            for uid in incomplete:
                 refills = self.refills.get(uid, 0)
                 self.forget(uid)
                 if self.policy == "refill":
@@ -169,16 +169,16 @@ class BufferAgainstModel(RuleBasedStateMachine):
                     self.refills[uid] = refills + 1
                 else:
                     dropped.add(uid)
-            if broken:
+            if incomplete:
                 continue
-            whole = sorted((uid for uid in scope if self.over(uid)), key=self.step)
+            complete = sorted((uid for uid in scope if self.finished(uid)), key=self.step)
             if size is not None:
-                return None, whole[:size] if len(whole) >= size else None
-            if len(whole) < len(scope):
+                return None, complete[:size] if len(complete) >= size else None
+            if len(complete) < len(scope):
                 return None, None
-            if not whole and dropped:
+            if not complete and dropped:
                 return dropped, None
-            return None, whole or None
+            return None, complete or None
 
     def keys_of(self, uid, tags=None):
         keys = self.tags if tags is None else tags
@@ -196,10 +196,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
         return [
             uid
             for uid in self.submitted()
-            if uid not in self.taken and (size is not None or self.step(uid) == step)
+            if uid not in self.sampled and (size is not None or self.step(uid) == step)
         ]
 
-    def over(self, uid):
+    def finished(self, uid):
         root = self.tags[uid]
         if "n" not in root:
             return root["status"] in ("finished", "failure")
@@ -238,22 +238,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def the_count_is_right(self):
         if hasattr(self, "buffer"):
             prompts = self.prompts(1, size=1)
-            ready = sum(self.over(uid) and self.enough(uid) for uid in prompts)
+            ready = sum(self.finished(uid) and self.enough(uid) for uid in prompts)
             assert self.buffer.get_sampleable_count(1, self.partition) == ready
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
 TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    ray = pytest.importorskip("ray")
-    transfer_queue = pytest.importorskip("transfer_queue")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield TransferQueueAdapter()
-    transfer_queue.close()
-    ray.shutdown()
 
 
 @pytest.mark.ray

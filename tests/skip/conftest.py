@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rlskip import SkipManager
-from rlskip.skip.records import JOB_VARIABLE
+from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
+from rlskip.queue import MemoryQueue, TransferQueueAdapter, to_rows
+from rlskip.replay import ReplayBuffer
+
+_generated = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +39,202 @@ def init(tmp_path: Path) -> Callable[..., Path]:
         return Path(skip["dump_dir"])
 
     return start
+
+
+class Stage:
+    """A stage that counts its calls and never returns the same twice."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @SkipManager.annotate(role="rollout")
+    def generate(self, prompts: dict[str, Any], scale: int = 1) -> dict[str, Any]:
+        self.calls += 1
+        return {
+            "tokens": torch.full((2, 3), self.calls * scale),
+            "rm_scores": np.arange(2.0) + self.calls,
+        }
+
+    def at(self, step: int, prompts: Any = None, **kwargs: Any) -> int:
+        """Call it at `step`; which call's result came back."""
+        SkipManager.set_step(step)
+        got = self.generate(
+            {"ids": torch.arange(3) + step} if prompts is None else prompts, **kwargs
+        )
+        return int(got["tokens"][0, 0])
+
+
+def steps_on_disk(dump_dir: Path) -> list[str]:
+    return sorted(p.parent.name for p in dump_dir.rglob("gen_batch.dp"))
+
+
+def leases(dumps: Path) -> list[Path]:
+    return [p for p in dumps.rglob(".leases/*") if p.is_file()]
+
+
+@pytest.fixture(name="Stage")
+def _stage() -> type[Stage]:
+    return Stage
+
+
+@pytest.fixture(name="steps_on_disk")
+def _steps_on_disk() -> Callable[[Path], list[str]]:
+    return steps_on_disk
+
+
+@pytest.fixture(name="leases")
+def _leases() -> Callable[[Path], list[Path]]:
+    """The leases that are held under a dump_dir."""
+    return leases
+
+
+# -- a trainer with a queue ---------------------------------------------------------------
+
+
+class Trainer:
+    """Submits prompts to threads that write rows and markers; samples the real buffer."""
+
+    def __init__(self, queue: Any, model: str = "counted", **replay: Any) -> None:
+        self.queue, self.model, self.n = queue, model, 2
+        self.buffer = ReplayBuffer(queue, {"replay": {"timeout_s": 20.0, **replay}})
+        self.threads: list[threading.Thread] = []
+        self.submitted: list[str] = []
+        self.fails: set[tuple[str, int]] = set()  # (text, session id)
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_, **__: self.queue)
+    def submit(self, prompts: dict[str, Any]) -> str:
+        step = SkipManager.step or 0
+        uids, texts = list(prompts["uid"]), list(prompts.get("text", prompts["uid"]))
+        self.submitted += texts
+        counted = self.model == "counted"
+        tag = prompt_tag(step, self.n) if counted else status_tag(step, "pending", self.n)
+        self.queue.put(uids, "train", tags=[tag] * len(uids))
+        for uid, text in zip(uids, texts, strict=True):
+            self.threads.append(threading.Thread(target=self._prompt, args=(step, uid, text)))
+            self.threads[-1].start()
+        return "submitted"
+
+    def _prompt(self, step: int, uid: str, text: str) -> None:
+        for session_id in range(self.n):
+            error = "tool died" if (text, session_id) in self.fails else None
+            rows = range(0 if error else 1 + session_id)  # session 1 writes two rows
+            if rows:
+                fields = [
+                    {
+                        "uid": uid,
+                        "text": f"{text}/{session_id}/{index}",
+                        "responses": torch.full((2 + index,), next(_generated)),
+                        "rm_scores": torch.tensor(float(session_id)),
+                    }
+                    for index in rows
+                ]
+                keys = [f"{uid}_{session_id}_{index}" for index in rows]
+                tags = [row_tag(step, length=2 + index) for index in rows]
+                self.queue.put(keys, "train", fields, tags)
+            if self.model == "counted" or error:
+                marker = session_tag(session_id, error=error)
+                self.queue.put([f"{uid}_sess{session_id}"], "train", tags=[marker])
+        if self.model != "counted":
+            failed = any((text, s) in self.fails for s in range(self.n))
+            status = "failure" if failed else "finished"
+            self.queue.put([uid], "train", tags=[{"status": status}])
+
+    @SkipManager.annotate(
+        role="rollout_tq", phase="sample", queue=lambda self, *_, **__: self.queue
+    )
+    def sample(self, batch_size: int | None = None, partition_id: str = "train") -> Any:
+        return self.buffer.sample(SkipManager.step or 0, partition_id, batch_size)
+
+    def step(self, step: int, prompts: Any, *sizes: int | None) -> list[dict[str, Any]]:
+        """One step of training; what it would train on, row by row."""
+        SkipManager.set_step(step)
+        self.submit(prompts)
+        asked = dict(zip(prompts["uid"], prompts.get("text", prompts["uid"]), strict=True))
+        rows = []
+        for size in sizes or (None,):
+            if len(sizes) > 1:
+                [thread.join() for thread in self.threads]  # so that each takes what it can
+            batch, _ = self.sample(size)
+            data = to_rows(self.queue.get(batch.keys, "train"))
+            for key, tag, row in zip(batch.keys, batch.tags, data, strict=True):
+                uid, session_id, index = key.rsplit("_", 2)
+                assert row.pop("uid") == uid, "the field follows the key"
+                row["responses"] = row["responses"].tolist()
+                row["rm_scores"] = float(row.get("rm_scores", -1))
+                rows.append(
+                    {**row, **tag, "key": (int(session_id), int(index)), "prompt": asked[uid]}
+                )
+            self.buffer.clear(batch)
+        [thread.join() for thread in self.threads]
+        assert not any(self.queue.list("train")), "the clean-up leaves nothing behind"
+        return sorted(rows, key=lambda row: row["text"])
+
+
+@pytest.fixture(scope="module")
+def transfer_queue() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    tq = pytest.importorskip("transfer_queue")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield TransferQueueAdapter()
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture(
+    params=["memory", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(180)])]
+)
+def queue(request: pytest.FixtureRequest) -> Any:
+    if request.param == "ray":
+        return request.getfixturevalue("transfer_queue")
+    return MemoryQueue()
+
+
+@pytest.fixture
+def run(queue: Any, init: Callable[..., Path]) -> Callable[..., Trainer]:
+    """A run of its own: ``run(model, replay={...}, **skip)``."""
+
+    def start(model: str = "counted", replay: Any = None, **skip: Any) -> Trainer:
+        init("rollout_tq", **skip)
+        return Trainer(queue, model, **(replay or {}))
+
+    return start
+
+
+_uids = itertools.count()
+
+
+def prompts(*texts: str) -> dict[str, Any]:
+    """A batch under uids that were never used before (with an underscore)."""
+    return {"uid": [f"u_{next(_uids)}" for _ in texts], "text": list(texts)}
+
+
+def uids_only(n: int) -> dict[str, Any]:
+    return {"uid": prompts(*"x" * n)["uid"]}
+
+
+@pytest.fixture
+def dumped(init: Callable[..., Path]) -> Callable[..., Trainer]:
+    """A MemoryQueue's run whose step 3 dumped these prompts; then a fresh run with `skip`."""
+
+    def start(batch: dict[str, Any], **skip: Any) -> Trainer:
+        init("rollout_tq")
+        Trainer(MemoryQueue()).step(3, batch)
+        init("rollout_tq", **skip)
+        return Trainer(MemoryQueue())
+
+    return start
+
+
+@pytest.fixture(name="Trainer")
+def _trainer() -> type[Trainer]:
+    return Trainer
+
+
+@pytest.fixture(name="prompts")
+def _prompts() -> Callable[..., dict[str, Any]]:
+    return prompts
+
+
+@pytest.fixture(name="uids_only")
+def _uids_only() -> Callable[[int], dict[str, Any]]:
+    return uids_only

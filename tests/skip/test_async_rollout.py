@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip import SkipManager
+from rlskip.batch.columns import DataProtoParts
 from rlskip.skip import AsyncRolloutSkip, parse_async_rollout_sample_step
 
 number = st.integers(0, 10**12)
@@ -45,7 +46,7 @@ def test_the_last_number_is_the_step(epoch: int, index: int, prefix: str) -> Non
     ],
 )
 def test_a_malformed_id_is_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match="is no sample id"):
+    with pytest.raises(ValueError, match="is not a sample id"):
         parse_async_rollout_sample_step(bad)
 
 
@@ -57,7 +58,7 @@ def test_a_malformed_id_is_refused(bad: Any) -> None:
         (({"ids": [1], "uid": ["uid_sample_0_42"] * 2},), {}),
         (({"ids": [1], "uid": np.array(["sample_0_42"], dtype=object)},), {}),
         ((TensorDict({"uid": NonTensorStack("sample_0_42", "sample_0_42")}, [2]),), {}),
-        ((type("DataProto", (), {"non_tensor_batch": {"uid": np.array(["sample_0_42"])}})(),), {}),
+        ((DataProtoParts(None, {"uid": np.array(["sample_0_42"])}),), {}),
     ],
     ids=["positional", "keyword", "dict", "array", "tensordict", "DataProto"],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,7 @@ def _repeating_rank(rank: int, world: int, folder: str) -> None:
 
     skip.store.nearest = fail  # asked on rank 0 only; the other must not wait for it
     skip._waits = False
-    with pytest.raises(OSError, match="Input/output") if rank == 0 else nullcontext():
-        assert generate([7]) is None
+    assert generate([7]) is None, "generated on every rank"
     dist.barrier()
     dist.destroy_process_group()
 
@@ -149,7 +147,7 @@ def _late_rank(rank: int, world: int, folder: str) -> None:
     load, replacing = skip.store.load_with_meta, [True]
 
     def replaced(step: int) -> Any:
-        meta = skip.store.peek(step)
+        meta = skip.store.read_meta(step)
         loaded = load(step) if rank == 0 else None
         dist.barrier()
         if replacing:

@@ -1,7 +1,9 @@
-"""Keeping so many dumps, or so many bytes: never too few, never the wrong ones."""
+"""Keeping a number of dumps, or of bytes: never too few, never the wrong ones."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -11,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.store import StepStore, commit
+from rlskip.testing import each_fault
 
 
 def test_keep_last_keeps_those_written_last(tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=3)
-    for step in (10, 11, 12, 1, 2):  # a run that was started anew
+    for step in (10, 11, 12, 1, 2):  # a run that was started again
         store.save(step, step)
     assert store.steps() == [1, 2, 12]
+    assert list((tmp_path / commit.WORK).iterdir()) == [], "removed for good"
 
 
 def test_max_size_counts_what_is_on_disk(tmp_path: Path) -> None:
@@ -25,7 +29,7 @@ def test_max_size_counts_what_is_on_disk(tmp_path: Path) -> None:
     store = StepStore(tmp_path / "run", max_size=int(3.5 * size))
     for step in range(6):
         store.save(step, torch.rand(10_000))
-    assert store.steps() == [3, 4, 5]
+        assert store.steps() == list(range(max(0, step - 2), step + 1))
 
 
 def test_the_step_just_written_always_stays(tmp_path: Path) -> None:
@@ -46,8 +50,58 @@ def test_a_step_being_read_stays(tmp_path: Path) -> None:
     assert store.steps() == [4]
 
 
+def test_a_step_being_read_stays_whatever_fails(tmp_path: Path) -> None:
+    for number, fault in enumerate(each_fault(tmp_path, (errno.EIO, errno.EROFS))):
+        store = StepStore(tmp_path / str(number), keep_last=1)
+        store.save(1, "x")
+        with commit.reading(store.directory, 1):
+            with fault, contextlib.suppress(OSError):
+                store.save(2, "y")
+            assert StepStore(store.directory).load(1) == "x", fault
+
+
+@pytest.mark.parametrize("name", ["reading-x", "reading-", "reading-1", "reading-²", "reading-01"])
+def test_a_mark_that_is_none_ends_nothing(name: str, tmp_path: Path) -> None:
+    store = StepStore(tmp_path, keep_last=1)
+    store.save(1, "x")
+    (tmp_path / commit.WORK / name).touch()
+    store.save(2, "y")
+    store.save(3, "z")
+    assert store.steps() == ([1, 3] if name == "reading-1" else [3])
+
+
+def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    StepStore(tmp_path / "outside").save(1, "x")
+    store = StepStore(tmp_path / "run", keep_last=2)
+    store.directory.mkdir()
+    (store.directory / "9").symlink_to(tmp_path / "outside" / "1")
+    for step in (1, 2):
+        store.save(step, step)
+    assert store.steps() == [1, 2]
+    assert (store.directory / "9").is_symlink()
+
+
+def test_of_several_ranks_the_first_removes(tmp_path: Path) -> None:
+    stores = [StepStore(tmp_path, rank=r, world_size=2, keep_last=1) for r in range(2)]
+    for step in (1, 2):
+        stores[1].save(step, step)
+    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["1", "2"]
+    stores[0].save(2, 2)
+    assert stores[0].steps() == [2]
+    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["2"]
+
+
+def test_the_age_of_a_mark_is_that_of_the_file_systems_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StepStore(tmp_path).save(1, "x")
+    with commit.reading(tmp_path, 1):
+        monkeypatch.setattr("time.time", lambda: 1e11)  # this host's clock is wrong
+        assert commit.being_read(tmp_path) == {1}
+
+
 def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlskip.store import container
+    from rlskip.format import container
 
     store = StepStore(tmp_path)
     store.save(1, torch.arange(10))

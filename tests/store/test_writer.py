@@ -1,4 +1,4 @@
-"""The background writer: copies at once, writes in order, says what went wrong."""
+"""The background writer: copies at once, writes in order, reports what went wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, Writer, WriterTimeoutError
-from rlskip.store.steps import Prepared
+from rlskip.store.step_store import Prepared
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_is_saved_is_what_was_given(store: StepStore, gate: threading.Event
     assert loaded[2:] == before[2:]
 
 
-def test_order_is_kept_and_outcomes_are_told(store: StepStore, gate: threading.Event) -> None:
+def test_order_is_kept_and_outcomes_are_reported(store: StepStore, gate: threading.Event) -> None:
     writer = Writer(store)
     told: list[Any] = []
     for step in (5, 3, 4):
@@ -98,7 +98,7 @@ def test_memory_in_use_is_kept_from_dump_to_dump_until_flushed(store: StepStore)
 
 
 @pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
-def test_nobody_waits_for_ever(
+def test_no_wait_lasts_forever(
     store: StepStore, gate: threading.Event, wait: Callable[[Writer], None]
 ) -> None:
     writer = Writer(store, timeout_s=0.1)
@@ -116,7 +116,7 @@ def test_what_cannot_be_kept_is_refused_at_once(store: StepStore) -> None:
     assert writer.pending == 0
 
 
-def test_an_error_is_a_loud_warning_and_the_next_dump_is_written(
+def test_an_error_is_a_warning_and_the_next_dump_is_written(
     store: StepStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = Writer(store)
@@ -177,7 +177,7 @@ def test_an_interpreter_that_ends_writes_everything_first(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_starts_anew(store: StepStore, gate: threading.Event) -> None:
+def test_a_forked_child_starts_empty(store: StepStore, gate: threading.Event) -> None:
     writer = Writer(store)
     writer.save(1, "the parent's")
     child = os.fork()
@@ -195,3 +195,57 @@ def test_a_forked_child_starts_anew(store: StepStore, gate: threading.Event) -> 
     gate.set()
     writer.flush()
     assert store.steps() == [1, 2]
+
+
+def test_without_a_thread_the_caller_writes_and_the_next_dump_has_one(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, told = Writer(store, timeout_s=10), []
+    start, failures = threading.Thread.start, iter([True])
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name == "rlskip-writer" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    writer.save(1, "x", done=lambda meta, error: told.append(threading.current_thread()))
+    assert store.load(1) == "x"
+    assert writer.pending == 0
+    assert "can't start new thread" in caplog.text
+    writer.save(2, "y", done=lambda meta, error: told.append(threading.current_thread()))
+    writer.flush()
+    assert store.load(2) == "y"
+    assert told[0] is threading.main_thread()
+    assert told[1].name == "rlskip-writer"
+
+
+def test_a_callback_that_raises_anything_keeps_no_dump_from_being_written(
+    store: StepStore,
+) -> None:
+    def done(meta: DumpMeta | None, error: BaseException | None) -> None:
+        raise SystemExit
+
+    writer = Writer(store, timeout_s=10)
+    writer.save(1, "x", done=done)
+    writer.save(2, "y")
+    writer.flush()
+    assert store.steps() == [1, 2]
+
+
+def test_memory_that_is_used_again_counts_with_its_real_size(
+    store: StepStore, gate: threading.Event
+) -> None:
+    writer = Writer(store, max_bytes=1 << 20, timeout_s=0.2)
+    most = torch.randint(0, 2**62, (7 << 14,))  # 7/8 of what may be held
+    gate.set()
+    written = threading.Event()
+    writer.save(1, most, done=lambda meta, error: written.set())
+    assert written.wait(30)
+    writer.wait()
+    gate.clear()
+    writer.save(2, "a little, in the memory of the first")
+    with pytest.raises(WriterTimeoutError):
+        writer.save(3, most[: len(most) // 2])
+    gate.set()
+    writer.flush()

@@ -1,9 +1,8 @@
 """verl 0.9's genuine fully async rollouter without its trainer: `python -m async_rollouter`.
 
 The trainer sends weights over NCCL, so on a CPU the rollouter runs alone, with the weights that
-the token server started with: verl's main, FullyAsyncRollouter, agent loops and MessageQueue. For
-every sample that reaches the message queue a line ``sample <uid> <hash of its tensors>`` is
-printed.
+the token server started with: verl's main, FullyAsyncRollouter, agent loops and MessageQueue.
+Prints a line ``sample <uid> <hash of its tensors>`` for each sample in the message queue.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ CONFIG = Path(verl.__file__).parent / "experimental" / "fully_async_policy" / "c
 
 @ray.remote
 class RollouterOnly:
-    """Of FullyAsyncTaskRunner what concerns the rollouter, in its order."""
+    """The part of FullyAsyncTaskRunner that concerns the rollouter, in its order."""
 
     def run(self, config):
         from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncRollouter
@@ -45,7 +44,7 @@ class RollouterOnly:
 
 
 def digest(batch):
-    """Of all that was generated, to the last bit."""
+    """A hash of all that was generated."""
     found = hashlib.sha256()
     for name in sorted(batch.batch.keys()):
         found.update(name.encode() + batch.batch[name].contiguous().numpy().tobytes())

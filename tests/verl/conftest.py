@@ -1,6 +1,6 @@
 """verl's genuine trainer on this machine's CPU, in environments of its own.
 
-What the tests need, they are told by the environment, and skip without it:
+The tests are skipped without these environment variables:
 
 ``RLSKIP_VERL091``, ``RLSKIP_VERL080``
     A python with that verl and rlskip.
@@ -8,8 +8,8 @@ What the tests need, they are told by the environment, and skip without it:
     A folder with ``run.sh``, which starts ``python -m verl.trainer.main_ppo`` with a CPU platform
     and a tiny token server, and leaves ``server.jsonl``: a line for each real generation.
 
-A token server samples by (seed, weights, prompt): two runs of one seed are equal to the last bit,
-and a run of another seed that equals them has replayed their dump.
+The token server samples by (seed, weights, prompt): two runs with one seed are equal to the last
+bit, and a run with another seed that equals them has replayed their dump.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _LIMIT_S = 400
 
 @attrs.frozen
 class Trained:
-    """A run of the trainer that has ended."""
+    """A finished run of the trainer."""
 
     folder: Path
     returncode: int
-    said: str
+    output: str
 
     @property
     def grad_norms(self) -> list[str]:
-        """One a step, to the last digit."""
-        return _GRAD_NORM.findall(self.said)
+        """One per step, to the last digit."""
+        return _GRAD_NORM.findall(self.output)
 
     @property
     def generated(self) -> int:
-        """Sessions that were really generated, for validation as well."""
+        """The number of sessions that were really generated, including validation."""
         file = self.folder / "server.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return sum('"generate"' in line for line in lines)
@@ -61,12 +61,12 @@ class Trained:
 
     @property
     def started_ray(self) -> bool:
-        return "ray init kwargs" in self.said
+        return "ray init kwargs" in self.output
 
 
 @attrs.frozen
 class Verl:
-    """One version of verl: its python, and a folder for its runs."""
+    """One version of verl: its python and a folder for its runs."""
 
     python: Path
     harness: Path
@@ -77,11 +77,13 @@ class Verl:
         self, name: str, mode: str, *overrides: str, seed: int = 1, steps: int = 2, **env: str
     ) -> Trained:
         """Run the harness in `mode` (v0, v1, legacy) and wait for its end."""
-        # Of this run alone: one worker's files of tests share self.folder.
+        # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+        paths = [env.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]
         env = {
             **os.environ,
-            # A home of its own: a test that forgets dump_dir must not touch the user's dumps.
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            # Its own home: a test that forgets dump_dir must not touch the user's dumps.
             "HOME": str(self.folder),
             "VENV": str(self.python.parent.parent),
             "OUT": str(folder),
@@ -117,8 +119,8 @@ def _verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
         for name, value in named.items():
             if not value or not Path(value).exists():
                 pytest.skip(
-                    f"{name} names nothing: {value!r}; `.ci/env verl{version}` makes the python, "
-                    f"{_HARNESS} names the folder of run.sh"
+                    f"{name}={value!r} does not exist; `.ci/env verl{version}` makes the python, "
+                    f"{_HARNESS} is the folder of run.sh"
                 )
         python, harness = (Path(str(value)).absolute() for value in named.values())
         return Verl(python, harness, tmp_path_factory.mktemp(f"verl{version}"), ray)

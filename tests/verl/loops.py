@@ -1,4 +1,4 @@
-"""Agent loops for verl: one that notes who ran what in $NOTES, one that also fails."""
+"""Agent loops for verl: one that records in $NOTES who ran what, one that also fails."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ class Noting(SingleTurnAgentLoop):
 
 
 class Failing(Noting):
-    """Once in step 1 the machine is to blame, in step 2 the session itself is, every time."""
+    """One session fails once in step 1, as if by the machine; one fails always in step 2."""
 
     async def run(self, sampling_params, **kwargs):
         output = await super().run(sampling_params, **kwargs)

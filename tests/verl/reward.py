@@ -1,4 +1,4 @@
-"""A reward function that leaves a line in $REWARDED for each call; verl loads it by its path."""
+"""A reward function that writes a line to $REWARDED per call; verl loads it by its path."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""rlskip's wheel and verl 0.9.1 in one environment: pip finds versions that suit both."""
+"""rlskip's wheel and verl 0.9.1 in one environment: pip finds versions that fit both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_the_wheel_installs_beside_verl_091(verl091: Any, tmp_path: Path) -> None:
+def test_the_wheel_installs_next_to_verl_091(verl091: Any, tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", str(tmp_path)]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -28,6 +28,6 @@ def test_the_wheel_installs_beside_verl_091(verl091: Any, tmp_path: Path) -> Non
         [*resolve, "torch==2.13.0", "verl==0.9.1", wheel], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    # Nothing of verl's environment has to change for rlskip.
+    # rlskip changes nothing in verl's environment.
     changed = {entry["metadata"]["name"] for entry in json.loads(report.read_text())["install"]}
     assert changed <= {"rlskip"}

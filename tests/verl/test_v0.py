@@ -1,12 +1,14 @@
 """verl's V0 trainer, `python -m verl.trainer.main_ppo`: one flag, and no train generation.
 
-A (seed 1) dumps, B (seed 2) has A's dumps, C (seed 2) has none: B's grad norms equal A's to the
-last bit, C's do not. C runs without rlskip and with verl's own skip, so that D (seed 1) has dumps
-of verl's to import. Each run serves several tests, for each takes most of a minute.
+A (seed 1) dumps, B (seed 2) has A's dumps, C (seed 2) has none: B's gradient norms equal A's to the
+last bit, C's do not. C runs verl's own skip without rlskip, so that D (seed 1) can import verl's
+dumps. A run takes most of a minute, so each serves several tests.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,11 @@ STEPS, PROMPTS, N = 2, 4, 2
 SESSIONS = STEPS * PROMPTS * N
 
 # Validation before training, in every run alike.
-ALL = ("trainer.val_before_train=True", "trainer.experiment_name=mine")
+ALL = (
+    "trainer.val_before_train=True",
+    "trainer.experiment_name=mine",
+    "actor_rollout_ref.rollout.calculate_log_probs=False",
+)
 WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.py')}"
 
@@ -33,7 +39,7 @@ def a091(verl091: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def b091(verl091: Any, a091: Any) -> Any:
-    """Without the option, so without the callback: verl's own leaves, and keys it does not know."""
+    """No option, hence no callback: verl's own leaves, and keys that verl does not have."""
     on = (
         "++skip.rollout.enable=True", "++skip.rollout.steps=[1,2]",
         f"++skip.rollout.dump_dir={a091.folder}/dumps", "++skip.on_miss=error",
@@ -67,7 +73,7 @@ def d091(verl091: Any, c091: Any) -> Any:
 
 
 def test_091_the_first_run_dumps(a091: Any, c091: Any) -> None:
-    assert a091.returncode == 0, a091.said[-4000:]
+    assert a091.returncode == 0, a091.output[-4000:]
     for step in (1, 2):
         assert sorted(f.name for f in (a091.folder / WHERE / str(step)).iterdir()) == [
             "gen_batch.dp",
@@ -77,16 +83,16 @@ def test_091_the_first_run_dumps(a091: Any, c091: Any) -> None:
     assert a091.generated == c091.generated > SESSIONS
 
 
-def test_091_the_process_that_trains_said_so_and_the_job_counts_it(a091: Any) -> None:
-    (word,) = (a091.folder / "dumps" / "records").glob("*/rollout.active")
-    assert '"by": "verl.plugins"' in word.read_text()
+def test_091_the_process_that_trains_acknowledges_and_the_job_counts_it(a091: Any) -> None:
+    (active,) = (a091.folder / "dumps" / "records").glob("*/rollout.active")
+    assert '"by": "verl.plugins"' in active.read_text()
     counts = a091.summary["rollout"]
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
     assert counts["bytes_written"] > 0
 
 
 def test_091_the_second_run_replays_to_the_last_bit(a091: Any, b091: Any, c091: Any) -> None:
-    assert b091.returncode == 0, b091.said[-4000:]
+    assert b091.returncode == 0, b091.output[-4000:]
     assert len(a091.grad_norms) == STEPS
     assert b091.grad_norms == a091.grad_norms
     assert c091.grad_norms != a091.grad_norms
@@ -99,18 +105,47 @@ def test_091_validation_is_never_skipped(b091: Any, c091: Any) -> None:
 def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
     splits = (verl091.folder / "rewarded").read_text().split()
     assert splits.count("train") == SESSIONS
-    assert "scores are replayed" not in b091.said
+    assert "scores are replayed" not in b091.output
+
+
+def test_091_a_replayed_step_logs_no_times_of_the_first_run(a091: Any, b091: Any) -> None:
+    assert a091.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
+    assert "timing_s/agent_loop" not in b091.output
+    assert b091.output.count("timing_s/gen:") == STEPS
+
+
+def test_091_a_dump_records_the_seconds_of_the_stage(a091: Any) -> None:
+    """The trainer's own timer is around it."""
+    timed = [float(seconds) for seconds in re.findall(r"timing_s/gen:([0-9.]+)", a091.output)]
+    for step, gen in enumerate(timed, start=1):
+        meta = json.loads((a091.folder / WHERE / str(step) / "meta.json").read_text())
+        assert 0.2 * gen < meta["info"]["seconds"] <= gen
+    assert len(timed) == STEPS
+
+
+def test_091_log_probs_that_the_run_needs_and_the_dump_lacks_end_it(
+    verl091: Any, a091: Any
+) -> None:
+    on = ("+skip=rollout_cache", "skip.steps=[1,2]", f"skip.dump_dir={a091.folder}/dumps")
+    needs = (
+        "actor_rollout_ref.rollout.calculate_log_probs=True",
+        "algorithm.rollout_correction.rollout_is=token",
+    )
+    run = verl091.train("needs", "v0", "trainer.use_v1=False", *ALL, *on, *needs, seed=2)
+    assert run.returncode != 0
+    assert "lacks what this run needs: rollout_log_probs (actor_rollout_ref.rol" in run.output
+    assert run.grad_norms == []
 
 
 def test_091_verls_own_manager_and_ours_never_both_act(a091: Any, b091: Any, c091: Any) -> None:
     verls = "[RolloutSkip()]"
-    assert verls not in a091.said + b091.said
-    assert verls in c091.said
-    assert "rlskip:" not in c091.said
+    assert verls not in a091.output + b091.output
+    assert verls in c091.output
+    assert "rlskip:" not in c091.output
 
 
 def test_091_verls_own_dumps_are_imported_and_replayed(c091: Any, d091: Any, b091: Any) -> None:
-    assert d091.returncode == 0, d091.said[-4000:]
+    assert d091.returncode == 0, d091.output[-4000:]
     assert d091.grad_norms == c091.grad_norms != []
     assert d091.generated == b091.generated
     assert d091.summary["rollout"]["hits"] == STEPS
@@ -119,7 +154,7 @@ def test_091_verls_own_dumps_are_imported_and_replayed(c091: Any, d091: Any, b09
 def test_091_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> None:
     run = verl091.train("none", "v0", "+skip=rollout_cache", VERL_USE_EXTERNAL_PLUGINS="none")
     assert run.returncode != 0
-    assert "verl does not load rlskip's plug-in" in run.said
+    assert "verl does not load rlskip's plug-in" in run.output
     assert not run.started_ray
 
 
@@ -132,8 +167,8 @@ def a080(verl080: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def b080(verl080: Any, a080: Any) -> Any:
-    """Without the option, so without the callback: then the module is named by hand."""
-    modules = "verlcpu,rlskip.hosts.verl_plugin"
+    """No option, hence no callback: the module is named by hand."""
+    modules = "verlcpu,rlskip.hosts.verl.plugin"
     on = (
         "++skip.rollout.enable=True", "++skip.steps=[1,2]", "++skip.on_miss=error",
         f"++skip.dump_dir={a080.folder}/dumps",
@@ -142,15 +177,15 @@ def b080(verl080: Any, a080: Any) -> Any:
 
 
 def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
-    assert a080.returncode == 0, a080.said[-4000:]
-    (word,) = (a080.folder / "dumps" / "records").glob("*/rollout.active")
-    assert '"by": "VERL_USE_EXTERNAL_MODULES"' in word.read_text()
+    assert a080.returncode == 0, a080.output[-4000:]
+    (active,) = (a080.folder / "dumps" / "records").glob("*/rollout.active")
+    assert '"by": "VERL_USE_EXTERNAL_MODULES"' in active.read_text()
     counts = a080.summary["rollout"]
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
 
 
 def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> None:
-    assert b080.returncode == 0, b080.said[-4000:]
+    assert b080.returncode == 0, b080.output[-4000:]
     assert b080.grad_norms == a080.grad_norms != []
     assert b080.generated == a080.generated - SESSIONS > 0
 
@@ -158,5 +193,5 @@ def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> Non
 def test_080_main_ppo_sync_is_refused_before_ray(verl080: Any) -> None:
     run = verl080.train("sync", "legacy", "+skip=rollout_cache", MAIN="verl.trainer.main_ppo_sync")
     assert run.returncode != 0
-    assert "main_ppo_sync is not supported" in run.said
+    assert "main_ppo_sync is not supported" in run.output
     assert not run.started_ray

@@ -1,8 +1,8 @@
 """verl 0.9's V1 trainer on TransferQueue, and its fully async rollouter.
 
 A (seed 1) dumps, B (seed 2) has A's dumps; `failing` (seed 2) has none, runs rollout-level
-dispatch on two workers, and an agent loop of it fails at step 2. Each run serves several tests,
-for each takes most of a minute.
+dispatch on two workers, and one of its agent loops fails at step 2. A run takes most of a minute,
+so each serves several tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def a(verl091: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def b(verl091: Any, a: Any) -> Any:
-    """With dropped scores, so that verl's reward workers score again, and leave a line each."""
+    """With dropped scores, so that verl's reward workers score again and write a line each."""
     on = (
         "+skip=rollout_tq_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps",
         "skip.on_miss=error", "skip.drop_fields=[rm_scores]",
@@ -62,7 +62,7 @@ def failing(verl091: Any) -> Any:
 
 
 def test_the_first_run_dumps_each_step(a: Any) -> None:
-    assert a.returncode == 0, a.said[-4000:]
+    assert a.returncode == 0, a.output[-4000:]
     for step in (1, 2):
         assert sorted(f.name for f in (a.folder / WHERE / str(step) / "0").iterdir()) == [
             "gen_batch.dp",
@@ -71,10 +71,10 @@ def test_the_first_run_dumps_each_step(a: Any) -> None:
 
 
 def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) -> None:
-    assert b.returncode == 0, b.said[-4000:]
+    assert b.returncode == 0, b.output[-4000:]
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
-    # The seed that B ran under samples otherwise, and by more than an order of summation.
+    # B's seed samples other tokens: the difference is larger than one of summation order.
     assert float(failing.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
 
 
@@ -84,11 +84,11 @@ def test_validation_is_generated_and_training_is_not(a: Any, b: Any) -> None:
 
 def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     assert (verl091.folder / "v1_rewarded").read_text().split().count("train") == SESSIONS
-    assert "scores are replayed" not in b.said
+    assert "scores are replayed" not in b.output
 
 
 def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:
-    assert "[RolloutTqSkip()]" not in a.said + b.said
+    assert "[RolloutTqSkip()]" not in a.output + b.output
     assert not list(a.folder.rglob("tq_batch.pt"))
 
 
@@ -98,12 +98,12 @@ def test_the_jobs_count_what_the_trainer_did(a: Any, b: Any) -> None:
     assert (second["hits"], second["misses"]) == (STEPS, 0)
 
 
-# -- role rollout, which V1 never asks -----------------------------------------------------
+# -- role rollout, which V1 never calls -----------------------------------------------------
 def test_role_rollout_is_refused_before_ray(verl091: Any) -> None:
     run = verl091.train("v1_rollout", "v1", "+skip=rollout_cache")
     assert run.returncode != 0
-    assert "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'" in run.said
-    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.said
+    assert "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'" in run.output
+    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.output
     assert not run.started_ray
 
 
@@ -111,9 +111,9 @@ def test_without_the_option_it_is_refused_before_any_model_is_loaded(verl091: An
     """No option, no callback: the trainer's own process refuses."""
     run = verl091.train("v1_leaf", "v1", "skip.rollout.enable=True")
     assert run.returncode != 0
-    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.said
+    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.output
     assert run.started_ray
-    assert "WorkerDict" not in run.said
+    assert "WorkerDict" not in run.output
 
 
 # -- dispatch and replay buffer ------------------------------------------------------------
@@ -125,12 +125,13 @@ def test_sessions_of_a_group_spread_over_the_workers(verl091: Any, failing: Any)
             groups[session["uid"]].append(session)
     assert [{s["session"] for s in group} for group in groups.values()] == [{0, 1}] * PROMPTS
     apart = [group for group in groups.values() if len({s["pid"] for s in group}) == 2]
-    assert len(apart) >= PROMPTS - 1, "one at a time on each of two workers"
+    # How many depends on which worker is free first; a group kept together would give none.
+    assert apart, "one session at a time on each of two workers"
 
 
-def test_a_session_that_failed_is_whole_after_another_attempt(verl091: Any, failing: Any) -> None:
+def test_a_failed_session_is_complete_after_another_attempt(verl091: Any, failing: Any) -> None:
     assert (verl091.folder / "notes.reset").exists()
-    assert "is tried again: ConnectionError: connection reset" in failing.said
+    assert "is tried again: ConnectionError: connection reset" in failing.output
     assert len(failing.grad_norms) == 1, "step 1 was trained"
 
 
@@ -140,7 +141,7 @@ def test_a_failing_agent_loop_ends_in_the_named_error(failing: Any) -> None:
     assert re.search(
         r"IncompleteRolloutError: partition 'train', step 2: incomplete groups:\n"
         r".*: expected 2, got 1 \(session 1 failed: data: ValueError: the sandbox is gone\)",
-        failing.said,
+        failing.output,
     )
 
 
@@ -162,16 +163,16 @@ def _rollouter(verl: Any, name: str, *on: str, **more: Any) -> Any:
 
 
 def _samples(run: Any) -> dict[str, str]:
-    return dict(re.findall(r"sample (uid_sample_\S+) ([0-9a-f]+)", run.said))
+    return dict(re.findall(r"sample (uid_sample_\S+) ([0-9a-f]+)", run.output))
 
 
 def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
     on = ("+skip=async_rollout_cache", "skip.dump_dir=../async_dumps")
     first = _rollouter(verl091, "async_a", *on)
-    assert first.returncode == 0, first.said[-4000:]
+    assert first.returncode == 0, first.output[-4000:]
     assert first.generated == SAMPLES * N
     second = _rollouter(verl091, "async_b", *on, seed=2)
-    assert second.returncode == 0, second.said[-4000:]
+    assert second.returncode == 0, second.output[-4000:]
     assert second.generated == 0
     assert _samples(second) == _samples(first)
     assert len(_samples(first)) == SAMPLES

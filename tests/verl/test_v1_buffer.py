@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,25 +27,26 @@ def queue() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     transfer_queue = pytest.importorskip("transfer_queue")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    from rlskip.hosts import verl_v1
+    from rlskip.hosts.verl.run_queue import run_queue
 
-    verl_v1._join_queue.cache_clear()
-    yield verl_v1.queue()
-    verl_v1._join_queue.cache_clear()
+    run_queue.cache_clear()
+    yield run_queue()
+    run_queue.cache_clear()
     transfer_queue.close()
     ray.shutdown()
 
 
 @pytest.fixture
 def train(queue: Any) -> Any:
-    """The partition, emptied afterwards."""
+    """The queue; its partitions are emptied afterwards."""
     yield queue
-    queue.clear(list(queue.list("train")), "train")
+    for partition in ("train", "val"):
+        queue.delete(list(queue.list(partition)), partition)
 
 
 def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
-    """As verl's trainer makes it, by keyword."""
-    from rlskip.hosts.verl_replay import FailClosedReplayBuffer
+    """Made by keyword, as verl's trainer does."""
+    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
 
     settings = ReplayConfig(n=N, val_n=N, timeout_s=5.0, **replay)
     return FailClosedReplayBuffer(
@@ -57,25 +59,27 @@ def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
     )
 
 
-def submit(queue: Any, prompts: int, step: int = 1) -> list[str]:
-    """As verl's trainer and worker do: the root pending, then a bare status; names as theirs."""
+def submit(queue: Any, prompts: int, step: int = 1, partition: str = "train") -> list[str]:
+    """As verl's trainer and worker do: the root is pending, then gets a bare status."""
     uids = [f"p-{next(_uids)}" for _ in range(prompts)]
-    queue.put(uids, "train", tags=[status_tag(step, "pending")] * prompts)
-    queue.put(uids, "train", tags=[{"status": "running"}] * prompts)
+    queue.put(uids, partition, tags=[status_tag(step, "pending")] * prompts)
+    queue.put(uids, partition, tags=[{"status": "running"}] * prompts)
     return uids
 
 
-def finish(queue: Any, uids: list[str], step: int = 1, sessions: int = N) -> None:
+def finish(
+    queue: Any, uids: list[str], step: int = 1, sessions: int = N, partition: str = "train"
+) -> None:
     for uid in uids:
         keys = [f"{uid}_{session}_0" for session in range(sessions)]
         rows = [{"responses": torch.arange(3)}] * sessions
         if keys:
-            queue.put(keys, "train", rows, [row_tag(step)] * sessions)
+            queue.put(keys, partition, rows, [row_tag(step)] * sessions)
     status = "finished" if sessions == N else "failure"
-    queue.put(uids, "train", tags=[{"status": status}] * len(uids))
+    queue.put(uids, partition, tags=[{"status": status}] * len(uids))
 
 
-def test_a_batch_is_verls_own_kind_and_leaves_only_its_rows(train: Any) -> None:
+def test_a_batch_has_verls_own_type_and_leaves_only_its_rows(train: Any) -> None:
     import transfer_queue
 
     uids = submit(train, 2)
@@ -86,23 +90,23 @@ def test_a_batch_is_verls_own_kind_and_leaves_only_its_rows(train: Any) -> None:
     assert batch.keys == [f"{uid}_{session}_0" for uid in uids for session in range(N)]
     assert not any(metrics.values())
     batch.extra_info["temperature"] = 1.0  # as verl's trainer does
-    assert sorted(train.list("train")) == sorted(batch.keys), "verl clears the rows, and only them"
+    assert sorted(train.list("train")) == sorted(batch.keys), "verl deletes the rows, and only them"
 
 
-def test_a_short_group_is_no_batch(train: Any) -> None:
-    whole, short = submit(train, 2)
-    finish(train, [whole])
-    finish(train, [short], sessions=1)
-    with pytest.raises(IncompleteRolloutError, match=f"{short}: expected 2, got 1"):
+def test_an_incomplete_group_is_not_sampled(train: Any) -> None:
+    complete, incomplete = submit(train, 2)
+    finish(train, [complete])
+    finish(train, [incomplete], sessions=1)
+    with pytest.raises(IncompleteRolloutError, match=f"{incomplete}: expected 2, got 1"):
         buffer().sample(1, "train", 2)
 
 
 def test_a_sync_step_trains_on_what_drop_leaves(train: Any) -> None:
-    whole, short = submit(train, 2)
-    finish(train, [whole])
-    finish(train, [short], sessions=1)
+    complete, incomplete = submit(train, 2)
+    finish(train, [complete])
+    finish(train, [incomplete], sessions=1)
     batch, metrics = buffer(on_incomplete="drop").sample(1, "train", 2)
-    assert {key.rsplit("_", 2)[0] for key in batch.keys} == {whole}
+    assert {key.rsplit("_", 2)[0] for key in batch.keys} == {complete}
     assert metrics["training/rollout_failure/evicted_samples"] == 1
 
 
@@ -114,21 +118,48 @@ def test_refill_has_the_trainer_submit_fresh_prompts(train: Any) -> None:
         finish(train, submit(train, prompts))
         return prompts
 
-    whole, short = submit(train, 2)
-    finish(train, [whole])
-    finish(train, [short], sessions=0)
+    complete, incomplete = submit(train, 2)
+    finish(train, [complete])
+    finish(train, [incomplete], sessions=0)
     batch, metrics = buffer(on_incomplete="refill", refill=refill).sample(1, "train", 2)
     assert asked == [1]
-    assert len({key.rsplit("_", 2)[0] for key in batch.keys} - {whole, short}) == 1
+    assert len({key.rsplit("_", 2)[0] for key in batch.keys} - {complete, incomplete}) == 1
     assert metrics["training/rollout_failure/refilled_samples"] == 1
 
 
-def test_prompts_that_say_how_many_sessions_they_get_are_held_to_that(train: Any) -> None:
-    """Beside verl's own manager, which leaves nothing of it in the queue."""
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize("policy", ["refill", "drop"])
+def test_a_failed_validation_prompt_is_dropped_at_once(train: Any, mode: str, policy: str) -> None:
+    """Neither replaced by a training prompt, nor waited for."""
+    refilled: list[int] = []
+    complete, incomplete = submit(train, 2, partition="val")
+    finish(train, [complete], partition="val")
+    finish(train, [incomplete], sessions=1, partition="val")
+    ours = buffer(mode, on_incomplete=policy, refill=refilled.append)
+    began = time.monotonic()
+    batch, metrics = ours.sample(1, "val", 2)
+    assert time.monotonic() - began < 4, "timeout_s is 5"
+    assert {key.rsplit("_", 2)[0] for key in batch.keys} == {complete}
+    assert metrics["validation/rollout_failure/evicted_samples"] == 1
+    assert refilled == []
+    assert train.list("train") == {}
+
+
+def test_validation_that_failed_altogether_is_an_error(train: Any) -> None:
+    uids = submit(train, 2, partition="val")
+    finish(train, uids, sessions=0, partition="val")
+    ours = buffer("colocate_async", on_incomplete="refill", refill=lambda n: None)
+    with pytest.raises(IncompleteRolloutError, match="every prompt was dropped"):
+        ours.sample(1, "val", 2)
+
+
+def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(train: Any) -> None:
+    """With verl's own manager, which does not put that number into the queue."""
     from omegaconf import OmegaConf
     from tensordict import NonTensorStack, TensorDict
 
-    from rlskip.hosts.verl_v1 import OUR_SAMPLER, _expecting
+    from rlskip.hosts.verl.names import OUR_SAMPLER
+    from rlskip.hosts.verl.v1 import _expecting
 
     uids = submit(train, 2)
     config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
@@ -158,7 +189,7 @@ def test_verls_staleness_counts_in_async_modes_only(train: Any) -> None:
 
 
 def test_without_the_number_of_sessions_it_is_not_made(queue: Any) -> None:
-    from rlskip.hosts.verl_replay import FailClosedReplayBuffer
+    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
 
     with pytest.raises(ConfigError, match="sampler_kwargs"):
         FailClosedReplayBuffer("sync", {}, None, "drop", {}, None)

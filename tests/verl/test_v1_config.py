@@ -1,4 +1,4 @@
-"""What verl's V1 trainer is asked for, judged and plugged in before it is made. No verl needed."""
+"""V1's config: what is refused, and what is plugged in before the trainer is made. No verl."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl_v1 import OUR_MANAGER, OUR_SAMPLER, StatusQueue, prepare
+from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
+from rlskip.hosts.verl.run_queue import StatusQueue
+from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
+from rlskip.skip.manager import read_settings
 
-# The leaves of verl 0.9's own YAML that matter here.
+# The leaves of verl 0.9's own YAML that rlskip reads.
 VERL = """
 skip:
   _target_: verl.utils.skip.SkipManagerConfig
@@ -36,6 +39,9 @@ algorithm: {filter_groups: {enable: false}}
 """
 
 
+SAMPLER = "trainer.v1.sampler.custom_sampler"
+
+
 def verl(*more: str) -> DictConfig:
     config = OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
     OmegaConf.set_struct(config, True)
@@ -43,12 +49,26 @@ def verl(*more: str) -> DictConfig:
     return config
 
 
+def prepare(config: DictConfig) -> None:
+    judge(config, read_settings(config).roles)
+
+
 def sampler(config: DictConfig) -> Any:
     return config.trainer.v1.sampler
 
 
-@pytest.mark.parametrize("more", [(), ("skip.rollout_tq.enable=true",)])
-def test_where_neither_is_asked_for_nothing_is_plugged_in(more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("skip.rollout_tq.enable=true",),
+        ("skip.rollout_tq.enable=true", "algorithm.filter_groups.enable=true"),
+        ("skip.drop_fields=[rm_scores]", "algorithm.filter_groups.enable=true"),
+        ("skip.rollout_tq.enable=true", "skip.drop_fields=[rm_scores]"),
+        (f"{SAMPLER}.path=mine.py", f"{SAMPLER}.name={OUR_SAMPLER['name']}"),
+    ],
+)
+def test_nothing_is_plugged_in_without_dispatch_and_replay(more: tuple[str, ...]) -> None:
     config = verl(*more)
     prepare(config)
     assert config == verl(*more)
@@ -60,7 +80,7 @@ def test_where_neither_is_asked_for_nothing_is_plugged_in(more: tuple[str, ...])
 def test_rollout_level_dispatch_plugs_in_the_manager_and_the_buffer(flag: str) -> None:
     config = verl(flag)
     prepare(config)
-    prepare(config)  # a second time, as a host may
+    prepare(config)  # again: the launcher and the trainer do
     assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == OUR_MANAGER
     assert sampler(config).custom_sampler == OUR_SAMPLER
     settings = sampler(config).sampler_kwargs
@@ -76,7 +96,7 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (
             ["skip.rollout.enable=true"],
@@ -96,7 +116,7 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
                 "trainer.v1.rollout_level_dispatch=true",
                 "actor_rollout_ref.rollout.agent.agent_loop_manager_class=my.Manager",
             ],
-            "agent_loop_manager_class: 'my.Manager' stands where",
+            "agent_loop_manager_class: it is 'my.Manager', and rlskip needs its own",
         ),
         (
             [f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={OUR_MANAGER}"],
@@ -104,11 +124,11 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
         ),
         (
             ["replay.on_incomplete=raise", "trainer.v1.sampler.custom_sampler.name=Mine"],
-            "trainer.v1.sampler.custom_sampler.name: 'Mine' stands where",
+            "trainer.v1.sampler.custom_sampler.name: it is 'Mine', and rlskip needs its own",
         ),
         (
             ["replay.on_incomplete=raise", "trainer.v1.sampler.sampler_kwargs.x=1"],
-            "trainer.v1.sampler.sampler_kwargs: rlskip's buffer has its settings from `replay`",
+            "trainer.v1.sampler.sampler_kwargs: rlskip's buffer takes its settings from `replay`",
         ),
         (
             ["replay.on_incomplete=raise", "trainer.v1.sampler.sync_refill_failed_groups=true"],
@@ -116,7 +136,7 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
         ),
         (
             ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
-            "algorithm.filter_groups.enable: rlskip's buffer filters no groups by reward",
+            "algorithm.filter_groups.enable: rlskip's buffer does not filter groups by reward",
         ),
         (
             [
@@ -130,10 +150,10 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
         (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], said: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_every_problem_is_named() -> None:
@@ -147,7 +167,7 @@ def test_the_fully_async_application_has_its_own_role() -> None:
     prepare(config)
 
 
-def test_to_verls_own_buffer_a_counted_group_looks_like_one_of_its_own() -> None:
+def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
     queue = StatusQueue(MemoryQueue())
     counted = {**prompt_tag(1, 2), "expected_rollouts": 2, "status": "pending", "replayed": 1}
     queue.put(["u_0_0", "u_1_0"], "train", [{"x": 1}] * 2, [row_tag(1)] * 2)

@@ -1,0 +1,188 @@
+"""The one place that opens what is below a dump_dir.
+
+Anybody who can write there can leave links, FIFOs, devices or huge files. Nothing below the
+directory that a caller names is followed through a link, waited for, or read beyond a bound.
+The directory itself may be reached through links: it is the user's choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import attrs
+
+from rlskip.errors import RlskipError
+
+_FLAGS = {
+    "r": os.O_RDONLY,
+    "r+": os.O_RDWR,
+    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "a+": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+    "w": os.O_WRONLY | os.O_CREAT,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+}
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class RefusedFileError(RlskipError, OSError):
+    """Not the kind of file that belongs here, or a larger one."""
+
+
+@attrs.frozen
+class Folder:
+    """A directory held open: what is done in it is done there, whatever is renamed.
+
+    Names are those of direct entries. Use :func:`open_folder` to get one.
+    """
+
+    path: Path
+    handle: int
+
+    def names(self) -> list[str]:
+        return os.listdir(self.handle)
+
+    def stat(self, name: str) -> os.stat_result:
+        """What the entry itself is: a link is not followed."""
+        return os.stat(name, dir_fd=self.handle, follow_symlinks=False)
+
+    def open(
+        self, name: str, mode: str = "r", *, max_bytes: int | None = None, buffering: int = -1
+    ) -> BinaryIO:
+        """Open a regular file, in binary.
+
+        Parameters
+        ----------
+        mode
+            ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them.
+        max_bytes
+            The largest file to open; None for any.
+
+        Raises
+        ------
+        RefusedFileError
+            It is a link, a directory, a FIFO, a socket or a device, or larger than `max_bytes`.
+        OSError
+            As :func:`os.open` does.
+        """
+        # Not blocking: a FIFO would wait for its other end.
+        flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        try:
+            handle = os.open(name, flags, 0o666, dir_fd=self.handle)
+        except FileExistsError:
+            raise
+        except OSError:
+            self._refuse_other_than(stat.S_IFREG, name)
+            raise
+        try:
+            self._check(os.fstat(handle), stat.S_IFREG, name, max_bytes)
+            if mode == "w":
+                os.ftruncate(handle, 0)
+        except BaseException:
+            os.close(handle)
+            if mode == "x":
+                os.unlink(name, dir_fd=self.handle)
+            raise
+        return cast(BinaryIO, os.fdopen(handle, f"{mode}b", buffering))
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """The content of a file of at most `max_bytes`; raises as :meth:`open` does."""
+        with self.open(name, max_bytes=max_bytes) as file:
+            return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
+
+    def enter(self, name: str, *, create: bool = False) -> int:
+        """Open a subdirectory; the caller closes it."""
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            return os.open(name, flags, dir_fd=self.handle)
+        except FileNotFoundError:
+            if not create:
+                raise
+        except OSError:
+            self._refuse_other_than(stat.S_IFDIR, name)
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self.handle)
+        return self.enter(name)
+
+    def _refuse_other_than(self, kind: int, name: str) -> None:
+        """Raise where the entry is another kind of file: the error of `open` does not show it."""
+        try:
+            found = self.stat(name)
+        except OSError:
+            return
+        self._check(found, kind, name, None)
+
+    def _check(self, found: os.stat_result, kind: int, name: str, max_bytes: int | None) -> None:
+        actual = stat.S_IFMT(found.st_mode)
+        if actual != kind:
+            what = f"it is {_KINDS.get(actual, 'something else')}, not {_KINDS[kind]}"
+        elif max_bytes is not None and found.st_size > max_bytes:
+            what = f"it has {found.st_size} bytes, at most {max_bytes} are expected"
+        else:
+            return
+        raise RefusedFileError(what, str(self.path / name), "remove it or move it away")
+
+
+@contextlib.contextmanager
+def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator[Folder]:
+    """Open the directory `root` / `parts`; no part of it may be a link, `root` may.
+
+    Parameters
+    ----------
+    create
+        Make the directories that are missing.
+
+    Raises
+    ------
+    RefusedFileError
+        One of `parts` is not a directory.
+    FileNotFoundError
+        There is none.
+    """
+    path = Path(root)
+    if create and not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts:
+            outer = handle
+            handle = Folder(path, outer).enter(part, create=create)
+            os.close(outer)
+            path /= part
+        yield Folder(path, handle)
+    finally:
+        with contextlib.suppress(OSError):  # nothing was written through it
+            os.close(handle)
+
+
+def exchange(one: str | Path, other: str | Path) -> bool:
+    """Swap two names in one operation; False where the system or file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # not Linux, or an older C library
+        return False
+    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+_HERE = -100  # AT_FDCWD
+_EXCHANGE = 2  # RENAME_EXCHANGE

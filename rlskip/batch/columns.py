@@ -1,0 +1,160 @@
+"""The columns and the rows of a batch of any kind.
+
+A *column* is a tensor, an array or a sequence with one value per row, or one value for the whole
+batch. TensorDicts may be lazy stacks and hold NonTensorData; tensors may be nested (jagged).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import attrs
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+
+UIDS = ("uid", "uids")
+"""Names of the column that identifies a batch's prompts."""
+
+
+@attrs.define(eq=False)
+class DataProtoParts:
+    """What verl's DataProto holds, for processes in which verl cannot or must not be imported."""
+
+    batch: Any = None
+    non_tensor_batch: dict[str, Any] = attrs.field(factory=dict)
+    meta_info: dict[str, Any] = attrs.field(factory=dict)
+
+
+def is_data_proto(value: Any) -> bool:
+    """Whether `value` is a DataProto, by its parts: verl need not be importable."""
+    return hasattr(value, "batch") and hasattr(value, "non_tensor_batch")
+
+
+def columns_of(batch: Any) -> dict[Any, Any]:
+    """The columns of a batch by name, NonTensorData still wrapped; none of any other value."""
+    if isinstance(batch, TensorDictBase):
+        return {key: _entry(batch, key) for key in list(batch.keys())}
+    if is_data_proto(batch):
+        return {**columns_of(batch.batch), **batch.non_tensor_batch}
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if _is_rows(batch):
+        names = dict.fromkeys(name for row in batch for name in row)
+        return {name: [row.get(name) for row in batch] for name in names}
+    return {}
+
+
+def column_length(column: Any) -> int | None:
+    """How many values a column has; None where it is a single value for the whole batch."""
+    if isinstance(column, torch.Tensor):
+        return int(column.size(0)) if column.dim() else None  # a strided nested one has no shape
+    if isinstance(column, np.ndarray):
+        return len(column) if column.ndim else None
+    if isinstance(column, NonTensorData):
+        return None
+    if isinstance(column, TensorDictBase):
+        return column.batch_size[0] if column.batch_dims else None
+    return len(column) if isinstance(column, list | tuple) else None
+
+
+def cells_of(column: Any, n: int | None = None) -> Sequence[Any] | None:
+    """One value per row; None where there are not `n` of them, or a single one for all rows."""
+    length = column_length(column)
+    if length is None or n not in (None, length):
+        return None
+    if isinstance(column, torch.Tensor):
+        return column.unbind()
+    if isinstance(column, NonTensorStack):
+        return column.tolist()  # type: ignore[no-any-return]
+    return column if isinstance(column, list | tuple) else [column[i] for i in range(length)]
+
+
+def length_of(batch: Any) -> int:
+    """How many rows a batch has.
+
+    Where the batch itself has no such number, it has as many rows as uids; without uids, as many
+    as most of its columns have values.
+    """
+    if isinstance(batch, TensorDictBase) and batch.batch_dims:
+        return int(batch.batch_size[0])
+    if is_data_proto(batch) and batch.batch is not None:
+        return length_of(batch.batch)
+    if isinstance(batch, list | tuple):
+        return len(batch)
+    lengths = {k: n for k, c in columns_of(batch).items() if (n := column_length(c)) is not None}
+    uids = next((lengths[name] for name in UIDS if name in lengths), None)
+    if uids is not None:
+        return uids
+    counts = Counter(lengths.values())
+    return max(counts, key=lambda length: (counts[length], length), default=0)
+
+
+def rows_of(batch: Any) -> list[dict[str, Any]]:
+    """One mapping per row; tensors are views. A value for the whole batch is in every row."""
+    if isinstance(batch, list | tuple):
+        return [dict(row) for row in batch] if _is_rows(batch) else []
+    n = length_of(batch)
+    columns = columns_of(batch)
+    cells = {name: cells_of(column, n) for name, column in columns.items()}
+    whole = {name: _unwrapped(columns[name]) for name, found in cells.items() if found is None}
+    per_row = {name: found for name, found in cells.items() if found is not None}
+    return [{n: per_row[n][i] if n in per_row else whole[n] for n in columns} for i in range(n)]
+
+
+def select(batch: Any, rows: Sequence[int]) -> Any:
+    """These rows, at least one, as a batch of the same kind; values for the whole batch stay."""
+    if isinstance(batch, list | tuple):
+        return [batch[i] for i in rows]
+    n = length_of(batch)
+    if is_data_proto(batch):
+        some = copy.copy(batch)
+        some.batch = None if batch.batch is None else select(batch.batch, rows)
+        some.non_tensor_batch = {k: _some(v, rows, n) for k, v in batch.non_tensor_batch.items()}
+        return some
+    if isinstance(batch, TensorDictBase):
+        return _some(batch, rows, n)
+    return {name: _some(column, rows, n) for name, column in batch.items()}
+
+
+def _some(column: Any, rows: Sequence[int], n: int) -> Any:
+    if column_length(column) != n:
+        return column
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        tensors = column.unbind()
+        return torch.nested.as_nested_tensor([tensors[i] for i in rows], layout=column.layout)
+    if isinstance(column, TensorDictBase) and not isinstance(column, LazyStackedTensorDict):
+        # An index of a TensorDict does not reach into jagged tensors.
+        nested = [name for name, value in columns_of(column).items() if _may_be_jagged(value)]
+        some = column.exclude(*nested)[list(rows)]
+        for name in nested:
+            some[name] = _some(_entry(column, name), rows, n)
+        return some
+    if isinstance(column, list | tuple):
+        return type(column)(column[i] for i in rows)
+    return column[list(rows)]
+
+
+def _may_be_jagged(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_nested
+    return isinstance(value, TensorDictBase) and not isinstance(value, LazyStackedTensorDict)
+
+
+def _entry(batch: TensorDictBase, name: str) -> Any:
+    try:
+        return batch._get_str(name, None)
+    except RuntimeError:  # a lazy stack of tensors of several shapes
+        return [_unwrapped(_entry(part, name)) for part in batch.tensordicts]
+
+
+def _is_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    is_sequence = isinstance(value, list | tuple)
+    return is_sequence and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.data if isinstance(value, NonTensorData) else value

@@ -1,0 +1,36 @@
+"""What trainers note beside a batch's rows: `meta_info`, and whether it is a validation batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def meta_of(batch: Any) -> Mapping[str, Any]:
+    """The `meta_info` of a DataProto, or that entry of a mapping or a TensorDict; else empty."""
+    meta = getattr(batch, "meta_info", None)
+    if meta is None and hasattr(batch, "get"):
+        meta = batch.get("meta_info", None)
+        meta = getattr(meta, "data", meta)  # NonTensorData
+    return meta if isinstance(meta, Mapping) else {}
+
+
+def is_validation(batch: Any) -> bool:
+    """Whether the batch is marked as ``validate``.
+
+    The mark is in its `meta_info`, or is an entry of a mapping or a TensorDict. Where there is
+    one for each row, all must be true; a string does not count.
+    """
+    places = (meta_of(batch), batch)
+    return any(_is_true(plain(p.get("validate", None))) for p in places if hasattr(p, "get"))
+
+
+def plain(value: Any) -> Any:
+    """Tensors, arrays, numpy's scalars and what a TensorDict wraps, as plain Python."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_true(flag: Any) -> bool:
+    if isinstance(flag, list | tuple):
+        return bool(flag) and all(map(_is_true, flag))
+    return isinstance(flag, int | float) and bool(flag)

@@ -1,0 +1,152 @@
+"""`skip.attach`: which functions of a third-party trainer are stages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import attrs
+
+from rlskip.config.check import Problem, did_you_mean, read
+from rlskip.config.skip import RoleSpec
+from rlskip.errors import ConfigError
+
+_NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_TARGET = re.compile(rf"({_NAMES}):({_NAMES})")
+# After the first name, a part may also be a key of a mapping or an index.
+_PATH = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+
+
+class TargetError(ConfigError):
+    """A string that does not name a function."""
+
+
+@attrs.frozen
+class Target:
+    """``package.module:function`` or ``package.module:Class.method``."""
+
+    module: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str, where: str = "") -> Target:
+        """Parse `text`, the value of config key `where`; raises :class:`TargetError`."""
+        match = _TARGET.fullmatch(text)
+        if match is None:
+            raise TargetError(
+                f"{text!r} does not name a function",
+                where,
+                'write "package.module:Class.method" or "package.module:function"',
+            )
+        return cls(match[1], match[2])
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.path}"
+
+
+@dataclass
+class AttachConfig:
+    """One function under ``skip.attach.<role>``; a plain string is short for `target`.
+
+    A path starts at an argument of the function and continues through attributes and keys:
+    ``self.state.global_step``, ``prompts.meta_info.global_steps``.
+    """
+
+    # The function: package.module:Class.method or package.module:function.
+    target: str = ""
+
+    # Path of the step, or a package.module:function that takes the call's arguments and returns
+    # the step, or None if the call must not be skipped. Null: the step of SkipManager.set_step.
+    step: str | None = None
+
+    # Path of the prompts; null: the argument named prompts, else the first one after self.
+    prompts: str | None = None
+
+    # Paths of other values that must be equal for a dump to replace the call.
+    identity: list[str] = field(default_factory=list)
+
+    # For rollout_tq: the path of the queue, its partition, and the phase of this function.
+    queue: str | None = None
+    partition_id: str | None = None
+    phase: str | None = None
+
+
+# Keys that are passed to the role, which may not have them.
+_ROLE_OPTIONS = ("queue", "partition_id", "phase")
+
+
+def read_attach(
+    node: Mapping[str, Any], registry: Mapping[str, RoleSpec], problems: list[Problem]
+) -> dict[str, list[AttachConfig]]:
+    """The functions of each role; `node` is the mapping at ``skip.attach``.
+
+    A role has one function, or a list of them. Problems are appended to `problems`.
+    """
+    attach: dict[str, list[AttachConfig]] = {}
+    seen: dict[str, str] = {}
+    for role, value in node.items():
+        at = f"skip.attach.{role}"
+        if role not in registry:
+            what = "this role is not registered"
+            problems.append(Problem(at, what, did_you_mean(str(role), registry, "skip.attach")))
+            continue
+        several = isinstance(value, (list, tuple))
+        attach[role] = [
+            _read_one(entry, f"{at}.{i}" if several else at, registry[role], seen, problems)
+            for i, entry in enumerate(value if several else [value])
+        ]
+    return attach
+
+
+def _read_one(
+    entry: Any, at: str, spec: RoleSpec, seen: dict[str, str], problems: list[Problem]
+) -> AttachConfig:
+    target_at = at
+    if isinstance(entry, str):
+        entry = {"target": entry}
+    elif isinstance(entry, Mapping) and "target" in entry:
+        target_at = f"{at}.target"
+    if not isinstance(entry, Mapping):
+        what = f"expected a function's name or a mapping, got {entry!r}"
+        problems.append(Problem(at, what, 'write "package.module:Class.method"'))
+        return AttachConfig()
+    config = read(AttachConfig, entry, at, problems)
+    _check_target(config.target, target_at, problems)
+    if config.step and ":" in config.step:
+        _check_target(config.step, f"{at}.step", problems)
+    paths = {"prompts": config.prompts, "queue": config.queue}
+    paths |= {f"identity.{i}": path for i, path in enumerate(config.identity)}
+    if config.step and ":" not in config.step:
+        paths["step"] = config.step
+    for key, path in paths.items():
+        if path is not None and not _PATH.fullmatch(path):
+            what = f"{path!r} is not a path"
+            problems.append(Problem(f"{at}.{key}", what, "write e.g. self.state.global_step"))
+    if config.step and spec.online_step:
+        what = "this role reads the step from each call"
+        problems.append(Problem(f"{at}.step", what, "leave it out"))
+    problems += [
+        Problem(f"{at}.{key}", "this role has no such option")
+        for key in _ROLE_OPTIONS
+        if getattr(config, key) is not None and key not in spec.options
+    ]
+    if config.target in seen:
+        what = f"{config.target} is already attached at {seen[config.target]}"
+        problems.append(Problem(at, what, "one function is one stage"))
+    seen.setdefault(config.target, at)
+    return config
+
+
+def _check_target(text: str, at: str, problems: list[Problem]) -> None:
+    try:
+        Target.parse(text)
+    except TargetError as error:
+        problems.append(Problem(at, error.what, error.remedy))
+
+
+def role_options(config: AttachConfig) -> dict[str, Any]:
+    """The keys of `config` that are passed to the role."""
+    given = {key: getattr(config, key) for key in _ROLE_OPTIONS}
+    return {key: value for key, value in given.items() if value is not None}

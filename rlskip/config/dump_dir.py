@@ -1,0 +1,97 @@
+"""Values of ``skip.dump_dir`` and ``skip.max_size``: where dumps are stored, and how much."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from rlskip.errors import ConfigError
+
+DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
+
+# For the processes that a job starts: the directory that a relative dump_dir refers to, and the
+# name of the Hydra application.
+DIRECTORY_VARIABLE = "RLSKIP_DIRECTORY"
+APPLICATION_VARIABLE = "RLSKIP_APPLICATION"
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
+
+
+def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
+    """`value` as a path, with ``~`` expanded; a relative one stays relative.
+
+    Parameters
+    ----------
+    value
+        The value in the config.
+    key
+        The full config key, for the error.
+
+    Raises
+    ------
+    ConfigError
+        `value` is empty, a URL, holds a null character, or names the home of an unknown user.
+    """
+    text = str(value)
+    if not text.strip():
+        raise ConfigError("it is empty", key, "name a directory (is a shell variable unset?)")
+    if _URL.match(text):
+        raise ConfigError(
+            f"{text!r} is a URL, and not a directory of a file system",
+            key,
+            "mount the storage and name its path, e.g. /mnt/dumps",
+        )
+    if "\0" in text:
+        raise ConfigError(f"{text!r} holds a null character", key, "name a directory")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
+
+
+def original_directory() -> Path:
+    """Where the user typed the command: Hydra may have changed the working directory since."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.initialized():
+        return Path(HydraConfig.get().runtime.cwd)
+    # In a process that the job started, the callback has set the variable.
+    return Path(os.environ.get(DIRECTORY_VARIABLE) or os.getcwd())
+
+
+def application_name() -> str | None:
+    """The name of the Hydra application that runs this job; None outside Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.initialized():
+        return str(HydraConfig.get().job.name)
+    return os.environ.get(APPLICATION_VARIABLE)
+
+
+def parse_size(value: Any, key: str = "max_size") -> int | None:
+    """A size in bytes, from an int or a string such as ``200GB`` or ``1.5GiB``.
+
+    Parameters
+    ----------
+    value
+        The value in the config; None means any size.
+    key
+        The full config key, for the error.
+
+    Raises
+    ------
+    ConfigError
+        `value` is not a size.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ConfigError(f"{value!r} is not a size", key, "write bytes, or e.g. 200GB")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))

@@ -1,0 +1,223 @@
+"""The way from any full config to complete roles: the `skip` node, read once.
+
+What a role was not given (None) it inherits from the shared keys; what those leave null is
+looked up where the host's config keeps it (`trainer`, `data`, `actor_rollout_ref.rollout`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from rlskip.config.attachments import AttachConfig, read_attach
+from rlskip.config.check import (
+    Problem,
+    did_you_mean,
+    look_up,
+    node_of,
+    parsed,
+    raise_all,
+    read,
+)
+from rlskip.config.dump_dir import application_name, original_directory, parse_dump_dir, parse_size
+from rlskip.config.skip import (
+    ACTIONS,
+    BUILT_IN_ROLES,
+    PLANNED_ACTIONS,
+    RoleConfig,
+    RoleSpec,
+    SkipManagerConfig,
+)
+from rlskip.config.steps import Steps
+from rlskip.errors import ConfigError
+
+# Where a host keeps what `skip` leaves null, in order of preference, and the last resort.
+_FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
+    "experiment_name": (("trainer.experiment_name", "hydra.job.name"), None),
+    "project_name": (("trainer.project_name",), "default_project_name"),
+    "gbs": (("data.gen_batch_size", "data.train_batch_size"), None),
+    "n": (("actor_rollout_ref.rollout.n",), None),
+    "prompt_len": (("data.max_prompt_length",), None),
+    "response_len": (("data.max_response_length",), None),
+}
+# verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size of them per fetch.
+_FROM_V1 = {"gbs": (("data.train_batch_size", "data.gen_batch_size"), None)}
+
+# verl >= 0.9 fills every leaf of every role with these, so they do not mean that a user set them.
+_VERL_TARGET = "verl.utils.skip"
+_VERL_DEFAULTS: dict[str, Any] = {
+    "enable": False,
+    "steps": [],
+    "dump_dir": "~/.verl/rollout_dump",
+    "action": "cache",
+}
+
+
+@attrs.frozen(eq=False)
+class SkipSettings:
+    """The `skip` node of a config, read and checked; wherever a config is taken, so is this.
+
+    Parameters
+    ----------
+    config
+        The full config that was read.
+    roles
+        The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
+        path. Empty when `skip` is absent or switched off.
+    attach
+        For each role the functions that ``skip.attach`` names.
+    """
+
+    config: Any
+    roles: dict[str, RoleConfig] = attrs.field(factory=dict)
+    attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
+
+
+def skip_node(config: Any) -> dict[str, Any] | None:
+    """The plain `skip` mapping of a config; None when there is none.
+
+    Raises what :func:`rlskip.config.check.node_of` raises.
+    """
+    node = node_of(config, "skip", SkipManagerConfig)
+    if node is not None and {"skip", "hydra"} <= node.keys():
+        raise ConfigError(
+            "an option file was composed into `skip` instead of next to it",
+            "skip.skip",
+            "choose it with +skip=<option>, without @skip",
+        )
+    return node
+
+
+def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
+    """Read the `skip` node of a config.
+
+    Parameters
+    ----------
+    config
+        A full config (a DictConfig, a mapping or a dataclass), a :class:`SkipManagerConfig`, or
+        SkipSettings, which are returned as they are.
+    registry
+        The registered roles.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem, whether the role it concerns is enabled or not.
+    """
+    if isinstance(config, SkipSettings):
+        return config
+    node = skip_node(config)
+    if node is None:
+        return SkipSettings(config)
+    node = _without_host_defaults(node)
+    shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
+
+    problems: list[Problem] = []
+    shared_node = {key: node[key] for key in node if key in shared_keys}
+    shared = read(SkipManagerConfig, shared_node, "skip", problems)
+    # Here as well as in each role, because each role may have its own value.
+    parsed(Steps.parse, shared.steps, "skip.steps", problems)
+    parsed(parse_dump_dir, shared.dump_dir, "skip.dump_dir", problems)
+    parsed(parse_size, shared.max_size, "skip.max_size", problems)
+    attach = read_attach(shared.attach, registry, problems)
+
+    roles: dict[str, RoleConfig] = {}
+    for key, value in node.items():
+        if key in shared_keys:
+            continue
+        spec = registry.get(key)
+        if spec is None:
+            problems.append(_unknown(key, value, shared_keys, registry))
+        elif not isinstance(value, Mapping):
+            problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
+        else:
+            role = read(spec.config, value, f"skip.{key}", problems)
+            _complete(role, shared, config, key, spec, problems)
+            roles[key] = role
+    # What is wrong in a shared key was found again in each role that inherits it.
+    raise_all(list(dict.fromkeys(problems)))
+    on = {key: role for key, role in roles.items() if shared.enable and role.enable}
+    return SkipSettings(config, on, attach)
+
+
+def _complete(
+    role: RoleConfig,
+    shared: SkipManagerConfig,
+    config: Any,
+    name: str,
+    spec: RoleSpec,
+    problems: list[Problem],
+) -> None:
+    """Fill in place what `role` was not given, from the shared keys, then from the host."""
+    own = {f.name for f in dataclasses.fields(RoleConfig) if getattr(role, f.name) is not None}
+
+    def typed(key: str) -> str:
+        """The full key that holds the value of `key`."""
+        return f"skip.{name}.{key}" if key in own else f"skip.{key}"
+
+    for f in dataclasses.fields(RoleConfig):
+        if f.name not in own:
+            setattr(role, f.name, getattr(shared, f.name))
+    places = {**_FROM_HOST, **(_FROM_V1 if name == "rollout_tq" else {})}
+    for key, (keys, last_resort) in places.items():
+        if getattr(role, key) is None:
+            found = (look_up(config, key) for key in keys)
+            setattr(role, key, next((v for v in found if v is not None), last_resort))
+    if role.experiment_name is None:
+        role.experiment_name = application_name() or "default_experiment_name"
+    role.steps = parsed(Steps.parse, role.steps, typed("steps"), problems)
+    role.max_size = parsed(parse_size, role.max_size, typed("max_size"), problems)
+    dump_dir = parsed(parse_dump_dir, role.dump_dir, typed("dump_dir"), problems)
+    role.dump_dir = str(original_directory() / (dump_dir or ""))
+    if role.action in PLANNED_ACTIONS:
+        what = f"{role.action!r} is planned, but not implemented yet"
+        problems.append(Problem(typed("action"), what, f"use one of {', '.join(ACTIONS)}"))
+    elif role.action not in spec.actions:
+        what = f"role {name} does not support {role.action!r}"
+        problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
+    if role.enable and (role.on_miss, role.on_mismatch) == ("error", "regenerate"):
+        what = f"error never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
+        problems.append(Problem(typed("on_miss"), what, "choose one of them"))
+
+
+def _unknown(
+    key: str, value: Any, shared_keys: Iterable[str], registry: Mapping[str, Any]
+) -> Problem:
+    known = [*sorted(shared_keys), *registry]
+    looks_like_a_typo = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if isinstance(value, Mapping) and not looks_like_a_typo:
+        return Problem(
+            f"skip.{key}",
+            "this role is not registered",
+            f"import the module that holds its `@register_skip({key!r})` before the job starts "
+            f"(registered: {', '.join(registry)}); if this is the application's own node, give it "
+            "another name: `skip` is the node of rlskip's keys",
+        )
+    remedy = did_you_mean(key, known, "skip")
+    if remedy.startswith("known"):  # 22 names would hide the rest
+        remedy = (
+            "docs/skip.md lists all keys; if this is the application's own node, give it another "
+            "name: `skip` is the node of rlskip's keys"
+        )
+    return Problem(f"skip.{key}", "unknown key", remedy)
+
+
+def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
+    """Drop verl's `_target_` and every leaf of a role that merely holds verl's own default."""
+    target = node.pop("_target_", None)
+    if not str(target).startswith(_VERL_TARGET):
+        return node
+    return {
+        key: {k: v for k, v in value.items() if k != "_target_" and not _is_verl_default(k, v)}
+        if isinstance(value, Mapping)
+        else value
+        for key, value in node.items()
+    }
+
+
+def _is_verl_default(key: str, value: Any) -> bool:
+    return key in _VERL_DEFAULTS and value == _VERL_DEFAULTS[key]

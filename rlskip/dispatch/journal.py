@@ -1,0 +1,305 @@
+"""The session journal: the finished sessions of a step whose dump does not exist yet.
+
+There is one file per step, next to the step's dump, and it is removed once the dump exists. It
+is a sequence of frames::
+
+    head    32 bytes   magic, length of the body, checksum of the body
+    body               one record, in the format of a dump's file
+
+Each record holds sessions and the identity that they were generated under, so every frame
+stands alone. The file is only ever appended to, one frame per write, by any number of processes.
+An interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it,
+finds the next frame by its magic, and copies the bytes in between to a quarantined file.
+
+In journals of version 0.1 (another magic) the identity is a frame of its own, before its sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import logging
+import os
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+import xxhash
+
+from rlskip._files import open_folder
+from rlskip.format import container
+from rlskip.format.kinds import Packer, Unpacker
+from rlskip.store.commit import quarantine_name
+from rlskip.store.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+_HEAD = struct.Struct("<8sQ16s")
+_MAGIC = b"rlsjrn2\n"
+_MAGIC_0_1 = b"rlsjrnl\n"
+_BLOCK = 1 << 20
+
+MAX_BYTES = 64 << 30
+"""Larger journals are refused, unread."""
+MAX_KEPT_BYTES = 256 << 20
+"""Damaged bytes beyond these stay in the journal only, and are not copied."""
+
+
+class SessionJournal:
+    """The finished sessions of one step.
+
+    Parameters
+    ----------
+    path
+        The file; the first append creates it.
+    identity
+        What sessions are generated under now. Sessions of another identity are not resumed: a
+        journal that holds no others is quarantined, unless another process appends to it.
+
+    Attributes
+    ----------
+    entries
+        The sessions of earlier processes: key to value, as :meth:`append` takes them.
+
+    Raises
+    ------
+    OSError
+        The journal cannot be read, or is not a regular file (:class:`RefusedFileError`).
+    """
+
+    def __init__(self, path: str | Path, identity: Identity) -> None:
+        self.path = Path(path)
+        self.entries: dict[Hashable, Any] = {}
+        self._identity = identity
+        self._file: IO[bytes] | None = None
+        self._busy = threading.Lock()
+        self._recover()
+
+    def append(self, entries: Mapping[Hashable, Any]) -> None:
+        """Add finished sessions; when this returns they outlive the process.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            A value has a type that cannot be stored; nothing was written.
+        OSError
+            The disk is full, for example. What was appended before is not affected.
+        """
+        frame = _frame(self._identity, entries)
+        with self._busy:
+            file = self._open()
+            # One write, so that frames of several processes never interleave.
+            if file.write(frame) != len(frame):
+                raise OSError(errno.ENOSPC, "only a part of a frame was written", str(self.path))
+
+    def close(self) -> None:
+        """Close the file; an append that hangs keeps it open."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._busy.release()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _open(self) -> IO[bytes]:
+        """The file at `path`, also after another process quarantined or removed an earlier one."""
+        for _ in range(100):
+            if self._file is None:
+                with open_folder(self.path.parent, create=True) as folder:
+                    self._file = folder.open(self.path.name, "a", buffering=0)
+                locked = _lock(self._file, fcntl.LOCK_SH)  # see _quarantine
+            else:
+                locked = True
+            if locked and _is_at(self.path, self._file):
+                return self._file
+            self._close()
+            time.sleep(0.01)
+        raise OSError(errno.EAGAIN, "another process keeps replacing the journal", str(self.path))
+
+    def _recover(self) -> None:
+        try:
+            with open_folder(self.path.parent) as folder:
+                file = folder.open(self.path.name, max_bytes=MAX_BYTES)
+        except FileNotFoundError:
+            return
+        with file:
+            refused, allowed, damage = set(), set(), []
+            for start, end, sessions in frames(file.fileno(), str(self.path)):
+                if sessions is None:
+                    damage.append((start, end))
+                    continue
+                must, warn = self._identity.differences(sessions.identity)
+                refused.update(must)
+                if not must:
+                    allowed.update(warn)
+                    self.entries.update(sessions.entries)
+            if allowed:
+                differs = "; ".join(sorted(allowed))
+                logger.warning("%s: resumed although it differs: %s", self.path, differs)
+            if damage:
+                self._keep(file.fileno(), damage)
+            if refused and not self.entries:
+                self._quarantine(file, "; ".join(sorted(refused)))
+
+    def _keep(self, handle: int, damage: list[tuple[int, int]]) -> None:
+        """Copy damaged bytes to a file whose name depends on them, so that it is written once."""
+        total = sum(end - start for start, end in damage)
+        if total > MAX_KEPT_BYTES:
+            logger.warning("%s: skipped %d damaged bytes", self.path, total)
+            return
+        data = b"".join(os.pread(handle, end - start, start) for start, end in damage)
+        name = f"{self.path.name}.bad-{xxhash.xxh3_64_hexdigest(data)}"
+        try:
+            with (
+                open_folder(self.path.parent) as folder,
+                contextlib.suppress(FileExistsError),
+                folder.open(name, "x") as file,
+            ):
+                file.write(data)
+        except OSError as error:
+            logger.warning("%s: skipped %d damaged bytes: %s", self.path, total, error)
+        else:
+            text = "%s: skipped %d damaged bytes. They are kept as %s"
+            logger.warning(text, self.path, total, name)
+
+    def _quarantine(self, file: IO[bytes], differs: str) -> None:
+        """Move the file away, unless another process holds it open to append to it."""
+        if not _lock(file, fcntl.LOCK_EX):
+            return
+        if _is_at(self.path, file):
+            kept = self.path.with_name(quarantine_name(self.path.name))
+            os.rename(self.path, kept)
+            text = "%s holds sessions of another run: %s. It is kept as %s"
+            logger.warning(text, self.path, differs, kept.name)
+
+
+@attrs.frozen
+class Sessions:
+    """The content of a frame."""
+
+    identity: Identity
+    entries: dict[Hashable, Any]
+
+
+def _frame(identity: Identity, entries: Mapping[Hashable, Any]) -> bytes:
+    packer = Packer()
+    listed = [[key, value] for key, value in entries.items()]
+    record = packer.node({"identity": identity.as_json(), "entries": listed})
+    body = io.BytesIO()
+    container.write(body, {"record": record}, packer.arrays, packer.cost)
+    data = body.getvalue()
+    return _HEAD.pack(_MAGIC, len(data), xxhash.xxh3_128_digest(data)) + data
+
+
+def frames(handle: int, where: str) -> Iterator[tuple[int, int, Sessions | None]]:
+    """Each range of a journal with its sessions; None for ranges that cannot be read.
+
+    A frame of version 0.1 that holds an identity only has no sessions.
+    """
+    head: Identity | None = None  # of version 0.1
+    for start, end, magic in _ranges(handle):
+        if magic is None:
+            yield start, end, None
+            continue
+        try:
+            record = _record(os.pread(handle, end - start - _HEAD.size, start + _HEAD.size), where)
+            identity: Identity | None
+            if magic == _MAGIC:
+                identity, listed = Identity.from_json(record["identity"]), record["entries"]
+            elif isinstance(record, Mapping):
+                identity, listed = Identity.from_json(record), []
+                head = identity
+            else:
+                identity, listed = head, record
+            if identity is None:
+                raise ValueError("sessions without an identity")
+            found = Sessions(identity, dict(listed))
+        except Exception as error:  # the nodes of a file may be anything
+            logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
+            yield start, end, None
+            continue
+        yield start, end, found
+
+
+def _ranges(handle: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """A journal's frames, each with its magic, and the ranges between them, with None."""
+    size, at, bad = os.fstat(handle).st_size, 0, 0
+    while at < size:
+        end, magic = _frame_at(handle, at, size)
+        if magic is None:
+            at = _next_magic(handle, at + 1, size)
+            continue
+        if bad < at:
+            yield bad, at, None
+        yield at, end, magic
+        at = bad = end
+    if bad < size:
+        yield bad, size, None
+
+
+def _frame_at(handle: int, at: int, size: int) -> tuple[int, bytes | None]:
+    """The end and the magic of the frame at `at`; no magic where there is no sound frame."""
+    head = os.pread(handle, _HEAD.size, at)
+    if len(head) < _HEAD.size:
+        return at, None
+    magic, length, checksum = _HEAD.unpack(head)
+    start = at + _HEAD.size
+    if magic not in (_MAGIC, _MAGIC_0_1) or start + length > size:
+        return at, None
+    digest = xxhash.xxh3_128()
+    for offset in range(start, start + length, _BLOCK):
+        digest.update(os.pread(handle, min(_BLOCK, start + length - offset), offset))
+    return start + length, magic if digest.digest() == checksum else None
+
+
+def _next_magic(handle: int, at: int, size: int) -> int:
+    """Where the next magic is, or `size`."""
+    for offset in range(at, size, _BLOCK):
+        block = os.pread(handle, _BLOCK + len(_MAGIC) - 1, offset)
+        found = [i for magic in (_MAGIC, _MAGIC_0_1) if (i := block.find(magic)) >= 0]
+        if found:
+            return offset + min(found)
+    return size
+
+
+def _record(body: bytes, where: str) -> Any:
+    with _memory_file() as file:  # a Reader reads files
+        file.write(body)
+        file.flush()
+        return Unpacker(container.Reader(file, where)).root("record")
+
+
+def _memory_file() -> Any:
+    """A file in memory where the system has them, which needs no usable TMPDIR."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("rlskip-journal"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def _lock(file: IO[bytes], kind: int) -> bool:
+    """Whether a lock was taken; true on file systems without locks."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

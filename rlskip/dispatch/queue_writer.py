@@ -1,0 +1,173 @@
+"""Writes what sessions leave: journal, then rows, then markers; in batches, and in order.
+
+While one write runs the next batch gathers, so the number of writes depends on how long they take
+and not on the number of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import attrs
+
+from rlskip.dispatch.failures import InfrastructureFailure, text_of
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.waits import DaemonThreads
+from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.queue import TrajectoryQueue
+
+logger = logging.getLogger(__name__)
+
+MOST = 1024
+"""The number of sessions that one write takes."""
+STRIKES = 3
+"""After this many writes in a row without an answer, a queue is not asked until it answers one."""
+
+
+@attrs.frozen(eq=False)
+class Leaving:
+    """What is written once a session, or a prompt, has finished.
+
+    Parameters
+    ----------
+    partition
+        Where it goes.
+    rows
+        Rows by key, each with its tag.
+    tags
+        Markers, and new statuses of prompts, by key: readers see them after the rows.
+    journal, entries
+        Where the session is journaled, and as what; None where it is not.
+    then
+        Called on the event loop with None once all is written, or with the error.
+    """
+
+    partition: str
+    tags: dict[str, dict[str, Any]]
+    then: Callable[[Exception | None], None]
+    rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
+    journal: SessionJournal | None = None
+    entries: dict[Any, Any] = attrs.field(factory=dict)
+
+
+class QueueWriter:
+    """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
+
+    A write that takes longer is given up: the thread is left to itself, and another one goes on.
+    """
+
+    def __init__(self, queue: TrajectoryQueue, seconds: float) -> None:
+        self._queue = queue
+        self._seconds = seconds
+        self._gathered: deque[Leaving] = deque()
+        self._added = asyncio.Event()
+        self._thread = DaemonThreads(1, "rlskip-queue")
+        self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
+        self._journal = DaemonThreads(1, "rlskip-journal")
+        self._warned: WeakSet[SessionJournal] = WeakSet()
+        self._hung: WeakSet[SessionJournal] = WeakSet()
+
+    def add(self, leaving: Leaving) -> None:
+        """Write it soon, after all that was added before."""
+        self._gathered.append(leaving)
+        self._added.set()
+
+    async def run(self) -> None:
+        """Write what is added, for as long as the event loop runs."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            while self._gathered:
+                most = min(len(self._gathered), MOST)
+                await self._write([self._gathered.popleft() for _ in range(most)])
+
+    def close(self) -> None:
+        """Let the threads end once their writes return."""
+        self._thread.close()
+        self._journal.close()
+
+    async def _write(self, batch: list[Leaving]) -> None:
+        await self._journal_all(batch)
+        error = await self._try(batch)
+        for leaving in batch:
+            # One session's rows must not keep the others from the queue.
+            alone = error is not None and len(batch) > 1
+            result = await self._try([leaving]) if alone else error
+            try:
+                leaving.then(result)
+            except Exception:
+                logger.exception("a written session could not be counted")
+
+    async def _try(self, batch: list[Leaving]) -> Exception | None:
+        """Write a batch; returns what the queue raised, or that it did not answer."""
+        if any(write.done() for write in self._stuck):
+            self._stuck.clear()
+        if len(self._stuck) < STRIKES:
+            write = self._thread.run(self._put, batch)
+            done, _ = await asyncio.wait({write}, timeout=self._seconds)
+            if done:
+                self._stuck.clear()
+                return write.exception()  # type: ignore[return-value]
+            self._stuck.append(write)
+            self._thread.close()
+            self._thread = DaemonThreads(1, "rlskip-queue")
+        return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
+
+    def _put(self, batch: list[Leaving]) -> None:
+        # Rows are grouped by their fields, because a put takes rows of the same fields.
+        rows: dict[tuple[str, frozenset[str]], dict[str, Any]] = defaultdict(dict)
+        tags: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        for leaving in batch:
+            for key, (row, tag) in leaving.rows.items():
+                rows[leaving.partition, frozenset(row)][key] = row, tag
+            for key, tag in leaving.tags.items():
+                tags[leaving.partition][key] = {**tags[leaving.partition].get(key, {}), **tag}
+        for (partition, _), found in rows.items():
+            fields, row_tags = zip(*found.values(), strict=True)
+            self._queue.put(list(found), partition, fields, row_tags)
+        for partition, by_key in tags.items():
+            self._queue.put(list(by_key), partition, tags=list(by_key.values()))
+
+    # -- the journal: a fault costs a warning, and never the rows ----------------------------
+
+    async def _journal_all(self, batch: list[Leaving]) -> None:
+        entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
+        for leaving in batch:
+            if leaving.journal is not None and leaving.journal not in self._hung:
+                entries[leaving.journal].update(leaving.entries)
+        for journal, added in entries.items():
+            append = self._journal.run(_append, journal, added)
+            done, _ = await asyncio.wait({append}, timeout=self._seconds)
+            if done:
+                error = append.exception()
+                self._warn(journal, append.result() if error is None else text_of(error))
+            else:
+                self._hung.add(journal)
+                self._journal.close()
+                self._journal = DaemonThreads(1, "rlskip-journal")
+                self._warn(journal, f"the disk did not answer within {self._seconds:g} s")
+
+    def _warn(self, journal: SessionJournal, cause: str | None) -> None:
+        # Without a journal a killed step starts over; that is no reason to lose the rows.
+        if cause is not None and journal not in self._warned:
+            self._warned.add(journal)
+            logger.warning("%s: sessions are not journaled: %s", journal.path, cause)
+
+
+def _append(journal: SessionJournal, entries: dict[Any, Any]) -> str | None:
+    """Journal these sessions; returns why some were not, if any."""
+    try:
+        journal.append(entries)
+    except UnsupportedTypeError as error:
+        if len(entries) > 1:  # of one session, perhaps
+            causes = [_append(journal, {key: rows}) for key, rows in entries.items()]
+            return next(filter(None, causes), None)
+        return text_of(error)
+    except Exception as error:
+        return text_of(error)
+    return None

@@ -1,0 +1,154 @@
+"""Deadlines for all that the dispatcher waits for, and daemon threads for what may hang.
+
+===========================  ==========================================================
+what may hang                the dispatcher waits
+===========================  ==========================================================
+an attempt at a session      ``dispatch.session_timeout_s``
+a write to the queue,        ``dispatch.session_timeout_s``, but at least `WRITE_S[0]`
+to the journal               and at most `WRITE_S[1]` seconds
+reading the queue            ``replay.timeout_s`` and what a write may take
+the event loop               ``dispatch.session_timeout_s`` + `LOOP_S` seconds
+starting or calling workers  `OPEN_S` seconds
+``close()``                  `CLOSE_S` seconds for markers, and as long for the workers
+the end of the process       `EXIT_S` seconds
+===========================  ==========================================================
+
+Code that may hang (workers, the queue, the disk) runs on daemon threads: a thread that is joined
+when the interpreter exits, as a ThreadPoolExecutor's are, would keep the process alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.failures import InfrastructureFailure, portable
+
+T = TypeVar("T")
+
+WRITE_S = (5.0, 60.0)
+LOOP_S = 10.0
+OPEN_S = 300.0
+CLOSE_S = 20.0
+EXIT_S = 2.0
+
+
+def write_seconds(config: DispatchConfig) -> float:
+    """How long a write to the queue or the journal may take."""
+    least, most = WRITE_S
+    seconds = config.session_timeout_s
+    return most if seconds is None else min(max(seconds, least), most)
+
+
+class DaemonThreads:
+    """Runs calls on up to `most` daemon threads, for an event loop."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self.pending = 0
+        _all.add(self)
+
+    def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run ``call(*args)``; the future belongs to the running event loop.
+
+        What the call raises becomes an Exception (:func:`portable`). A call whose future is
+        cancelled before it has started is not made; one that has started goes on.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                if not future.cancelled():
+                    result = call(*args)
+            except BaseException as raised:
+                error = portable(raised)
+            with self._lock:
+                self.pending -= 1
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        with self._lock:
+            self.pending += 1
+            try:
+                if self._threads < min(self.pending, self._most):
+                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                    self._threads += 1
+            except RuntimeError as error:  # no thread can be started now
+                if self._threads == 0:
+                    self.pending -= 1
+                    future.set_exception(InfrastructureFailure(f"{error}"))
+                    return future
+            self._calls.put(work)
+        return future
+
+    def close(self) -> None:
+        """Let the threads end; what they run goes on."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # not until the next one arrives
+
+
+def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """``call(*args)``, on a thread of its own; raises InfrastructureFailure after `seconds`."""
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        outcome.set_running_or_notify_cancel()
+        try:
+            outcome.set_result(call(*args))
+        except BaseException as error:
+            outcome.set_exception(portable(error))
+
+    threading.Thread(target=work, name="rlskip-bounded", daemon=True).start()
+    return result_of(outcome, seconds, call)
+
+
+def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -> T:
+    """The result of `call`; raises InfrastructureFailure when there is none after `seconds`."""
+    if not wait([outcome], seconds).done:
+        outcome.cancel()
+        raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
+    return outcome.result()
+
+
+def name_of(call: Callable[..., object]) -> str:
+    """How errors name a function."""
+    return getattr(call, "__qualname__", repr(call))
+
+
+_all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_calls_end() -> None:
+    """A daemon thread that the exit interrupts within a C++ library may abort the process."""
+    deadline = time.monotonic() + EXIT_S
+    while any(threads.pending for threads in list(_all)) and time.monotonic() < deadline:
+        time.sleep(0.01)

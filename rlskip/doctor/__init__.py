@@ -1,0 +1,1 @@
+"""Why is nothing skipped? What is installed, and what a command would skip."""

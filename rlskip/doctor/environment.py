@@ -1,0 +1,190 @@
+"""The environment of rlskip: versions, the plug-in, the hosts, the dump_dir."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rlskip._human import size
+from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+
+CALLBACK = "rlskip.hooks.SkipCallback"
+_PLUGIN = "RlskipSearchPathPlugin"
+_GROUPS = ("skip", "dispatch", "replay", "merge", "hydra/callbacks")
+# As /proc/mounts calls them.
+_NETWORK = {"nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "gpfs", "beegfs", "9p", "fuse.sshfs"}
+
+
+# -- this environment ------------------------------------------------------------------
+
+
+def environment() -> list[Finding]:
+    """Versions, Hydra's view of the plug-in and its options, the hosts."""
+    import hydra
+    import omegaconf
+
+    import rlskip
+
+    def of(module: Any) -> str:
+        return f"{module.__version__} in {Path(module.__file__).parent}"
+
+    return [
+        Finding("python", OK, f"{sys.version.split()[0]}, {sys.executable}"),
+        Finding("rlskip", OK, of(rlskip)),
+        Finding("hydra", OK, of(hydra)),
+        Finding("omegaconf", OK, omegaconf.__version__),
+        _plugin(),
+        *_options(),
+        _callback(),
+        *_hosts(),
+    ]
+
+
+def _plugin() -> Finding:
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    found = [p for p in Plugins.instance().discover(SearchPathPlugin) if p.__name__ == _PLUGIN]
+    ways = []
+    spec = importlib.util.find_spec("hydra_plugins")
+    places = spec.submodule_search_locations if spec is not None else None
+    if any(module.name == "rlskip_plugin" for module in pkgutil.iter_modules(places or [])):
+        ways.append("the namespace package hydra_plugins")
+    if any(e.name == "rlskip" for e in importlib.metadata.entry_points(group="hydra.plugins")):
+        ways.append("the entry point hydra.plugins (Hydra 1.4)")
+    if found:
+        return Finding("plug-in", OK, f"{_PLUGIN} is discovered; it is in {' and in '.join(ways)}")
+    return Finding(
+        "plug-in",
+        ERROR,
+        f"Hydra does not discover {_PLUGIN} (seen: {' and '.join(ways) or 'nothing of it'})",
+        "reinstall rlskip into this environment: pip install --force-reinstall --no-deps rlskip",
+    )
+
+
+def _options() -> list[Finding]:
+    from hydra import initialize
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize(version_base=None, config_path=None):
+        loader = GlobalHydra.instance().config_loader()
+        options = {group: loader.get_group_options(group) for group in _GROUPS}
+    findings = []
+    for group, names in options.items():
+        ours = [name for name in names if group != "hydra/callbacks" or name == "rlskip"]
+        level = OK if ours else ERROR
+        what = f"{group}: {', '.join(ours)}" if ours else f"{group}: none"
+        findings.append(Finding("options", level, what))
+    return findings
+
+
+def _callback() -> Finding:
+    from hydra.utils import get_class
+
+    try:
+        get_class(CALLBACK)
+    except Exception as error:  # whatever an environment lacks
+        return Finding("callback", ERROR, f"{CALLBACK} cannot be imported: {error}")
+    return Finding("callback", OK, f"{CALLBACK} can be imported; each skip option adds it")
+
+
+def _hosts() -> list[Finding]:
+    installed = {name: _version(name) for name in ("verl", "trl", "skyrl")}
+    installed["skyrl"] = installed["skyrl"] or _version("skyrl-train")
+    findings = []
+    if installed["verl"]:
+        findings.append(_verl(installed["verl"]))
+    if installed["trl"]:
+        what = f"{installed['trl']}: attached by rlskip.hosts.trl.attach(trainer, config)"
+        findings.append(Finding("trl", OK, what))
+    if installed["skyrl"]:
+        what = f"{installed['skyrl']}: attached by trainer.override_entrypoint=rlskip.hosts.skyrl"
+        findings.append(Finding("skyrl", OK, what))
+    absent = [name for name, version in installed.items() if version is None]
+    if absent:
+        findings.append(Finding("hosts", NOTE, f"not installed here: {', '.join(absent)}"))
+    return findings
+
+
+def _verl(version: str) -> Finding:
+    from rlskip.hosts.verl.handshake import attached_by
+    from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
+
+    way = attached_by()
+    if way is not None:
+        return Finding("verl", OK, f"{version}: attached by {way}")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (0, 9):
+        return Finding(
+            "verl",
+            ERROR,
+            f"{version} does not load rlskip's entry point verl.plugins",
+            "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip",
+        )
+    what = f"{version}: attached by {MODULES_VARIABLE}, which the Hydra callback sets"
+    remedy = f"without Hydra's callback: export {MODULES_VARIABLE}={PLUGIN}"
+    return Finding("verl", NOTE, what, remedy)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# -- the dump dir ----------------------------------------------------------------------
+
+
+def dump_dir_findings(dump_dir: Path) -> list[Finding]:
+    """Whether dumps can be written there, on which file system, and how much space is free."""
+    there = dump_dir
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
+    problem = _cannot_write(there)
+    if problem is not None:
+        remedy = "name another: skip.dump_dir=DIRECTORY"
+        return [Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)]
+    kind = _file_system(there)
+    free = shutil.disk_usage(there).free
+    findings = [Finding("dump dir", OK, f"{name} is writable; {kind}, {size(free)} free")]
+    if kind in ("tmpfs", "ramfs"):
+        what = f"{kind} is memory: dumps take from it, and are gone after a restart"
+        findings.append(Finding("dump dir", WARNING, what))
+    if kind in _NETWORK:
+        findings.append(Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine"))
+    if free < 1 << 30:
+        findings.append(Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune"))
+    return findings
+
+
+def _cannot_write(directory: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=directory, prefix=".rlskip-doctor-"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, under the kernel's name."""
+    best, kind = "", "unknown file system"
+    real = os.path.realpath(path)
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        _, mount, name, *_ = line.split(" ")
+        mount = mount.encode().decode("unicode_escape")  # a space is \040
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, name
+    return kind

@@ -1,0 +1,263 @@
+"""Arrays cut into chunks, narrowed, compressed, and back.
+
+A *spec* names the elements of a chunk: ``i``, ``u`` (integers) or ``x`` (opaque), and the
+bytes of one, e.g. ``u2``. Integers of a chunk are stored in the narrowest spec that holds
+them, so a chunk has a spec of its own beside that of its array. ``docs/store.md`` explains the
+choice and what else was tried.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import attrs
+import blosc2
+import numpy as np
+
+CHUNK = 1 << 21
+"""Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
+MAX_RATIO = 1024
+"""No chunk is stored in fewer bytes than this fraction of its size; it is padded to that."""
+
+_SIZES = (1, 2, 4, 8)
+STORED_AS = {
+    f"{kind}{size}": {f"{kind}{size}"}
+    | {f"{k}{s}" for k in {"i": "iu", "u": "u", "x": ""}[kind] for s in _SIZES if s < size}
+    for kind in "iux"
+    for size in _SIZES
+}
+"""The specs of arrays, and those that their chunks may have: narrower integers, signed or not."""
+
+# While one thread compresses, the training thread must be able to run.
+blosc2.set_releasegil(True)
+
+Arena = Callable[[int], np.ndarray]
+"""Returns so many bytes of memory to write to."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@attrs.frozen(eq=False)
+class Array:
+    """A run of equal elements to store.
+
+    Parameters
+    ----------
+    kind
+        ``i`` or ``u`` for integers, each part of which is stored in the narrowest type that
+        holds it; ``x`` for opaque elements, whose bytes are kept unchanged.
+    itemsize
+        Bytes of an element as it must come back: 1, 2, 4 or 8.
+    parts
+        Contiguous 1-D arrays of ``CHUNK // itemsize`` elements each, the last may be shorter.
+        Integers may already be narrower than `itemsize`.
+    owned
+        Whether nobody else will change the parts' memory.
+    """
+
+    kind: str
+    itemsize: int
+    parts: Sequence[np.ndarray]
+    owned: bool = False
+
+    @classmethod
+    def of(cls, data: np.ndarray, kind: str, owned: bool = False) -> Array:
+        """Views of 1-D contiguous `data`; nothing is copied."""
+        step = CHUNK // data.itemsize
+        parts = [data[i : i + step] for i in range(0, len(data), step)]
+        return cls(kind, data.itemsize, parts, owned)
+
+    @property
+    def nbytes(self) -> int:
+        return self.itemsize * sum(map(len, self.parts))
+
+    @property
+    def spec(self) -> str:
+        return f"{self.kind}{self.itemsize}"
+
+    @property
+    def copy_nbytes(self) -> int:
+        """Bytes that :func:`copied` takes of its arena at most."""
+        return 0 if self.owned else sum(aligned(part.nbytes) for part in self.parts)
+
+    def copy(self, part: np.ndarray, arena: Arena) -> np.ndarray:
+        """A part, narrowed, in `arena`'s memory."""
+        narrowed = self.narrow(part, arena)
+        if narrowed is part:
+            narrowed = arena(part.nbytes).view(part.dtype)
+            np.copyto(narrowed, part)
+        return narrowed
+
+    def narrow(self, part: np.ndarray, arena: Arena) -> np.ndarray:
+        """A part in the narrowest integers that hold it, in `arena`; the part if it is narrow."""
+        if self.kind == "x" or part.itemsize == 1:
+            return part
+        # One pass suffices unless something is negative: as unsigned, that is huge.
+        low, high = 0, int(part.view(f"u{part.itemsize}").max())
+        if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
+            low, high = int(part.min()), int(part.max())
+        family = "u" if low >= 0 else "i"
+        for size in (1, 2, 4):
+            info = np.iinfo(f"{family}{size}")
+            if size < part.itemsize and info.min <= low and high <= info.max:
+                narrowed = arena(len(part) * size).view(info.dtype)
+                np.copyto(narrowed, part, casting="unsafe")
+                return narrowed
+        return part
+
+
+def copied(arrays: Sequence[Array], arena: Arena) -> list[Array]:
+    """The arrays, narrowed, in memory that nobody else changes."""
+    parts = [(array, part) for array in arrays if not array.owned for part in array.parts]
+    copies = iter(share(lambda job: job[0].copy(job[1], arena), parts))
+    return [
+        array
+        if array.owned
+        else attrs.evolve(array, parts=[next(copies) for _ in array.parts], owned=True)
+        for array in arrays
+    ]
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+class _Scratch(threading.local):
+    """A chunk's memory per thread, so that no chunk touches fresh pages."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(CHUNK, np.uint8)
+
+    def __call__(self, nbytes: int) -> np.ndarray:
+        return self._memory[:nbytes]
+
+
+scratch = _Scratch()
+
+
+def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:
+    """A part of `array` as it is stored: its spec and its bytes."""
+    narrowed = array.narrow(part, scratch)
+    spec = array.spec
+    if narrowed.itemsize < array.itemsize:
+        spec = f"{narrowed.dtype.kind}{narrowed.itemsize}"
+    size = len(part) * array.itemsize
+    return spec, squeeze(narrowed, spec).ljust(-(-size // MAX_RATIO), b"\0")
+
+
+def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
+    """Restore a chunk stored as `spec` into the bytes `out`, elements of `out_spec`.
+
+    Raises
+    ------
+    ValueError
+        It is not a chunk of that size as :func:`pack` makes them.
+    """
+    if spec == out_spec:
+        expand(packed, out, spec)
+    else:
+        wide = out.view(out_spec)
+        narrow = scratch(len(wide) * int(spec[1]))
+        expand(packed, narrow, spec)
+        np.copyto(wide, narrow.view(spec), casting="unsafe")
+
+
+def squeeze(data: np.ndarray, spec: str) -> bytes:
+    """One compressed run: a Blosc2 chunk with a header of 32 bytes."""
+    packed: bytes = blosc2.compress2(
+        data,
+        codec=blosc2.Codec.LZ4,
+        clevel=5,
+        typesize=data.itemsize,
+        filters=[_filter(spec)],
+        filters_meta=[0],
+        blocksize=1 << 18,
+        nthreads=1,
+    )
+    return packed
+
+
+def _filter(spec: str) -> blosc2.Filter:
+    """None for single bytes, by bytes for two-byte elements, by bits for others: as measured."""
+    if spec[1] == "1":
+        return blosc2.Filter.NOFILTER
+    return blosc2.Filter.SHUFFLE if spec[1] == "2" else blosc2.Filter.BITSHUFFLE
+
+
+# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2.
+_LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
+
+
+def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
+    """Decompress a run into the bytes `out`, if its header is as :func:`squeeze` writes it."""
+    # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
+    # filters that it does not know. Neither is left to the file.
+    if len(packed) < 32:
+        raise ValueError("a compressed run has no header")
+    flags, nbytes, cbytes = packed[2], *struct.unpack_from("<i4xi", packed, 4)
+    if (
+        nbytes != out.nbytes
+        or not 32 <= cbytes <= len(packed)
+        or packed[3] != int(spec[1])
+        or not (flags & _STORED or flags >> 5 == _LZ4)
+        or packed[16] not in (0, 1, 2)
+        or any(packed[17:22])
+        or packed[22] not in (0, _LZ4)
+        or packed[30] != 0
+        or packed[31] not in (0, _ALL_ZERO)
+    ):
+        raise ValueError("a compressed run does not match the index")
+    try:
+        blosc2.decompress2(memoryview(packed)[:cbytes], out, nthreads=1)
+    except RuntimeError as error:
+        raise ValueError("a compressed run cannot be expanded") from error
+
+
+def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
+    """Map `function` over `jobs` in this thread and, unless `alone`, in a second one.
+
+    The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
+    interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
+    written.
+
+    Returns
+    -------
+    list
+        The results, in the order of the jobs.
+    """
+    results: dict[int, R] = {}
+    failures: list[BaseException] = []
+    # One thread starts at the front, one at the back. Neighbours share a huge page, and two threads
+    # that touch a fresh one at the same time make the kernel zero it twice.
+    todo = deque(enumerate(jobs))
+
+    def work(take: Callable[[], tuple[int, T]]) -> None:
+        try:
+            while True:
+                try:
+                    number, job = take()
+                except IndexError:  # the threads have met
+                    return
+                results[number] = function(job)
+        except BaseException as error:
+            failures.append(error)
+
+    helper = None
+    if not alone and len(jobs) > 2 and (os.cpu_count() or 1) > 1:
+        helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the system has no thread left
+            helper = None
+    work(todo.popleft)
+    if helper is not None:
+        helper.join()
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(jobs))]

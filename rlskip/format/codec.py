@@ -1,0 +1,396 @@
+"""From values to a tree and arrays, and back: what is kept is kept exactly.
+
+:class:`Packer` turns a value into a *node*, plain JSON, and a list of arrays that the node names
+by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
+and strings are nodes as they are; every other value is ``[tag, ...]``, in the form of its
+:class:`Kind`.
+The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy and torch in
+:mod:`rlskip.format.tensors`, those of batches in :mod:`rlskip.format.tensordicts`.
+
+A node is data: rebuilding one imports nothing that it names and calls no class that it names.
+What the rebuilt values occupy in memory is charged to a budget that follows from the size of the
+file. Both walks charge the same, so the writer makes a file large enough to be read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from rlskip.format.chunks import Array
+from rlskip.format.dump_errors import (
+    CorruptDumpError,
+    DumpError,
+    UnknownTypeError,
+    UnreadableDumpError,
+    UnsupportedTypeError,
+)
+
+Node = Any
+MAX_DEPTH = 100
+MAX_ALIKE = 64
+"""Keys of a mapping or items of a set, at most, that have one hash: a lookup compares them all."""
+ENTRY = 128
+"""Bytes charged for an entry of a mapping."""
+
+_WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
+_USER = "user:"
+# JSON would read these two code points as one character.
+_SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+@attrs.frozen(eq=False)
+class Kind:
+    """How values of one sort become a node ``[tag, *parts]`` and back.
+
+    Parameters
+    ----------
+    tag
+        The first item of the node.
+    pack
+        ``pack(value, packer)`` returns the parts.
+    unpack
+        ``unpack(parts, unpacker)`` returns the value.
+    cost
+        Bytes that a rebuilt value occupies beside its arrays and its parts.
+    """
+
+    tag: str
+    pack: Callable[[Any, Packer], list[Node]]
+    unpack: Callable[[list[Node], Unpacker], Any]
+    cost: int = 512
+
+
+_BY_TAG: dict[str, Kind] = {}
+_BY_TYPE: dict[type, Kind] = {}
+_BY_TEST: list[tuple[Callable[[Any], bool], Kind]] = []
+
+
+def add_kind(
+    kind: Kind, types: Iterable[type] = (), test: Callable[[Any], bool] | None = None
+) -> None:
+    """Use `kind` for exactly these `types`, or for every value that passes `test`."""
+    _BY_TAG[kind.tag] = kind
+    _BY_TYPE.update(dict.fromkeys(types, kind))
+    if test is not None:
+        _BY_TEST.append((test, kind))
+
+
+def register_codec(
+    type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
+) -> None:
+    """Keep values of exactly `type` in dumps.
+
+    Parameters
+    ----------
+    type
+        The class. Its subclasses need codecs of their own.
+    name
+        The type's name in dumps. It must not change, and a process that loads the dump must have
+        registered the same name.
+    encode
+        Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
+    decode
+        Turns that back into the value. Its argument comes from a file: trust it as you trust the
+        file.
+
+    Examples
+    --------
+    >>> register_codec(Version, "myproject.Version", str, Version)
+    """
+    add_kind(
+        Kind(
+            f"{_USER}{name}",
+            lambda value, packer: [packer.node(encode(value))],
+            lambda parts, unpacker: decode(unpacker.node(parts[0])),
+        ),
+        types=[type],
+    )
+
+
+class Sharing:
+    """Counts the steps of a walk over a value.
+
+    A list that holds another one twice, which holds a third one twice, and so on, has few parts
+    and a walk over it has no end.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._parts = 0
+        self._met: set[int] = set()
+
+    def is_endless(self, value: Any) -> bool:
+        """Whether the walk, now at `value`, takes far more steps than the value has parts."""
+        self._steps += 1
+        if id(value) not in self._met:
+            self._met.add(id(value))
+            self._parts += len(value) if isinstance(value, list | tuple | dict) else 1
+        return self._steps > 200_000 + 100 * self._parts
+
+
+# -- the two walks -----------------------------------------------------------------------
+
+
+class Packer:
+    """The walk from a value to a node.
+
+    Attributes
+    ----------
+    arrays
+        What the nodes refer to by number.
+    cost
+        Bytes that the values will occupy when they are rebuilt, beside the arrays.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self.cost = 0
+        self._path: list[str | tuple[Any]] = []
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self._sharing = Sharing()
+
+    def node(self, value: Any, at: str | tuple[Any] = "") -> Node:
+        """`value` as a node.
+
+        `at` is its place in the enclosing value, for errors: ``(key,)`` or text such as
+        ``.values()``. It is formatted only when there is an error.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The value, or a part of it, cannot be kept.
+        """
+        kind = type(value)
+        if kind is bool or value is None:
+            return value
+        if kind is str and (value.isascii() or not _SURROGATE_PAIR.search(value)):
+            return value
+        if kind is float and math.isfinite(value):
+            return value
+        if kind is int and -(2**63) <= value < 2**63:
+            return value
+        self._path.append(at)
+        if len(self._path) > MAX_DEPTH:
+            raise self.unsupported(value, f"nested deeper than {MAX_DEPTH} levels")
+        if self._sharing.is_endless(value):
+            raise self.unsupported(value, "its parts are shared too often to be stored one by one")
+        try:
+            codec = kind_of(value)
+            if codec is None:
+                raise self.unsupported(value)
+            node = [codec.tag, *codec.pack(value, self)]
+        except (UnsupportedTypeError, MemoryError):
+            raise
+        except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
+            raise self.unsupported(value, text_of(error)) from error
+        self.cost += codec.cost
+        self._path.pop()
+        return node
+
+    def array(
+        self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False, each: int = 0
+    ) -> int:
+        """The number of a 1-D contiguous array.
+
+        Parameters
+        ----------
+        data, kind
+            The elements, and how they are stored (:class:`~rlskip.format.chunks.Array`).
+        owner
+            The object whose content this is. The same object given again, for example one tensor
+            under two names, is stored once and comes back as one.
+        owned
+            Whether the memory is a copy that nobody else changes.
+        each
+            Bytes that a Python object for each element will occupy.
+        """
+        self.cost += each * len(data)
+        if owner is not None and id(owner) in self._numbers:
+            return self._numbers[id(owner)]
+        self.arrays.append(Array.of(data, kind, owned or owner is None))
+        if owner is not None:
+            self._numbers[id(owner)] = len(self.arrays) - 1
+            self._alive.append(owner)  # no other object may take its id meanwhile
+        return len(self.arrays) - 1
+
+    def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
+        kind = type(value)
+        path = (at if isinstance(at, str) else f"[{at[0]!r}]" for at in self._path)
+        return UnsupportedTypeError(
+            f"cannot keep a {kind.__module__}.{kind.__qualname__}" + (f": {why}" if why else ""),
+            where="".join(path),
+            remedy="drop it from the result, or register a codec for its type: "
+            "rlskip.store.register_codec(type, name, encode, decode)",
+        )
+
+
+def kind_of(value: Any) -> Kind | None:
+    """The kind that keeps `value`; None where there is none."""
+    return _BY_TYPE.get(type(value)) or next((k for test, k in _BY_TEST if test(value)), None)
+
+
+def text_of(error: BaseException) -> str:
+    """The type and message of `error`, even where its ``__str__`` fails."""
+    return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
+class Source(Protocol):
+    """Where an :class:`Unpacker` finds its trees and arrays: :class:`~.container.Reader`."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def index(self) -> dict[str, Any]: ...
+    @property
+    def budget(self) -> int: ...
+    def array(self, number: int) -> np.ndarray: ...
+
+
+class Unpacker:
+    """The walk from a node to a value.
+
+    Nodes come from a file. Whatever does not fit raises an unspecific exception inside of the
+    walk, and :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
+
+    Parameters
+    ----------
+    source
+        The file.
+    fields
+        Of the outermost mapping or batch, only these; None for all. The attribute `found` has
+        those that were there.
+    host_classes
+        Whether a host's batches are rebuilt as the host's class; else as our stand-in for it.
+    """
+
+    def __init__(
+        self, source: Source, fields: Sequence[str] | None = None, host_classes: bool = True
+    ) -> None:
+        self._source = source
+        self.host_classes = host_classes
+        self._fields = fields
+        self._used: set[int] = set()
+        self._left = source.budget
+        self._depth = 0
+        self.found: set[Any] = set()
+        self.shared: dict[int, Any] = {}
+        self.twins: dict[Any, type] = {}
+
+    def root(self, name: str) -> Any:
+        """The value of the tree `name`: the outermost one, whose fields may be chosen.
+
+        Raises
+        ------
+        CorruptDumpError
+            The tree does not fit together, or would expand beyond the bound.
+        UnknownTypeError
+            The tree is sound and holds a type that this process does not know.
+        UnreadableDumpError
+            This process has too little memory or stack left.
+        OSError
+            From the file.
+        """
+        where = self._source.where
+        try:
+            node = self._source.index[name]
+            if self._fields is not None and not (type(node) is list and node[0] in _WITH_FIELDS):
+                self._fields = None  # there is nothing to choose from: none is found
+            return self.node(node)
+        except UnknownTypeError as error:
+            raise UnknownTypeError(error.what, where, error.remedy) from error
+        except (DumpError, OSError):
+            raise
+        except (MemoryError, RecursionError) as error:
+            raise UnreadableDumpError("this process has no room left to load it", where) from error
+        except Exception as error:
+            raise CorruptDumpError(
+                f"its index does not fit together: {text_of(error)}", where
+            ) from error
+
+    def node(self, node: Node) -> Any:
+        if type(node) is not list:
+            if type(node) is dict:
+                raise ValueError("a mapping is not a node")
+            return node
+        tag, *parts = node
+        kind = _BY_TAG.get(tag)
+        if kind is None and tag.startswith(_USER):
+            raise UnknownTypeError(
+                f"it holds a value of type {tag.removeprefix(_USER)!r}",
+                remedy="register its codec before loading: rlskip.store.register_codec",
+            )
+        if kind is None:
+            raise ValueError(f"there is no kind {tag!r}")
+        if self._depth == MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        self.spend(kind.cost)
+        self._depth += 1
+        value = kind.unpack(parts, self)
+        self._depth -= 1
+        return value
+
+    def list_of(self, node: Node) -> list[Any]:
+        """The value of a node that must be a list: others may have a length that costs nothing."""
+        value = self.node(node)
+        if type(value) is not list:
+            raise ValueError("not a list")
+        return value
+
+    def spend(self, nbytes: int) -> None:
+        """Charge what is about to be allocated; raises where the file is too small for it."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise ValueError("it expands to more than a file of its size may")
+
+    def chosen(self, *mappings: list[list[Node]]) -> list[list[list[Node]]]:
+        """The chosen entries of mappings that form the outermost value; of others all entries."""
+        wanted, self._fields = self._fields, None
+        if wanted is None:
+            return list(mappings)
+        self.found.update(key for entries in mappings for key, _ in entries if key in wanted)
+        return [[entry for entry in entries if entry[0] in wanted] for entries in mappings]
+
+    def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
+        """The items of a mapping."""
+        (chosen,) = self.chosen(entries)
+        self.spend(ENTRY * len(chosen))
+        keys = [self.node(key) for key, _ in chosen]
+        check_hashes(keys)
+        return zip(keys, (self.node(value) for _, value in chosen), strict=True)
+
+    def array(self, number: int, dtype: str, each: int = 0) -> np.ndarray[Any, Any]:
+        """Array `number` as elements of `dtype`, for each of which a Python object is made.
+
+        An array can be taken once only: a small file must not become large by naming it often.
+        """
+        if number in self._used:
+            raise ValueError(f"array {number} is used twice")
+        self._used.add(number)
+        data = self._source.array(number).view(dtype)
+        self.spend(each * len(data))
+        return data
+
+
+def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
+    """The items of a mapping as a list of ``[key node, value node]``."""
+    entries = dict(items)
+    check_hashes(list(entries))
+    packer.cost += ENTRY * len(entries)
+    return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in entries.items()]
+
+
+def check_hashes(keys: Sequence[Any]) -> None:
+    """Refuse keys so many of which have one hash that looking them up would take forever."""
+    if len(keys) > MAX_ALIKE:
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        hashes.sort()
+        if (hashes[MAX_ALIKE:] == hashes[:-MAX_ALIKE]).any():
+            raise ValueError("too many keys have one hash")

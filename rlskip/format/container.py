@@ -1,0 +1,278 @@
+"""The file of a dump: trees of JSON over compressed, checksummed arrays.
+
+::
+
+    head    16 bytes   magic, format version
+    chunks             compressed runs of the arrays, back to back, in order
+    index              the trees, and what the chunks are: JSON, compressed
+    tail    40 bytes   length of the index stored and plain, its checksum, closing magic
+
+Every byte is covered: the chunks by their checksums in the index, the index by the one in the
+tail, and that one by ``meta.json``. So the tail's checksum stands for the whole file, and any one
+array can still be verified and read without the others.
+
+This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
+that it reads. A file of S bytes never makes a reader allocate more than ``MAX_RATIO * S`` bytes
+(``FLOOR`` for small files), and a compressed run must declare exactly what is expected before the
+decompressor sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
+
+import attrs
+import numpy as np
+import xxhash
+
+from rlskip.format import chunks
+from rlskip.format.chunks import CHUNK, MAX_RATIO, STORED_AS, Array
+from rlskip.format.dump_errors import CorruptDumpError
+from rlskip.format.reuse import memory
+from rlskip.format.version import VERSION, check_version
+
+INDEX_RATIO = 32
+"""As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
+FLOOR = 16 << 20
+"""Bytes that reading any file may take, however small it is."""
+
+_PARSED = 26  # bytes in memory, at most, for a byte of JSON
+
+_HEAD = struct.Struct("<8sII")
+_TAIL = struct.Struct("<QQ16s8s")
+_MAGIC = b"rlskip\r\n"
+_END = b"\r\nend\r\n\x00"
+_BATCH = 6  # chunks packed before they are written
+
+
+# -- writing -----------------------------------------------------------------------------
+
+
+def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: int = 0) -> str:
+    """Write a dump's file and return its checksum.
+
+    Parameters
+    ----------
+    file
+        Open for writing in binary.
+    index
+        Any JSON. The key ``arrays`` is reserved.
+    arrays
+        What is stored. Beside them only a few chunks are held in memory.
+    cost
+        Bytes that the values will occupy beside the arrays when they are rebuilt
+        (:attr:`.codec.Packer.cost`).
+    """
+    file.write(_HEAD.pack(_MAGIC, VERSION, 0))
+    size = _HEAD.size + _TAIL.size
+    listing: list[tuple[int, str, list]] = [(a.nbytes, a.spec, []) for a in arrays]
+    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
+    packed: list[tuple[str, bytes]] = []
+
+    def do(job: tuple[int, np.ndarray] | None) -> tuple[str, bytes]:
+        if job is None:
+            file.writelines(blob for _, blob in packed)
+            return "", b""
+        i, part = job
+        return chunks.pack(arrays[i], part)
+
+    for start in range(0, len(parts), _BATCH):
+        batch = parts[start : start + _BATCH]
+        # The batch before is written while this one is packed.
+        _, *packed = chunks.share(do, [None, *batch])
+        for (i, _), (spec, blob) in zip(batch, packed, strict=True):
+            listing[i][2].append((len(blob), spec, xxhash.xxh3_128_hexdigest(blob)))
+            size += len(blob)
+    do(None)
+    plain = json.dumps({**index, "arrays": listing}, separators=(",", ":")).encode()
+    stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
+    stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
+    cost += sum(array.nbytes for array in arrays) + _PARSED * len(plain)
+    if cost > FLOOR:
+        stored = stored.ljust(-(-cost // MAX_RATIO) - size, b"\0")
+    digest = xxhash.xxh3_128_digest(stored)
+    file.write(stored)
+    file.write(_TAIL.pack(len(stored), len(plain), digest, _END))
+    return digest.hex()
+
+
+# -- reading -----------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Chunk:
+    offset: int
+    size: int
+    spec: str
+    checksum: str
+
+
+@attrs.frozen
+class _Entry:
+    nbytes: int
+    spec: str
+    chunks: list[_Chunk]
+
+
+class Reader:
+    """A dump's file, opened: the index verified, the arrays read one by one.
+
+    Parameters
+    ----------
+    file
+        A real file, open for reading in binary until the arrays are read.
+    where
+        The path to name in errors.
+    checksum
+        The one in ``meta.json``: a file with another is not the one that was written.
+
+    Raises
+    ------
+    CorruptDumpError
+        The file is truncated, altered, or not a dump.
+    NewerFormatError
+        A newer rlskip wrote it.
+    """
+
+    def __init__(self, file: BinaryIO, where: str, checksum: str | None = None) -> None:
+        self._handle = file.fileno()
+        self.where = where
+        size = os.fstat(self._handle).st_size
+        room = size - _HEAD.size - _TAIL.size
+        if room < 0:
+            raise self._corrupt(f"{size} bytes are too few for a dump")
+        magic, version, reserved = _HEAD.unpack(self._read(0, _HEAD.size))
+        if magic != _MAGIC:
+            raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
+        check_version(version, where)
+        stored, plain, digest, end = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
+        if reserved or end != _END or stored > room or plain > stored * INDEX_RATIO:
+            raise self._corrupt("its end is missing or altered")
+        if checksum is not None and digest.hex() != checksum:
+            raise self._corrupt("its checksum is not the one in meta.json")
+        self.checksum: str = digest.hex()
+        packed = self._read(size - _TAIL.size - stored, stored)
+        if xxhash.xxh3_128_digest(packed) != digest:
+            raise self._corrupt("its index is altered")
+        self.index = self._parse(packed, plain)
+        self._budget: int = max(FLOOR, MAX_RATIO * size) - _PARSED * plain
+        self._verified: set[int] = set()
+        self._ready: dict[int, np.ndarray] = {}
+        self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays in memory."""
+        return sum(entry.nbytes for entry in self._entries)
+
+    @property
+    def budget(self) -> int:
+        """Bytes that rebuilding the values may take, beside the arrays."""
+        return self._budget - self.nbytes
+
+    def array(self, number: int) -> np.ndarray:
+        """Array `number`, verified, as bytes in memory of its own."""
+        if type(number) is not int or not 0 <= number < len(self._entries):
+            raise self._corrupt(f"it has no array {number!r}")
+        if number not in self._ready:
+            self._load([number])
+        return self._ready.pop(number)
+
+    def expand_all(self) -> None:
+        """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
+
+        This is faster than one by one: the threads start and join once, not once per array.
+        """
+        self._load(range(len(self._entries)))
+
+    def verify(self) -> None:
+        """Compare the arrays not yet read with their checksums, without decompressing them."""
+        for number, entry in enumerate(self._entries):
+            if number not in self._verified:
+                for chunk in entry.chunks:
+                    self._chunk(chunk)
+
+    def _load(self, numbers: Iterable[int]) -> None:
+        """Expand these arrays into memory of their own, all their chunks as one batch of jobs."""
+        jobs = []
+        for number in numbers:
+            entry = self._entries[number]
+            small = entry.nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
+            out = np.empty(entry.nbytes, np.uint8) if small else memory.take(entry.nbytes)
+            self._ready[number] = out
+            self._verified.add(number)
+            jobs += [
+                (chunk, out[i * CHUNK : (i + 1) * CHUNK], entry.spec)
+                for i, chunk in enumerate(entry.chunks)
+            ]
+
+        def restore(job: tuple[_Chunk, np.ndarray, str]) -> None:
+            chunk, part, spec = job
+            packed = self._chunk(chunk)
+            try:
+                chunks.unpack(packed, chunk.spec, part, spec)
+            except ValueError as error:
+                raise self._corrupt(str(error)) from error
+
+        # A second thread costs more interpreter time than it saves on a few small arrays.
+        chunks.share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * CHUNK)
+
+    def _chunk(self, chunk: _Chunk) -> bytes:
+        packed = self._read(chunk.offset, chunk.size)
+        if xxhash.xxh3_128_hexdigest(packed) != chunk.checksum:
+            raise self._corrupt(f"the {chunk.size} bytes at {chunk.offset} are altered")
+        return packed
+
+    def _parse(self, packed: bytes, plain: int) -> dict[str, Any]:
+        text = bytearray(plain)
+        try:
+            chunks.expand(packed, np.frombuffer(text, np.uint8), "x1")
+            index = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._corrupt("its index cannot be read") from error
+        if not isinstance(index, dict):
+            raise self._corrupt("its index is not a mapping")
+        return index
+
+    def _parse_entries(self, start: int, end: int) -> list[_Entry]:
+        """The arrays as the index lists them; together they fill the file exactly."""
+        entries, offset = [], start
+        try:
+            for nbytes, spec, listed in self.index.pop("arrays"):
+                found = []
+                for size, stored, checksum in listed:
+                    found.append(_Chunk(offset, size, stored, checksum))
+                    offset += size
+                entries.append(_Entry(nbytes, spec, found))
+            sound = offset == end and all(map(_is_sound, entries))
+        except (KeyError, TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise self._corrupt("its index does not fit it")
+        return entries
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._handle, size, offset)
+        if len(data) != size:
+            raise self._corrupt("it ends too early")
+        return data
+
+    def _corrupt(self, what: str) -> CorruptDumpError:
+        return CorruptDumpError(what, where=self.where)
+
+
+def _is_sound(entry: _Entry) -> bool:
+    return (
+        type(entry.nbytes) is int
+        and entry.nbytes >= 0
+        and entry.spec in STORED_AS
+        and entry.nbytes % int(entry.spec[1]) == 0
+        and len(entry.chunks) == -(-entry.nbytes // CHUNK)
+        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
+        and entry.nbytes <= MAX_RATIO * sum(chunk.size for chunk in entry.chunks)
+        and all(chunk.spec in STORED_AS[entry.spec] for chunk in entry.chunks)
+    )

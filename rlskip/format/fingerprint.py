@@ -1,0 +1,313 @@
+"""The fingerprint of a value: a hash of its content, whatever kind of batch it is."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
+
+from rlskip.batch.columns import cells_of, columns_of, is_data_proto, length_of
+from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
+from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.format.kinds import Packer
+from rlskip.format.tensors import flat_bytes, is_plain
+
+VOLATILE = frozenset(
+    {
+        "uid",
+        "uids",
+        "request_id",
+        "request_ids",
+        "sample_id",
+        "global_step",
+        "global_steps",
+        "meta_info",
+        "timing",
+    }
+)
+"""Fields of a batch that record when it was made, not what is in it."""
+
+_REMEDY = (
+    "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
+    "prompts, or computes them; or register a codec for its type: "
+    "rlskip.store.register_codec(type, name, encode, decode)"
+)
+# The bits of infinity: those of NaN are larger.
+_INFINITY = {
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
+    "float32": 0x7F80_0000,
+    "float64": 0x7FF0_0000_0000_0000,
+}
+_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+
+def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
+    """Content hash of prompts of any kind that dumps keep.
+
+    Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
+    count: the order of a mapping's keys, devices, strides, byte order, and the `volatile` fields of
+    the outermost mapping, or of its rows if the outermost is a sequence of mappings.
+
+    A tensor is equal to a numpy array; a scalar of Python to one of numpy and to a 0-d tensor of
+    that value, whatever its width; lists, tuples and 1-D object arrays to each other; a jagged
+    tensor to the list of its rows; a DataProto and a TensorDict, lazy or not, to the mapping of
+    their columns. int32 prompts are not int64 prompts. NaN is equal to itself, and 0.0 to -0.0.
+
+    Returns
+    -------
+    str
+        32 hexadecimal digits.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        A part of the prompts cannot be compared; the error names its place.
+    """
+    try:
+        return _Hasher(Sharing()).hash(_without(frozenset(volatile), prompts))
+    except MemoryError:
+        raise
+    except Exception as error:
+        known = _unsupported(prompts, error, "prompts")
+        where = known.where if len(known.where) <= 200 else f"{known.where[:200]}..."
+        raise UnsupportedTypeError(known.what, where, _REMEDY) from error
+
+
+def contents_of(prompts: Any, extra: Mapping[str, Any]) -> list[str | None]:
+    """A hash of each prompt and of `extra`; None where a prompt has only volatile fields."""
+    n = length_of(prompts)
+    columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
+    per_row = {name: cells for name, column in columns.items() if (cells := cells_of(column, n))}
+    whole = {name: column for name, column in columns.items() if name not in per_row}
+    if not per_row and not extra:
+        return [None] * n
+    return [
+        fingerprint({**whole, **{name: v[i] for name, v in per_row.items()}, "": dict(extra)})
+        for i in range(n)
+    ]
+
+
+def scalar_of(value: Any) -> Any:
+    """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
+    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
+        if isinstance(value, np.ma.MaskedArray):
+            return value
+        return scalar_of(value.item()) if value.dtype.kind in "OSU" or _is_number(value) else value
+    if isinstance(value, torch.Tensor) and not value.is_nested and value.ndim == 0:
+        with contextlib.suppress(NotImplementedError):  # of less than a byte
+            return value.item() if is_plain(value) else value
+    return value
+
+
+def _is_number(array: np.ndarray | np.generic) -> bool:
+    """Whether numpy's elements are numbers without padding, as a long double's are not."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
+
+
+def _without(volatile: frozenset[str], prompts: Any) -> Any:
+    if is_data_proto(prompts) or _is_mapping(prompts):
+        return {key: value for key, value in columns_of(prompts).items() if key not in volatile}
+    rows = _rows(prompts)
+    if rows and all(_is_mapping(row) for row in rows):
+        return [_without(volatile, row) for row in rows]
+    return prompts
+
+
+def _is_mapping(value: Any) -> bool:
+    if isinstance(value, NonTensorStack):
+        return False
+    if isinstance(value, LazyStackedTensorDict):
+        # Of any other stack, tensordict shows only the keys that all parts have.
+        return len({frozenset(part.keys(True, True)) for part in value.tensordicts}) == 1
+    return isinstance(value, Mapping)
+
+
+def _is_sequence(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype == object and (value.size > 0 or value.ndim == 1)
+    if isinstance(value, LazyStackedTensorDict):
+        return True
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    """The parts of a sequence of any kind; none of anything else."""
+    if not _is_sequence(value):
+        return ()
+    return value.tensordicts if isinstance(value, LazyStackedTensorDict) else list(value)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether `value` is what a row of a jagged tensor is."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_nested and value.ndim > 0
+    return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+
+
+class _Hasher:
+    """The hash of a value, each part prefixed with its sort and length so that none run together.
+
+    What it hashes of a value must not change: dumps on disk carry fingerprints.
+    """
+
+    def __init__(self, sharing: Sharing, depth: int = 0) -> None:
+        self._digest = xxhash.xxh3_128()
+        self._sharing = sharing
+        self._depth = depth
+
+    def hash(self, value: Any) -> str:
+        self._feed(value)
+        return self._digest.hexdigest()
+
+    def _put(self, sort: str, *data: Any) -> None:
+        views = [memoryview(part).cast("B") for part in data if len(part)]
+        self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
+        for view in views:
+            self._digest.update(view)
+
+    def _feed(self, value: Any) -> None:
+        if type(value) is not str:  # most are
+            value = scalar_of(value)
+        if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
+            self._put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
+        elif isinstance(value, str):
+            self._put("str", str.encode(value, "utf-8", "surrogatepass"))
+        elif isinstance(value, bytes | bytearray):
+            self._put("bytes", value)
+        elif value is None or isinstance(value, bool):
+            self._put(type(value).__name__, repr(value).encode())
+        elif isinstance(value, int):
+            self._put("int", repr(int(value)).encode())
+        elif isinstance(value, float):
+            self._put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
+        elif isinstance(value, complex):
+            self._put("complex", repr(complex(value) + 0).encode())
+        else:
+            self._feed_composite(value)
+
+    def _feed_composite(self, value: Any) -> None:
+        if self._depth > MAX_DEPTH:
+            raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
+        if self._sharing.is_endless(value):
+            raise UnsupportedTypeError("its parts are shared too often to be compared one by one")
+        if isinstance(value, torch.Tensor) and _is_of("torch", value):
+            if value.is_nested:
+                self._feed_sequence(value.unbind())
+            else:
+                self._feed_tensor(value)
+        elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            data = value.data.copy()
+            data[value.mask] = np.zeros((), value.dtype)
+            self._put("masked")
+            self._feed_part("mask", np.ma.getmaskarray(value))
+            self._feed_part("data", data)
+        elif _is_mapping(value):
+            self._feed_mapping(columns_of(value))
+        elif _is_sequence(value):
+            self._feed_sequence(_rows(value))
+        elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
+            self._feed_array(np.asarray(value))
+        elif isinstance(value, NonTensorData):
+            self._feed(value.data)
+        elif isinstance(value, Set):
+            hashes = (_Hasher(self._sharing, self._depth + 1).hash(item) for item in value)
+            self._put("set", "".join(sorted(hashes)).encode())
+        elif isinstance(value, os.PathLike):
+            self._put("path", os.fsencode(value))
+        else:
+            # Of any other type what a dump would keep of it.
+            packer = Packer()
+            self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+            for array in packer.arrays:
+                self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
+
+    def _feed_part(self, place: Any, part: Any) -> None:
+        self._depth += 1
+        try:
+            self._feed(part)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _unsupported(part, error, f"[{place!r}]") from error
+        self._depth -= 1
+
+    def _feed_sequence(self, parts: Sequence[Any]) -> None:
+        # Rows of tokens, jagged or a list of arrays.
+        sort = "nested" if parts and all(map(_is_array, parts)) else "sequence"
+        self._put(f"{sort} {len(parts)}")
+        for i, part in enumerate(parts):
+            self._feed_part(i, part)
+
+    def _feed_mapping(self, columns: Mapping[Any, Any]) -> None:
+        self._put(f"mapping {len(columns)}")
+        for key in sorted(columns, key=self._order):
+            self._feed_part(key, key)
+            self._feed_part(key, columns[key])
+
+    def _order(self, key: Any) -> tuple[str, str]:
+        """What mappings are sorted by, whatever their keys are and in every process."""
+        key = scalar_of(key)
+        if isinstance(key, str):
+            return "str", str.__str__(key)
+        if key is None or isinstance(key, bool | int | float):
+            return type(key).__name__, repr(key)
+        return type(key).__name__, _Hasher(self._sharing, self._depth + 1).hash(key)
+
+    def _feed_tensor(self, value: torch.Tensor) -> None:
+        if not is_plain(value):
+            raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
+        name = str(value.dtype).removeprefix("torch.")
+        self._put(f"array {name} {list(value.shape)}", _equal_bits(flat_bytes(value), name))
+
+    def _feed_array(self, value: np.ndarray) -> None:
+        kind = value.dtype.kind
+        if kind == "O":
+            self._put(f"objects {list(value.shape)}")  # none, but of that shape
+        elif kind in "SUmM" or _is_number(value):
+            flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
+            name = flat.dtype.name if kind in "biufc" else flat.dtype.str
+            data = np.frombuffer(flat.tobytes(), np.uint8)
+            self._put(f"array {name} {list(value.shape)}", _equal_bits(data, name))
+        else:
+            raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
+
+
+def _is_of(package: str, value: Any) -> bool:
+    """Whether the class of `value` is the package's: another's may have content of its own."""
+    return type(value).__module__.split(".")[0] in (package, "tensordict")
+
+
+def _equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of floats in which there is one zero and one NaN; other bytes as they are."""
+    infinity = _INFINITY.get(_PARTS.get(dtype, dtype))
+    if infinity is None:
+        return data
+    width = 2 if infinity < 1 << 16 else 4 if infinity < 1 << 32 else 8
+    bits = data.view(f"u{width}")
+    sign = bits.dtype.type(1 << (8 * width - 1))
+    magnitude = bits & ~sign
+    is_nan, is_zero = magnitude > infinity, magnitude == 0
+    if not (is_nan.any() or (is_zero & (bits == sign)).any()):
+        return data
+    nan = bits.dtype.type(infinity | infinity >> 1)
+    return np.where(is_nan, nan, np.where(is_zero, magnitude, bits)).view(np.uint8)
+
+
+def _unsupported(value: Any, error: Exception, place: str) -> UnsupportedTypeError:
+    """The error for a part at `place`; `error` came of `value` or of a part further in."""
+    if isinstance(error, UnsupportedTypeError):
+        return UnsupportedTypeError(error.what, f"{place}{error.where}")
+    kind = type(value)
+    return UnsupportedTypeError(
+        f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}", place
+    )

@@ -1,0 +1,6 @@
+"""The packer and the unpacker, with all kinds of values registered."""
+
+from rlskip.format import plain, tensordicts, tensors  # noqa: F401 - each registers its kinds
+from rlskip.format.codec import Packer, Unpacker, register_codec
+
+__all__ = ["Packer", "Unpacker", "register_codec"]

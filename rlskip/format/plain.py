@@ -1,0 +1,247 @@
+"""The kinds of Python: numbers, text, containers, named tuples.
+
+Long lists of one sort of number or text are packed into arrays, and so are lists of such lists
+(token ids per row).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import types
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, check_hashes, pack_entries
+
+# Bytes that an object takes, with its place in a list and in a slice of that list.
+_NUMBER = 48
+_STRING = 80
+_RUN = 112  # a list, and the number that is its end
+_NODE = 24
+_IN_SET = 72
+_TWIN = 1 << 16  # as much as it takes time
+_FIELD = 1 << 13
+
+
+def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
+    kinds = set(map(type, values))
+    if len(values) >= 8:
+        if kinds == {str}:
+            return ["str", *_pack_strings(values, packer)]
+        if kinds == {float}:
+            return ["float", packer.array(np.array(values, np.float64), "x", each=_NUMBER)]
+        if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
+            return ["int", packer.array(np.array(values, np.int64), "i", each=_NUMBER)]
+    if kinds == {list} and len(values) > 1:
+        flat = list(chain.from_iterable(values))
+        if len(flat) >= 8 and set(map(type, flat)) in ({int}, {float}, {str}):
+            counts = np.fromiter(map(len, values), np.int64, len(values))
+            return ["runs", packer.array(counts, "i", each=_RUN), packer.node(flat)]
+    packer.cost += _NODE * len(values)
+    return ["any", [packer.node(value, (i,)) for i, value in enumerate(values)]]
+
+
+def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
+    form, *rest = parts
+    if form == "any":
+        (nodes,) = rest
+        unpacker.spend(_NODE * len(nodes))
+        return [unpacker.node(node) for node in nodes]
+    if form == "str":
+        return _unpack_strings(rest, unpacker)
+    if form == "float":
+        return list(unpacker.array(rest[0], "f8", each=_NUMBER).tolist())
+    if form == "int":
+        return list(unpacker.array(rest[0], "i8", each=_NUMBER).tolist())
+    if form == "runs":
+        ends = _ends(unpacker.array(rest[0], "i8", each=_RUN))
+        flat = unpacker.list_of(rest[1])
+        if (ends[-1] if ends else 0) != len(flat):
+            raise ValueError("runs do not add up")
+        return [flat[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    raise ValueError(f"a list of the form {form!r}")
+
+
+def _ends(counts: np.ndarray) -> list[int]:
+    """Where each of several runs ends, from their lengths."""
+    if len(counts) and (counts.min() < 0 or counts.max() > 2**40):
+        raise ValueError("a run of impossible length")
+    return [int(end) for end in np.cumsum(counts)]
+
+
+def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
+    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+    counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    # One wide character makes each of its string take four bytes.
+    return [packer.array(counts, "i", each=_STRING), packer.array(text, "x", each=5)]
+
+
+def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
+    ends = _ends(unpacker.array(parts[0], "i8", each=_STRING))
+    text = unpacker.array(parts[1], "u1", each=5).tobytes()
+    if (ends[-1] if ends else 0) != len(text):
+        raise ValueError("strings do not add up")
+    return [
+        text[a:b].decode("utf-8", "surrogatepass") for a, b in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:
+    # The order of strings in a set differs from process to process.
+    values = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+    check_hashes(values)
+    packer.cost += _IN_SET * len(values)
+    return _pack_list(values, packer)
+
+
+def _unpack_set(parts: list[Node], unpacker: Unpacker) -> list[Any]:
+    values = _unpack_list(parts, unpacker)
+    unpacker.spend(_IN_SET * len(values))
+    check_hashes(values)
+    return values
+
+
+_FACTORIES: dict[str, Any] = {
+    f.__name__: f for f in (list, dict, set, int, float, str, bool, tuple)
+}
+
+
+def _pack_defaultdict(value: defaultdict, packer: Packer) -> list[Node]:
+    factory = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if name is not None and _FACTORIES.get(name) is not factory:
+        raise packer.unsupported(value, f"its default factory {factory!r} is not a builtin type")
+    return [name, pack_entries(value.items(), packer)]
+
+
+def _unpack_defaultdict(parts: list[Node], unpacker: Unpacker) -> defaultdict:
+    factory = None if parts[0] is None else _FACTORIES[parts[0]]
+    return defaultdict(factory, unpacker.entries(parts[1]))
+
+
+def _pack_bytes(value: bytes | bytearray, packer: Packer) -> list[Node]:
+    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x", each=1)]
+
+
+def _is_namedtuple(value: Any) -> bool:
+    fields = getattr(type(value), "_fields", None)
+    return (
+        isinstance(value, tuple)
+        and type(value).__bases__ == (tuple,)
+        and isinstance(fields, tuple)
+        and len(fields) == len(value)
+    )
+
+
+def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
+    kind = type(value)
+    values = [packer.node(v, f".{f}") for f, v in zip(kind._fields, value, strict=True)]
+    return [kind.__module__, kind.__qualname__, list(kind._fields), values]
+
+
+def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
+    """An instance of the class itself if the program has imported it, else of a twin.
+
+    The class is looked up, never imported, and filled without calling anything of it.
+    """
+    module, qualname, fields, nodes = parts
+    names = tuple(fields)
+    kind: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        kind = _members(kind).get(name)
+    if _members(kind).get("_fields") != names or kind.__bases__ != (tuple,):
+        kind = _twin(qualname, names, unpacker)
+    if len(nodes) != len(names):
+        raise ValueError("a named tuple of another length")
+    return tuple.__new__(kind, [unpacker.node(node) for node in nodes])
+
+
+def _twin(qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
+    """A class like the one of that name, which this program does not have."""
+    if (qualname, names) not in unpacker.twins:
+        unpacker.spend(_TWIN + _FIELD * len(names))
+        unpacker.twins[qualname, names] = namedtuple(qualname.rsplit(".", 1)[-1], names)  # type: ignore[misc]
+    return unpacker.twins[qualname, names]
+
+
+def _members(place: Any) -> Mapping[str, Any]:
+    """The names in a module or class; no ``__getattr__`` of either is called."""
+    if isinstance(place, type):
+        return type.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
+    if isinstance(place, types.ModuleType):
+        return object.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
+    return {}
+
+
+def _float_bits(value: float) -> str:
+    return struct.pack(">d", value).hex()
+
+
+def _bits_float(bits: str) -> float:
+    return struct.unpack(">d", bytes.fromhex(bits))[0]  # type: ignore[no-any-return]
+
+
+def _collection(tag: str, kind: Any) -> Kind:
+    return Kind(tag, _pack_list, lambda parts, walk: kind(_unpack_list(parts, walk)), cost=64)
+
+
+def _unique(tag: str, kind: Any) -> Kind:
+    return Kind(tag, _pack_set, lambda parts, walk: kind(_unpack_set(parts, walk)), cost=256)
+
+
+def _mapping(tag: str, kind: Any) -> Kind:
+    return Kind(
+        tag,
+        lambda value, packer: [pack_entries(value.items(), packer)],
+        lambda parts, unpacker: kind(unpacker.entries(parts[0])),
+        cost=256,
+    )
+
+
+def _raw(tag: str, kind: Any) -> Kind:
+    return Kind(tag, _pack_bytes, lambda parts, walk: kind(walk.array(parts[0], "u1", each=1)), 64)
+
+
+for _kind, _type in (
+    (_collection("list", list), list),
+    (_collection("tuple", tuple), tuple),
+    (_unique("set", set), set),
+    (_unique("frozenset", frozenset), frozenset),
+    (_mapping("dict", dict), dict),
+    (_mapping("ordereddict", OrderedDict), OrderedDict),
+    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, cost=256), defaultdict),
+    (_raw("bytes", bytes), bytes),
+    (_raw("bytearray", bytearray), bytearray),
+    # Integers past 64 bits, floats that JSON has no name for, strings that it would change.
+    (Kind("int", lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), cost=64), int),
+    (
+        Kind("float", lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
+        float,
+    ),
+    (
+        Kind(
+            "complex",
+            lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
+            lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
+            cost=64,
+        ),
+        complex,
+    ),
+    (
+        Kind(
+            "str",
+            lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
+            lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
+            cost=64,
+        ),
+        str,
+    ),
+):
+    add_kind(_kind, [_type])
+add_kind(Kind("namedtuple", _pack_namedtuple, _unpack_namedtuple, cost=128), test=_is_namedtuple)

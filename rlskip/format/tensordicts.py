@@ -1,0 +1,191 @@
+"""Batches of the field: TensorDict and its kin, verl's DataProto, PIL images."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_tensor_collection,
+)
+
+from rlskip.batch.columns import DataProtoParts, columns_of
+from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, pack_entries
+from rlskip.format.dump_errors import UnknownTypeError
+
+# -- tensordict --------------------------------------------------------------------------
+
+
+_WRAPPED = 2048
+"""Bytes charged for a value that a TensorDict wraps."""
+
+
+def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
+    device = None if value.device is None else value.device.type
+    names = value.names if any(name is not None for name in value.names) else None
+    entries = pack_entries(columns_of(value).items(), packer)
+    return [list(value.batch_size), device, names, entries]
+
+
+def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> TensorDict:
+    batch_size, device, names, nodes = parts
+    if device is not None:
+        device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+    entries = dict(unpacker.entries(nodes))
+    # A TensorDict makes tensors and wrappers of whatever else it is given: not from a file.
+    if not all(isinstance(v, torch.Tensor) or is_tensor_collection(v) for v in entries.values()):
+        raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
+    out = TensorDict(entries, batch_size=batch_size, device=device)
+    if names is not None:
+        out.names = names
+    return out
+
+
+def _pack_stack(value: Any, packer: Packer) -> list[Node]:
+    parts = value.tensordicts
+    dim_name = getattr(value, "_td_dim_name", None)
+    name = [] if dim_name is None else [dim_name]
+    if type(value) is NonTensorStack and all(
+        type(p) is NonTensorData and not p.batch_size for p in parts
+    ):
+        packer.cost += _WRAPPED * len(parts)
+        return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
+    form = "nontensor" if type(value) is NonTensorStack else "lazy"
+    nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
+    return [form, value.stack_dim, nodes, *name]
+
+
+def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
+    form, dim, content, *name = parts
+    if form == "data":
+        values = unpacker.list_of(content)
+        unpacker.spend(_WRAPPED * len(values))
+        stacked = [NonTensorData(data=data) for data in values]
+    else:
+        stacked = [unpacker.node(node) for node in content]
+    if not all(map(is_tensor_collection, stacked)):
+        raise ValueError("a part of a stack is not a TensorDict")
+    kinds = {"data": NonTensorStack, "nontensor": NonTensorStack, "lazy": LazyStackedTensorDict}
+    out = kinds[form](*stacked, stack_dim=dim)
+    if name:
+        (out._td_dim_name,) = name
+    return out
+
+
+add_kind(
+    Kind("tensordict", _pack_tensordict, _unpack_tensordict, cost=_WRAPPED), types=[TensorDict]
+)
+add_kind(
+    Kind("tensordictstack", _pack_stack, _unpack_stack, cost=_WRAPPED),
+    types=[NonTensorStack, LazyStackedTensorDict],
+)
+add_kind(
+    Kind(
+        "nontensor",
+        lambda v, packer: [packer.node(v.data, ".data"), list(v.batch_size)],
+        lambda parts, unpacker: NonTensorData(data=unpacker.node(parts[0]), batch_size=parts[1]),
+        cost=_WRAPPED,
+    ),
+    types=[NonTensorData],
+)
+# -- verl --------------------------------------------------------------------------------
+
+_DATAPROTO = "verl.protocol"
+
+
+def _is_verls(value: Any) -> bool:
+    """Whether verl's own class, or our stand-in for it, comes back: no subclass does."""
+    kind = type(value)
+    return kind is DataProtoParts or (kind.__module__, kind.__name__) == (_DATAPROTO, "DataProto")
+
+
+def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
+    return [
+        packer.node(value.batch, ".batch"),
+        pack_entries(value.non_tensor_batch.items(), packer),
+        packer.node(value.meta_info, ".meta_info"),
+    ]
+
+
+def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
+    batch, others, meta_info = parts
+    if type(batch) is list and batch[0] == "tensordict":
+        tensors, others = unpacker.chosen(batch[-1], others)
+        batch = [*batch[:-1], tensors]
+    else:
+        (others,) = unpacker.chosen(others)
+    kind = _dataproto_class() if unpacker.host_classes else DataProtoParts
+    return kind(
+        batch=unpacker.node(batch),
+        non_tensor_batch=dict(unpacker.entries(others)),
+        meta_info=unpacker.node(meta_info),
+    )
+
+
+def _dataproto_class() -> Any:
+    try:
+        return (sys.modules.get(_DATAPROTO) or importlib.import_module(_DATAPROTO)).DataProto
+    except ImportError as error:
+        raise UnknownTypeError(
+            "holds a verl DataProto, and verl cannot be imported here",
+            remedy="install verl, or load it where verl is installed",
+        ) from error
+
+
+add_kind(Kind("dataproto", _pack_dataproto, _unpack_dataproto), test=_is_verls)
+
+# -- PIL ---------------------------------------------------------------------------------
+
+
+def _is_image(value: Any) -> bool:
+    image = sys.modules.get("PIL.Image")
+    return image is not None and isinstance(value, image.Image)
+
+
+def _pack_image(value: Any, packer: Packer) -> list[Node]:
+    palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
+    pixels = np.frombuffer(value.tobytes(), np.uint8)
+    packer.cost += _image_cost(value.mode, *value.size)
+    return [
+        value.mode,
+        list(value.size),
+        packer.array(pixels, "x", each=1),
+        packer.node(palette),
+        packer.node(dict(value.info), ".info"),
+    ]
+
+
+def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UnknownTypeError("holds images", remedy="pip install pillow") from error
+    mode, (width, height), pixels, palette, info = parts
+    unpacker.spend(_image_cost(mode, width, height))
+    raw = unpacker.array(pixels, "u1", each=1).tobytes()
+    image = Image.frombytes(mode, (width, height), raw)
+    if palette is not None:
+        image.putpalette(unpacker.list_of(palette), "RGBA")
+    noted = unpacker.node(info)
+    if type(noted) is not dict:
+        raise ValueError("notes of an image that are not a mapping")
+    image.info.update(noted)
+    return image
+
+
+def _image_cost(mode: str, width: int, height: int) -> int:
+    """Bytes that Pillow takes for an image: its pixels, and a pointer to each line."""
+    if not (type(width) is type(height) is int and min(width, height) >= 0):
+        raise ValueError("an image without a size")
+    pixel = 1 if mode in ("1", "L", "P") else 4
+    return (width * pixel + 8) * height
+
+
+add_kind(Kind("image", _pack_image, _unpack_image), test=_is_image)

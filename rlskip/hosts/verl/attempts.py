@@ -1,0 +1,42 @@
+"""Rows that verl's agent-loop workers write, under the keys of the attempt that writes them.
+
+The seam is the module `transfer_queue` as ``verl.trainer.ppo.v1.agent_loop_tq`` sees it: verl's
+worker writes a session's rows there, and knows of no second attempt. Without this a late write of
+an attempt that was given up would replace the rows of the attempt that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from rlskip.keys import ATTEMPT, TrajectoryKey
+
+#: The attempt that runs in the present task.
+present_attempt: ContextVar[int] = ContextVar("rlskip_attempt", default=0)
+
+
+class AttemptKeys:
+    """`transfer_queue`, with keys and tags of :data:`present_attempt` in every batch put."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def async_kv_batch_put(
+        self, keys: Sequence[str], tags: Sequence[dict[str, Any]], **more: Any
+    ) -> Any:
+        attempt = present_attempt.get()
+        return await self._inner.async_kv_batch_put(
+            keys=[_key_of(key, attempt) for key in keys],
+            tags=[{**tag, ATTEMPT: attempt} for tag in tags],
+            **more,
+        )
+
+
+def _key_of(key: str, attempt: int) -> str:
+    row = TrajectoryKey.parse(key)
+    return str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))

@@ -1,0 +1,133 @@
+"""rlskip's replay buffer behind the seam ``trainer.v1.sampler.custom_sampler`` of verl 0.9.
+
+verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from transfer_queue import KVBatchMeta
+
+from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.errors import ConfigError
+from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, split_session, split_trajectory
+from rlskip.replay import PromptOutcome, ReplayBuffer
+from rlskip.skip import SkipManager
+
+_SYNC = "sync"
+
+
+class FailClosedReplayBuffer:
+    """A replay buffer for verl's V1 trainers that returns complete groups, or raises.
+
+    Parameters
+    ----------
+    trainer_mode
+        ``sync``, ``colocate_async`` or ``separate_async``. A sync trainer is on-policy, so it
+        ignores verl's two off-policy settings, as it does with verl's own buffer.
+    trainer_config
+        ``trainer.v1.<trainer_mode>``; unused.
+    max_off_policy_threshold, max_off_policy_strategy
+        Those of ``trainer.v1.sampler``. The same keys of `replay` take precedence.
+    sampler_kwargs
+        The keys of `replay` (:class:`~rlskip.config.replay.ReplayConfig`), filled in by rlskip's
+        plug-in. `n` and `val_n` are required: verl's prompts do not carry the number of sessions
+        to expect.
+    refill_fn
+        Submits the given number of fresh prompts.
+
+    Raises
+    ------
+    ConfigError
+        The settings cannot be honoured; every problem is named.
+    """
+
+    def __init__(
+        self,
+        trainer_mode: str,
+        trainer_config: Any,
+        max_off_policy_threshold: int | None,
+        max_off_policy_strategy: str,
+        sampler_kwargs: Mapping[str, Any] | DictConfig | None = None,
+        refill_fn: Callable[[int], Any] | None = None,
+    ) -> None:
+        settings = _settings(sampler_kwargs)
+        if (
+            trainer_mode != _SYNC
+            and max_off_policy_threshold is not None
+            and settings.max_off_policy_strategy == "none"
+        ):
+            settings = dataclasses.replace(
+                settings,
+                max_off_policy_threshold=max_off_policy_threshold,
+                max_off_policy_strategy=max_off_policy_strategy,
+            )
+        self._queue = run_queue()
+        self._refill_fn = refill_fn
+        # A sync step samples everything it submitted; with `drop`, everything that is left of it.
+        self._whole_steps = trainer_mode == _SYNC and settings.on_incomplete == "drop"
+        refill = None if refill_fn is None else self._refill
+        self._buffer = ReplayBuffer(self._queue, settings, refill=refill)
+
+    def sample(
+        self, global_steps: int, partition_id: str, batch_size: int | None = None
+    ) -> tuple[KVBatchMeta, dict[str, float]]:
+        """As :meth:`rlskip.replay.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
+        batch, metrics = self._sample(
+            global_steps, partition_id, None if self._whole_steps else batch_size
+        )
+        self._delete_all_but(batch.keys, batch.extra_info.pop(ROLLOUT_ROOT_KEYS), partition_id)
+        return KVBatchMeta(**vars(batch)), metrics
+
+    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
+        """The number of groups that could be sampled now."""
+        return self._buffer.get_sampleable_count(global_steps, partition_id)
+
+    @SkipManager.annotate(role="rollout_tq", phase="sample", queue=lambda *_: run_queue())
+    def _sample(self, *which: Any) -> Any:
+        return self._buffer.sample(*which)
+
+    def _delete_all_but(self, rows: list[str], uids: list[str], partition_id: str) -> None:
+        """Delete the sampled prompts' roots, markers and other rows; verl deletes only `rows`."""
+        sampled, prompts = set(rows), set(uids)
+        left = [
+            key
+            for key in self._queue.list(partition_id)
+            if key not in sampled
+            and (key in prompts or ((form := _form(key)) is not None and form[0] in prompts))
+        ]
+        self._queue.delete(left, partition_id)
+
+    def _refill(self, partition_id: str, evicted: list[PromptOutcome]) -> list[str]:
+        """Have the trainer submit as many fresh prompts; returns their uids: the new roots."""
+        assert self._refill_fn is not None
+        before = self._roots(partition_id)
+        self._refill_fn(len(evicted))
+        return [uid for uid in self._roots(partition_id) if uid not in before]
+
+    def _roots(self, partition_id: str) -> dict[str, Any]:
+        listing = self._queue.list(partition_id)
+        return {key: tag for key, tag in listing.items() if tag.get(IS_PROMPT)}
+
+
+def _form(key: str) -> tuple[Any, ...] | None:
+    return split_trajectory(key) or split_session(key)
+
+
+def _settings(sampler_kwargs: Mapping[str, Any] | DictConfig | None) -> ReplayConfig:
+    if isinstance(sampler_kwargs, DictConfig):
+        sampler_kwargs = OmegaConf.to_container(sampler_kwargs, resolve=True)  # type: ignore
+    settings = read_replay({"replay": dict(sampler_kwargs or {})})
+    if settings.n is None or settings.val_n is None:
+        raise ConfigError(
+            "the number of sessions a prompt gets is not set, so no group is known to be complete",
+            "trainer.v1.sampler.sampler_kwargs",
+            "set n and val_n there; rlskip's plug-in for verl sets them (is "
+            "VERL_USE_EXTERNAL_PLUGINS set to none?)",
+        )
+    return settings

@@ -1,0 +1,232 @@
+"""How the launcher process and the process that trains find each other.
+
+verl's application is the launcher process: it composes the config and starts a Ray actor, which
+trains. Hydra's callback runs in the former, rollouts pass through the latter.
+
+1. Launcher, before the job (:func:`rlskip.hosts.verl.launcher.before_job`): refuse a release, a
+   trainer or a config that rlskip does not support. Nothing has been started yet.
+2. Launcher, where no Ray runs (:func:`reach_next_ray`): name the plug-in in
+   ``VERL_USE_EXTERNAL_MODULES``, and :func:`runtime_env` in ``RAY_RUNTIME_ENV_HOOK``.
+   Where Ray runs already (:func:`reach_running_ray`): ask one of its workers whether it loads
+   the plug-in, and publish the job's variables in Ray's key-value store.
+3. ``ray.init`` in verl's main() calls the hook. It adds the plug-in and the job's variables
+   (``RLSKIP_JOB``, ``RLSKIP_DIRECTORY``) to the runtime environment, which reaches every node.
+4. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` (0.9) or
+   by the variable. :mod:`~rlskip.hosts.verl.plugin` wraps the seams. A node without rlskip fails
+   at this import.
+5. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
+   :func:`find_job`, switch the roles on, then :func:`acknowledge` each of them, by a file below
+   ``dump_dir`` and by a key in Ray.
+6. Launcher, during the job: a thread waits ``RLSKIP_ATTACH_TIMEOUT_S`` seconds for an
+   acknowledgement. It ends the run when that time is over, or as soon as a worker of the Ray that
+   the job started turns out not to load the plug-in.
+7. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
+   environment. A job that nobody acknowledged has failed, unless a stage called rlskip in the
+   launcher process itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlskip._compat import version_of
+from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts.verl.names import (
+    MODULES_VARIABLE,
+    NEXT_HOOK_VARIABLE,
+    PLUGIN,
+    PLUGIN_GROUP,
+    PLUGINS_VARIABLE,
+    RAY_HOOK_VARIABLE,
+)
+from rlskip.jobs import records
+
+log = logging.getLogger(__name__)
+
+_JOB_KEY = "job"
+_PROBE_S = 120.0
+
+
+# -- how verl loads the plug-in ------------------------------------------------------------------
+
+
+def attached_by() -> str | None:
+    """How the verl processes of this environment load rlskip; None if they do not.
+
+    Looks at installed metadata and environment variables only.
+
+    Returns
+    -------
+    str or None
+        ``verl.plugins`` (the entry point, verl 0.9 and later) or ``VERL_USE_EXTERNAL_MODULES``.
+    """
+    if _entry_point_is_allowed():
+        return PLUGIN_GROUP
+    return MODULES_VARIABLE if PLUGIN in os.environ.get(MODULES_VARIABLE, "").split(",") else None
+
+
+def _entry_point_is_allowed() -> bool:
+    if (version_of("verl") or ()) < (0, 9):
+        return False
+    allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
+    names = {name.strip() for name in allowed.split(",")}
+    ours = [e for e in importlib.metadata.entry_points(group=PLUGIN_GROUP) if e.value == PLUGIN]
+    return any(allowed == "auto" or e.name in names for e in ours)
+
+
+# -- from the launcher process into Ray's workers ------------------------------------------------
+
+
+def reach_next_ray() -> None:
+    """Have the workers of the Ray that this job will start load the plug-in and know the job."""
+    os.environ[MODULES_VARIABLE] = _with_plugin(os.environ.get(MODULES_VARIABLE, ""))
+    hook = f"{__name__}.{runtime_env.__name__}"
+    before = os.environ.get(RAY_HOOK_VARIABLE)
+    if before not in (None, hook):
+        os.environ[NEXT_HOOK_VARIABLE] = before
+    os.environ[RAY_HOOK_VARIABLE] = hook
+
+
+def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Ray's hook: the job's runtime environment, with the plug-in and the job's variables.
+
+    Calls the hook that was set before first.
+    """
+    before = os.environ.get(NEXT_HOOK_VARIABLE)
+    if before is not None:
+        given = _load(before)(given)
+    env = dict(given or {})
+    variables = dict(env.get("env_vars") or {})
+    modules = variables.get(MODULES_VARIABLE, os.environ.get(MODULES_VARIABLE, ""))
+    env["env_vars"] = {**variables, **_job_variables(), MODULES_VARIABLE: _with_plugin(modules)}
+    return env
+
+
+def reach_running_ray(ray: Any) -> None:
+    """Publish the job in a Ray that runs already, started by the user or by an earlier job.
+
+    Raises
+    ------
+    NotInstalledError
+        Its workers do not load the plug-in, and what they load cannot be changed any more.
+    """
+    if ray.get(ask_worker(ray), timeout=_PROBE_S) is None:
+        raise plugin_not_loaded("Ray was started before this job")
+    _put(_JOB_KEY, json.dumps(_job_variables()))
+
+
+def ask_worker(ray: Any) -> Any:
+    """Run :func:`attached_by` in a Ray worker of its own; returns the reference to its answer."""
+    return ray.remote(num_cpus=0, max_calls=1)(attached_by).remote()
+
+
+def plugin_not_loaded(which_ray: str) -> NotInstalledError:
+    return NotInstalledError(
+        f"{which_ray}, and its workers do not load rlskip's plug-in",
+        MODULES_VARIABLE,
+        f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment (`rlskip doctor --ray` "
+        "asks every node), or let verl start Ray",
+    )
+
+
+def running_ray() -> Any:
+    """The module `ray` once Ray is initialized, else None. Imports nothing."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+# -- from the process that trains back to the launcher -------------------------------------------
+
+
+def find_job() -> None:
+    """In the process that trains: take the job's variables from Ray where they are published."""
+    published = _get(_JOB_KEY)
+    if published is not None:
+        os.environ.update(json.loads(published))
+
+
+def acknowledge(role: str, dump_dir: str) -> None:
+    """In the process that trains: record below `dump_dir` and in Ray that `role` is on.
+
+    Raises
+    ------
+    ConfigError
+        Neither is possible, so the launcher process would end the run.
+    """
+    in_ray = _put(records.job_id(), role)
+    try:
+        records.acknowledge(dump_dir, role, host="verl", by=attached_by())
+    except OSError as error:
+        if not in_ray:
+            raise ConfigError(
+                f"the acknowledgement cannot be written, and there is no Ray to carry it: {error}",
+                f"skip.{role}.dump_dir={dump_dir}",
+                "name a directory that can be written",
+            ) from error
+        # Dumps can still be read there. Each one that cannot be written costs a warning.
+        log.warning("rlskip: %s cannot be written: %s", dump_dir, error)
+
+
+def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
+    """In the launcher process: whether any role of `job` is acknowledged.
+
+    Parameters
+    ----------
+    job
+        The job's name.
+    dump_dirs
+        The ``dump_dir`` of each enabled role.
+    """
+    return _get(job) is not None or any(
+        records.acknowledged(dump_dir, role, job) for role, dump_dir in dump_dirs.items()
+    )
+
+
+# -- details ---------------------------------------------------------------------------------
+
+
+def _job_variables() -> dict[str, str]:
+    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _with_plugin(modules: str) -> str:
+    names = [name for name in modules.split(",") if name]
+    return ",".join(names if PLUGIN in names else [*names, PLUGIN])
+
+
+def _load(dotted: str) -> Callable[..., Any]:
+    module, _, name = dotted.rpartition(".")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _put(key: str, value: str) -> bool:
+    """Store in Ray's key-value store, which the whole cluster shares; False without Ray."""
+    if (ray := running_ray()) is None:
+        return False
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(_key(ray, key), value.encode())
+    return True
+
+
+def _get(key: str) -> str | None:
+    if (ray := running_ray()) is None:
+        return None
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value = _internal_kv_get(_key(ray, key))
+    return None if value is None else value.decode()
+
+
+def _key(ray: Any, key: str) -> bytes:
+    return f"rlskip/{ray.get_runtime_context().get_job_id()}/{key}".encode()

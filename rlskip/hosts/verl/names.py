@@ -1,0 +1,37 @@
+"""Names that rlskip, verl and Ray agree on: modules, environment variables, config keys, fields."""
+
+from __future__ import annotations
+
+#: The module that verl loads in each of its processes, and the entry-point group that names it.
+PLUGIN = "rlskip.hosts.verl.plugin"
+PLUGIN_GROUP = "verl.plugins"
+
+#: verl's variables: modules to import at the end of ``import verl``; which entry points to load.
+MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
+PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
+
+#: Seconds the launcher process waits for an acknowledgement, counted from the job's start.
+WAIT_VARIABLE = "RLSKIP_ATTACH_TIMEOUT_S"
+
+#: Ray's variable for a hook that edits the runtime environment, and ours for the hook it replaces.
+RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
+NEXT_HOOK_VARIABLE = "RLSKIP_NEXT_RUNTIME_ENV_HOOK"
+
+#: Modules of verl that hold the seams.
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
+SKIP_MANAGER = "verl.utils.skip.skip_manager"
+V1 = "verl.trainer.ppo.v1"
+MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
+
+#: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
+MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+SAMPLER_KEY = "trainer.v1.sampler"
+FILTER_KEY = "algorithm.filter_groups.enable"
+
+#: What rlskip puts there.
+OUR_MANAGER = "rlskip.hosts.verl.session_workers.SessionManager"
+OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl.buffer", "name": "FailClosedReplayBuffer"}
+
+#: The field of a row that holds its rewards, token by token.
+SCORES = "rm_scores"

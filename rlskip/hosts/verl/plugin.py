@@ -1,0 +1,21 @@
+"""What verl loads in each of its processes: wrap the seams, or print why that failed.
+
+verl 0.9 finds this module by the entry point ``verl.plugins``, older releases by
+``VERL_USE_EXTERNAL_MODULES=rlskip.hosts.verl.plugin``. verl logs errors of entry points at DEBUG
+level only.
+"""
+
+import os
+import sys
+
+try:
+    from rlskip.hosts.verl import trainer, v1
+
+    trainer.attach()
+    v1.attach()
+except Exception as error:
+    print(f"rlskip could not attach to verl: {type(error).__name__}: {error}", file=sys.stderr)
+    if "RLSKIP_JOB" in os.environ:
+        # The job asks for rlskip, and verl would go on without it.
+        raise SystemExit("rlskip could not attach to verl") from error
+    raise

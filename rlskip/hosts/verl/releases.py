@@ -1,0 +1,46 @@
+"""Which releases and applications of verl rlskip supports."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from rlskip._compat import version_of
+from rlskip.config.check import look_up
+from rlskip.errors import ConfigError
+
+#: The oldest release that is tested.
+OLDEST = (0, 8)
+
+
+def is_verls(config: Any) -> bool:
+    """Whether `config` looks like the config of one of verl's applications."""
+    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
+    return all(look_up(config, part) is not None for part in parts)
+
+
+def verl_version() -> tuple[int, ...]:
+    """The installed release, for example (0, 9, 1); (0,) if it is unknown."""
+    return version_of("verl") or (0,)
+
+
+def refuse_old_release() -> None:
+    """Raise :class:`ConfigError` if the installed verl is older than the oldest tested one."""
+    if verl_version() < OLDEST:
+        raise ConfigError(
+            f"verl {_dotted(verl_version())} is not supported and would train without skipping",
+            "skip",
+            f"use verl {_dotted(OLDEST)} or later, or turn skip off",
+        )
+
+
+def refuse_main_ppo_sync() -> NoReturn:
+    """Raise :class:`ConfigError`: rlskip does not support verl 0.8's ``main_ppo_sync``."""
+    raise ConfigError(
+        "verl's main_ppo_sync is not supported and would train without skipping",
+        "skip",
+        "use verl.trainer.main_ppo, or the V1 trainer of verl 0.9 with +skip=rollout_tq_cache",
+    )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,104 @@
+"""V1 under ``skip.drop_fields=[rm_scores]``: score replayed rows with today's reward function.
+
+The seam is the method ``compute_score`` of verl's reward workers. In verl 0.9's V1 trainer an
+agent-loop worker calls it when a session ends, which a replayed session never does; so rlskip
+calls it with what the agent-loop worker would have sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+
+from rlskip.hosts.verl.names import SCORES
+from rlskip.keys import TrajectoryKey
+from rlskip.queue import TrajectoryQueue, to_rows
+
+_INFO = "reward_extra_info"
+# The fields that the reward workers get as tensors; the mask is all ones.
+_TENSORS = ("prompts", "responses", "input_ids", "position_ids")
+
+
+def score_again(batch: Any, queue: TrajectoryQueue, workers: Sequence[Any]) -> None:
+    """Score the sessions of a batch and write the scores to its rows; nothing if they have some.
+
+    Parameters
+    ----------
+    batch
+        A KVBatchMeta.
+    queue
+        The queue that holds its rows.
+    workers
+        verl's reward workers, Ray actors with a method ``compute_score``.
+    """
+    data = queue.get(batch.keys, batch.partition_id)
+    if SCORES in data.keys():  # noqa: SIM118 - a TensorDict
+        return
+    rows = dict(zip(map(TrajectoryKey.parse, batch.keys), to_rows(data), strict=True))
+    sessions = [
+        {key: rows[key] for key in keys}
+        for _, keys in itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
+    ]
+    results = ray.get(
+        [
+            worker.compute_score.remote(_as_sent(list(session.values())))
+            for worker, session in zip(itertools.cycle(workers), sessions)
+        ]
+    )
+    scored = {
+        str(key): _scored(row, result)
+        for session, result in zip(sessions, results, strict=True)
+        for key, row in session.items()
+    }
+    queue.put(list(scored), batch.partition_id, list(scored.values()))
+
+
+def _as_sent(rows: list[dict[str, Any]]) -> DataProto:
+    """One session, as ``AgentLoopWorker._compute_score`` sends it."""
+    tensors: dict[str, Any] = {name: [row[name] for row in rows] for name in _TENSORS}
+    tensors["attention_mask"] = [torch.ones_like(ids) for ids in tensors["input_ids"]]
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+        for name, values in tensors.items()
+    }
+    fields = {name: _plain(value) for name, value in rows[-1].items()}
+    return DataProto(
+        batch=TensorDict(padded, batch_size=len(rows)),
+        non_tensor_batch={
+            **{k: np.array([v] * len(rows)) for k, v in fields.items() if _is_field(v)},
+            "__num_turns__": np.array([int(row["num_turns"]) for row in rows]),
+            "tool_extra_fields": np.array([_before_scores(row) for row in rows], dtype=object),
+            "prompt_len": np.array([len(row["prompts"]) for row in rows]),
+            "response_len": np.array([len(row["responses"]) for row in rows]),
+        },
+    )
+
+
+def _scored(row: dict[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields to write to a row: the session's score at the last token, as verl writes it."""
+    scores = torch.zeros(len(row["responses"]), dtype=torch.float32)
+    scores[-1] = result["reward_score"]
+    return {
+        SCORES: scores,
+        "extra_fields": {**_before_scores(row), _INFO: dict(result.get(_INFO, {}))},
+    }
+
+
+def _before_scores(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in dict(row["extra_fields"]).items() if k != _INFO}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+
+
+def _is_field(value: Any) -> bool:
+    """Whether `value` belongs to the prompt; a trajectory's own fields are tensors."""
+    return not isinstance(value, torch.Tensor)

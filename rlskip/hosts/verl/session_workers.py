@@ -1,0 +1,77 @@
+"""rlskip's dispatch behind the seam ``agent_loop_manager_class`` of verl 0.9's V1 trainer.
+
+verl dispatches prompts to its agent-loop workers, and a worker runs all sessions of a prompt.
+:class:`SessionManager` dispatches single sessions to workers that are otherwise verl's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import transfer_queue
+from tensordict import TensorDict
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from rlskip.config.dispatch import read_dispatch
+from rlskip.dispatch import RayPool, RolloutDispatcher, Session
+from rlskip.dispatch.failures import DataFailure
+from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
+from rlskip.hosts.verl.run_queue import run_queue
+
+# The class behind the ``ray.remote`` that verl puts on it.
+_VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+class SessionWorker(_VerlWorker):
+    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        agent_loop_tq.tq = AttemptKeys(transfer_queue)
+
+    async def __call__(
+        self, prompt: dict[str, Any], sampling: dict[str, Any], session: Session
+    ) -> None:
+        """Run one session, as ``AgentLoopWorkerTQ._run_prompt`` runs each of a prompt's."""
+        rollout = self.config.actor_rollout_ref.rollout
+        prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
+        present_attempt.set(session.attempt)
+        await self._run_agent_loop(
+            {"repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs, **sampling},
+            trajectory={
+                "step": session.step,
+                "sample_index": session.sample_index,
+                "rollout_n": session.rollout_n,
+                "validate": session.validate,
+            },
+            trace=False,
+            session_id=session.session_id,
+            **prompt,
+        )
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        if isinstance(output, list) and not output:  # verl would warn, and write nothing
+            raise DataFailure("the agent loop returned no output")
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+
+
+class SessionManager(AgentLoopManagerTQ):
+    """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
+
+    async def _init_agent_loop_workers(self) -> None:
+        dispatch = read_dispatch(self.config)
+        worker = functools.partial(
+            SessionWorker,
+            self.config,
+            self.llm_client,
+            self.teacher_client,
+            self.reward_loop_worker_handles,
+        )
+        pool = RayPool(worker, dispatch.workers or 1)
+        self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch)
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        """Start the sessions of these prompts, and return at once."""
+        self.dispatcher.submit(prompts)

@@ -1,0 +1,252 @@
+"""verl in the process that trains: where the config arrives, and where V0's rollouts pass.
+
+================================================  ==============================================
+Seam                                              What rlskip does there
+================================================  ==============================================
+``AgentLoopManager.__init__``                     :func:`begin`: it gets the whole config, in
+                                                  every trainer of every release
+``AgentLoopManager.generate_sequences``           role ``rollout``: the V0 trainers call it once a
+                                                  step
+``verl.utils.skip.SkipManager`` (0.9)             ``init`` becomes :func:`begin`, ``set_step``
+                                                  becomes :func:`next_step`, ``annotate`` makes
+                                                  stages of rlskip; verl's own roles stay off
+================================================  ==============================================
+
+The V1 trainer's seams are in :mod:`rlskip.hosts.verl.v1`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from rlskip.errors import NotInstalledError
+from rlskip.hosts.attach import install, when_imported, wrap
+from rlskip.hosts.verl.fields import forget_times, lacking
+from rlskip.hosts.verl.handshake import acknowledge, find_job
+from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SKIP_MANAGER
+from rlskip.hosts.verl.releases import refuse_main_ppo_sync, refuse_old_release, verl_version
+from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.jobs.records import job_id
+from rlskip.skip import SkipManager
+
+log = logging.getLogger(__name__)
+
+_KEY = "rlskip.verl"
+
+# The config that is installed in this process.
+_installed: Any = None
+
+# Whether the present call of a rollout stage generated.
+_generated: ContextVar[bool] = ContextVar("rlskip_verl_generated")
+
+
+def attach() -> None:
+    """Wrap the seams when verl imports their modules. Imports nothing of verl."""
+    wrap(f"{AGENT_LOOP}:AgentLoopManager.__init__", _beginning, key=_KEY)
+    wrap(f"{AGENT_LOOP}:AgentLoopManager.generate_sequences", _rollout_stage, key=_KEY)
+    when_imported(SKIP_MANAGER, _replace_manager)
+
+
+def begin(config: Any) -> None:
+    """Switch on, in this process, the roles that a run's config enables, and acknowledge them.
+
+    Does nothing if `config` is installed already.
+
+    Raises
+    ------
+    ConfigError
+        Names every problem of the `skip` node, or the acknowledgement cannot be written.
+    """
+    global _installed
+    if _installed is config:
+        return
+    find_job()
+    if logging.getLogger("rlskip").level == logging.NOTSET:
+        # verl shows warnings only, and the log must name what was replayed.
+        logging.getLogger("rlskip").setLevel(logging.INFO)
+    install(config)
+    if SkipManager.skip_instances:
+        refuse_old_release()
+    for role, skip in SkipManager.skip_instances.items():
+        acknowledge(role, skip.local_config.dump_dir)
+        log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
+    _installed = config
+
+
+def next_step(step: int) -> None:
+    """As ``SkipManager.set_step``; each role must have been called in the step before.
+
+    Raises
+    ------
+    NotInstalledError
+        A role was not called: this trainer has no stage for it, or rlskip does not know the stage.
+    """
+    before = SkipManager.step
+    for role, skip in SkipManager.skip_instances.items():
+        if before is None or skip.support_online_step:
+            continue
+        if before in skip.local_config.steps and not SkipManager.was_called(role):
+            raise NotInstalledError(
+                f"the role is on, and no stage called it in step {before}: nothing is skipped or "
+                "cached",
+                f"skip.{role}",
+                "does this trainer have that role? An agent_loop_manager_class of your own needs "
+                f"SkipManager.annotate(role={role!r})",
+            )
+    SkipManager.set_step(step)
+
+
+# -- the seams -----------------------------------------------------------------------------
+
+
+def _beginning(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def beginning(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        begin(config)
+        if "rollout" in SkipManager.skip_instances:
+            _check_manager(type(self))
+        init(self, config, *args, **kwargs)
+
+    return beginning
+
+
+def _check_manager(manager: type) -> None:
+    """Warn if `manager` generates rollouts without passing through the wrapped method."""
+    base = next(c for c in manager.__mro__ if c.__module__ == AGENT_LOOP)
+    if manager.generate_sequences is base.generate_sequences:  # type: ignore[attr-defined]
+        return
+    if verl_version() < (0, 9) and manager.__name__ == "AgentLoopManagerTQ":
+        refuse_main_ppo_sync()
+    log.warning(
+        "rlskip: %s overrides generate_sequences: rollouts are skipped only if the override calls "
+        "AgentLoopManager's method, or is decorated with SkipManager.annotate(role='rollout')",
+        manager.__qualname__,
+    )
+
+
+def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a coroutine function that returns rollouts as a DataProto."""
+
+    def decorate(generate: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(generate)
+        async def generating(*args: Any, **kwargs: Any) -> Any:
+            _generated.set(True)
+            return await generate(*args, **kwargs)
+
+        stage = SkipManager.annotate(role=role, stage="verl.generate", lacks=lacking_now)(
+            generating
+        )
+
+        @functools.wraps(stage)
+        async def generate_or_replay(*args: Any, **kwargs: Any) -> Any:
+            _generated.set(False)
+            rollouts = await stage(*args, **kwargs)
+            if not _generated.get():
+                forget_times(rollouts)
+            return rollouts
+
+        return generate_or_replay
+
+    return decorate
+
+
+def lacking_now(rollouts: Any) -> list[str]:
+    """What the installed config needs and `rollouts` do not have."""
+    return lacking(_installed, rollouts)
+
+
+def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A coroutine function under ``auto_await``, as verl's own, which inspects its caller."""
+    from verl.utils.ray_utils import auto_await
+
+    # Below auto_await, and below verl 0.9's own decorator.
+    stage = rollout_stage("rollout")(inspect.unwrap(method))
+
+    @functools.wraps(stage)
+    async def generate_sequences(self: Any, prompts: Any) -> Any:
+        step = prompts.meta_info.get("global_steps")
+        if step is not None and not prompts.meta_info.get("validate"):
+            SkipManager.set_step(step)
+        rollouts = await stage(self, prompts)
+        if _lacks_scores(self, rollouts):
+            await asyncio.to_thread(_score, self, prompts, rollouts)
+        return rollouts
+
+    return auto_await(generate_sequences)  # type: ignore[no-any-return]
+
+
+def _lacks_scores(manager: Any, rollouts: Any) -> bool:
+    """Whether a replay left out, as configured, scores that verl's workers give while generating.
+
+    With a reward model on the rollouts' own GPUs verl itself scores what has no scores yet.
+    """
+    skip = SkipManager.skip_instances.get("rollout")
+    return (
+        skip is not None
+        and SCORES in (skip.local_config.drop_fields or [])
+        and SCORES not in rollouts.batch.keys()  # noqa: SIM118 - iterating one gives rows
+        and bool(manager.reward_loop_worker_handles)
+    )
+
+
+def _score(manager: Any, prompts: Any, rollouts: Any) -> None:
+    """Add the scores of today's reward function to `rollouts`, as verl's own loop would."""
+    from verl import DataProto
+    from verl.experimental.reward_loop.reward_loop import (
+        RewardLoopManager,
+        resolve_reward_manager_cls,
+    )
+
+    old = rollouts.meta_info.pop("reward_extra_keys", [])
+    for key in old:
+        rollouts.non_tensor_batch.pop(key, None)
+    workers = manager.reward_loop_worker_handles
+    loop = SimpleNamespace(
+        reward_model_manager=None,
+        reward_manager_cls=resolve_reward_manager_cls(manager.config),
+        # verl 0.8 requires equal shares.
+        reward_loop_workers=workers if len(rollouts) % len(workers) == 0 else workers[:1],
+    )
+    known = {**prompts.non_tensor_batch, **rollouts.non_tensor_batch}
+    scores = RewardLoopManager.compute_rm_score(loop, DataProto(rollouts.batch, known))
+    rollouts.batch[SCORES] = scores.batch[SCORES]
+    rollouts.non_tensor_batch.update(scores.non_tensor_batch)
+    rollouts.meta_info.update(scores.meta_info)
+
+
+def _replace_manager(module: ModuleType) -> None:
+    """Let verl 0.9's manager, which its trainers call, act for rlskip; its own roles stay off."""
+    theirs = module.SkipManager
+
+    def set_step(step: int) -> None:
+        next_step(step)
+        theirs.step = step
+
+    theirs.init = staticmethod(begin)
+    theirs.set_step = staticmethod(set_step)
+    theirs.annotate = staticmethod(_annotate)
+    theirs.skip_instances = {}
+
+
+def _annotate(role: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """verl's decorator: a stage of the user's own becomes one of rlskip's, as verl promises.
+
+    verl's own stages stay bare: the seams wrap them. verl ignores further options.
+    """
+
+    def decorate(stage: Callable[..., Any]) -> Callable[..., Any]:
+        if stage.__module__.partition(".")[0] == "verl":
+            return stage
+        queue = {"queue": lambda *_, **__: run_queue()}
+        options: dict[str, Any] = queue if role == "rollout_tq" else {}
+        return SkipManager.annotate(role, **options)(stage)
+
+    return decorate

@@ -1,0 +1,163 @@
+"""verl's config: refuse what its trainer would ignore, and plug rlskip's parts into V1's.
+
+Both processes call this: the launcher on a copy of the config, before any GPU is taken, and the
+process that trains on the config itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rlskip.config.check import Problem, look_up, node_of, raise_all
+from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.skip import RoleConfig
+from rlskip.hosts.verl.names import (
+    FILTER_KEY,
+    MANAGER_KEY,
+    OUR_MANAGER,
+    OUR_SAMPLER,
+    SAMPLER_KEY,
+    SCORES,
+)
+
+Roles = Mapping[str, RoleConfig]
+
+# Which of verl's trainers calls which role.
+_TRAINERS = {
+    "rollout": "verl's V0 trainer",
+    "rollout_tq": "verl's V1 trainer",
+    "async_rollout": "verl's fully async rollouter",
+}
+# (role that is on, role that the trainer calls) -> how to get the trainer that calls it.
+_OTHER_TRAINER = {
+    ("rollout", "rollout_tq"): ", or trainer.use_v1=False",
+    ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True",
+}
+
+_BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
+
+
+def judge(config: DictConfig, roles: Roles) -> None:
+    """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
+
+    Parameters
+    ----------
+    config
+        The whole config of the run.
+    roles
+        The roles that it enables.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem.
+    """
+    if look_up(config, "async_training") is not None:
+        # The fully async application ignores its own use_v1 and has no V1 trainer.
+        raise_all(_roles_not_called(roles, "async_rollout"))
+    elif look_up(config, "trainer.use_v1"):
+        plug_in(config, roles)
+    else:
+        raise_all(_roles_not_called(roles, "rollout"))
+
+
+def plug_in(config: DictConfig, roles: Roles) -> None:
+    """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem: a role that this trainer never calls, a manager or a sampler of
+        the user's own, options of verl that rlskip's parts cannot honour.
+    """
+    problems = _roles_not_called(roles, "rollout_tq")
+    role = roles.get("rollout_tq")
+    if role and SCORES in (role.drop_fields or []) and look_up(config, FILTER_KEY):
+        what = f"verl needs {SCORES} when it samples, and dropped scores are computed after that"
+        problems.append(Problem("skip.rollout_tq.drop_fields", what, f"set {FILTER_KEY}=false"))
+    dispatch = read_dispatch(config)
+    _plug_in_manager(config, dispatch, problems)
+    _plug_in_buffer(config, dispatch, problems)
+    raise_all(problems)
+
+
+def samples_with_ours(config: DictConfig) -> bool:
+    """Whether rlskip's replay buffer is plugged in."""
+    return all(look_up(config, key) == value for key, value in _BUFFER.items())
+
+
+def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
+    if dispatch.rollout_level:
+        _choose(config, MANAGER_KEY, OUR_MANAGER, problems)
+        if dispatch.journal:
+            what = "verl's workers write their rows themselves, so there is nothing to journal"
+            problems.append(Problem("dispatch.journal", what))
+    elif look_up(config, MANAGER_KEY) == OUR_MANAGER:
+        what = f"{OUR_MANAGER} dispatches single sessions, and that is not switched on"
+        problems.append(Problem(MANAGER_KEY, what, "set trainer.v1.rollout_level_dispatch=true"))
+
+
+def _plug_in_buffer(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
+    # verl's own buffer does not know the markers of finished sessions.
+    needed = dispatch.rollout_level or node_of(config, "replay") is not None
+    if not (needed or samples_with_ours(config)):
+        return
+    settings = read_replay(config)
+    _check_sampler(config, settings, problems)
+    for key, value in _BUFFER.items():
+        _choose(config, key, value, problems)
+    _set(config, f"{SAMPLER_KEY}.sampler_kwargs", dataclasses.asdict(settings))
+
+
+def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
+    """Built-in roles that are on, for a trainer that calls the role `called` only."""
+    return [
+        Problem(
+            f"skip.{role}.enable",
+            f"{_TRAINERS[called]} never calls a stage {role!r}: nothing would be skipped",
+            f"use skip.{called} (+skip={called}_cache)" + _OTHER_TRAINER.get((role, called), ""),
+        )
+        for role in roles
+        if role in _TRAINERS.keys() - {called}
+    ]
+
+
+def _check_sampler(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
+    """Options of verl's sampler that rlskip's buffer does not have."""
+    where = f"{SAMPLER_KEY}.sampler_kwargs"
+    if look_up(config, where) not in (None, {}, dataclasses.asdict(settings)):
+        problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
+    where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
+    if look_up(config, where):
+        what = "only verl's own buffer has this option"
+        problems.append(Problem(where, what, "use replay.on_incomplete=refill"))
+    if look_up(config, FILTER_KEY):
+        problems.append(Problem(FILTER_KEY, "rlskip's buffer does not filter groups by reward"))
+    if settings.on_incomplete == "refill" and look_up(config, "data.gen_batch_size") != 1:
+        what = "replay.on_incomplete=refill fetches single prompts"
+        problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
+
+
+def _choose(config: DictConfig, key: str, value: str, problems: list[Problem]) -> None:
+    """Set `key` to ours; a problem if the user set it to something else."""
+    theirs = look_up(config, key)
+    if theirs in (None, value):
+        _set(config, key, value)
+    else:
+        problems.append(
+            Problem(
+                key,
+                f"it is {theirs!r}, and rlskip needs its own {value} here",
+                "leave it null, or do without rollout-level dispatch and `replay`",
+            )
+        )
+
+
+def _set(config: DictConfig, key: str, value: Any) -> None:
+    with open_dict(config):
+        OmegaConf.update(config, key, value, merge=False, force_add=True)

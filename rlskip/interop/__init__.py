@@ -1,0 +1,1 @@
+"""Other formats: dumps of verl in, JSON lines, Parquet and pickles out."""

@@ -1,0 +1,120 @@
+"""Dumps written as verl's own, which verl reads back."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from rlskip.batch.columns import DataProtoParts
+from rlskip.errors import RlskipError
+from rlskip.runs.on_disk import Dump, Run
+from rlskip.runs.trajectories import columns_of, is_queue_part, values
+
+
+class ExportError(RlskipError, ValueError):
+    """Rollouts that cannot be exported in the requested format."""
+
+
+def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[Path]:
+    """Write dumps of `run` below `out`, where verl's own ``skip`` looks for them.
+
+    Returns
+    -------
+    Iterator[Path]
+        The files, each as it is written. An existing file is an error and stays unchanged.
+    """
+    for dump in dumps:
+        if dump.place.world_size > 1:
+            raise ExportError("verl has no dumps of single ranks", f"{run.name}/{dump.name}")
+        folder = out.joinpath(*run.directory.parts[-2:], *dump.place.parts)
+        rollouts = dump.load()
+        if is_queue_part(rollouts):
+            file, content = "tq_batch.pt", _queue_batch(rollouts, dump)
+            meta: dict[str, Any] = {
+                "global_steps": dump.step,
+                "num_trajectories": len(rollouts["keys"]),
+            }
+        else:
+            file, content = "gen_batch.dp", _data_proto(rollouts, dump)
+            meta = {"global_steps": dump.step}
+        _write(folder / file, content)
+        # Last: verl takes a dump as complete once this file exists.
+        _write(folder / "meta.json", json.dumps(meta).encode())
+        yield folder / file
+
+
+def _data_proto(rollouts: Any, dump: Dump) -> bytes:
+    """What ``DataProto.load_from_disk`` reads (verl.protocol, 0.6 to 0.9.1).
+
+    Only verl's environment has the class to pickle. So the state is pickled as usual, and the
+    instructions around it that name the class are written here.
+    """
+    batch, others, meta_info = _parts(rollouts, dump)
+    if batch is not None and len(batch.keys()):
+        batch = batch.contiguous().consolidate()
+    buffer = io.BytesIO()
+    torch.save(batch, buffer)
+    state = pickle.dumps((buffer.getvalue(), others, meta_info), protocol=4)
+    assert state[:2] == b"\x80\x04"
+    assert state[-1:] == pickle.STOP
+    new = pickle.GLOBAL + b"verl.protocol\nDataProto\n" + pickle.EMPTY_TUPLE + pickle.NEWOBJ
+    return state[:2] + new + state[2:-1] + pickle.BUILD + pickle.STOP
+
+
+def _parts(rollouts: Any, dump: Dump) -> tuple[TensorDict | None, dict[str, Any], dict[str, Any]]:
+    if isinstance(rollouts, DataProtoParts):
+        return rollouts.batch, rollouts.non_tensor_batch, rollouts.meta_info
+    columns = columns_of(rollouts)
+    if not columns.n or columns.columns.keys() == {"value"}:
+        raise ExportError("a DataProto has named columns; these rollouts have none", dump.name)
+    tensors = {k: v for k, v in columns.columns.items() if isinstance(v, torch.Tensor)}
+    others = {k: _objects(v) for k, v in columns.columns.items() if k not in tensors}
+    batch = TensorDict(tensors, batch_size=[columns.n]) if tensors else None
+    return batch, others, {}
+
+
+def _objects(column: Any) -> np.ndarray:
+    if isinstance(column, np.ndarray):
+        return column
+    cells = values(column)
+    made = np.empty(len(cells), object)
+    for i, cell in enumerate(cells):
+        made[i] = cell
+    return made
+
+
+def _queue_batch(part: dict[str, Any], dump: Dump) -> bytes:
+    """What ``RolloutTqSkip.load_dump_data`` of verl 0.9.1 reads."""
+    tags = {
+        group["uid"] + suffix: tag
+        for group in part["groups"]
+        for suffix, tag in group["tags"].items()
+    }
+    payload = {
+        "tensordict": part["fields"],
+        "tags": [dict(tags[key]) for key in part["keys"]],
+        "keys": list(part["keys"]),
+        "global_steps": dump.step,
+    }
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    return buffer.getvalue()
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(file, "xb") as opened:
+            opened.write(content)
+    except FileExistsError as error:
+        raise ExportError(
+            "the file exists already", str(file), "choose another --out, or remove it"
+        ) from error

@@ -1,0 +1,273 @@
+"""Single flight: of several jobs that lack a step one generates it, and the others wait for it.
+
+A lease is a file that its owner rewrites now and then. Nothing else is relied on: no locks, no
+process ids, no common clock. A waiting job watches the file by its own clock, and takes it over
+once it has not changed for long enough. Leases save work; they are not what keeps dumps safe. If
+two jobs ever generate the same step, one dump is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip.jobs.ranks import RankGroup
+
+logger = logging.getLogger(__name__)
+
+LEASES = ".leases"
+_MAX_LEASE = 4096  # bytes
+
+
+class Lease:
+    """The right to generate a step, kept alive until released.
+
+    One without a path (another rank's, or taken after the wait timed out) holds nothing.
+    """
+
+    def __init__(self, path: Path | None = None, ttl_s: float = 60.0) -> None:
+        self._path = path
+        self._ttl_s = ttl_s
+        self._token = secrets.token_hex(8)
+        self._beats = 0
+        self._released = threading.Event()
+
+    def acquire(self) -> bool:
+        """Take it, unless another job has it.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        RuntimeError
+            The system has no thread left to keep it alive.
+        """
+        assert self._path is not None
+        with _folder_of(self._path, create=True) as folder:
+            try:
+                file = folder.open(self._path.name, "x")  # created or not: one operation everywhere
+            except FileExistsError:
+                return False
+            try:
+                with file:
+                    file.write(self._text())
+                threading.Thread(target=self._beat, name="rlskip-lease", daemon=True).start()
+            except (OSError, RuntimeError):
+                self._released.set()
+                os.unlink(self._path.name, dir_fd=folder.handle)
+                raise
+        return True
+
+    def release(self) -> None:
+        """Let other jobs have it. Doing so again, or without a path, does nothing."""
+        if self._released.is_set() or self._path is None:
+            return
+        self._released.set()
+        with contextlib.suppress(OSError), _folder_of(self._path) as folder:
+            if self._token.encode() in folder.read(self._path.name, _MAX_LEASE):
+                os.unlink(self._path.name, dir_fd=folder.handle)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _text(self) -> bytes:
+        # Always of the same length: rewritten in place, it is never seen shorter.
+        owner = {"owner": self._token, "host": socket.gethostname(), "beat": f"{self._beats:012d}"}
+        return json.dumps(owner).encode()
+
+    def _beat(self) -> None:
+        while not self._released.wait(self._ttl_s / 4):
+            self._beats += 1
+            try:
+                if not self._renew():
+                    logger.warning("%s was taken over: it was not renewed in time", self._path)
+                    return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                logger.warning("%s could not be renewed: %s", self._path, error)
+
+    def _renew(self) -> bool:
+        """Rewrite the file; False where it is another job's."""
+        assert self._path is not None
+        with (
+            _folder_of(self._path) as folder,
+            # Read and written through one descriptor: a file that replaces it is not touched.
+            folder.open(self._path.name, "r+", max_bytes=_MAX_LEASE, buffering=0) as file,
+        ):
+            if self._token.encode() not in file.read(_MAX_LEASE):
+                return False
+            file.seek(0)
+            file.write(self._text())
+        return True
+
+
+class SingleFlight:
+    """Lets one job at a time generate a step of the dumps in `directory`.
+
+    Parameters
+    ----------
+    directory
+        The store's.
+    ranks
+        The job's own: rank 0 takes the lease for all, and all wait or go on together.
+    ttl_s
+        A lease that has not been renewed for this many seconds may be taken over.
+    wait_s
+        How long a job waits for another at most, in seconds, before it generates the step itself.
+    poll_s
+        Seconds between two looks.
+
+    Examples
+    --------
+    >>> flight = SingleFlight(store.directory)
+    >>> lease = flight.enter(step, lambda: store.read_meta(step) is not None)
+    >>> if lease is None:
+    ...     return store.load(step)
+    >>> with lease:
+    ...     rollouts = generate(prompts)
+    ...     store.save(step, rollouts)
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        ranks: RankGroup | None = None,
+        *,
+        ttl_s: float = 60.0,
+        wait_s: float = 6 * 3600.0,
+        poll_s: float = 1.0,
+    ) -> None:
+        self._folder = Path(directory) / LEASES
+        self._ranks = ranks or RankGroup()
+        self._ttl_s = ttl_s
+        self._wait_s = wait_s
+        self._poll_s = poll_s
+
+    def enter(
+        self, step: int, is_there: Callable[[], bool], part: int | None = None
+    ) -> Lease | None:
+        """Wait until the step's dump is there, or until this job may generate it.
+
+        Parameters
+        ----------
+        is_there
+            Whether this rank can load it. It is called at every look, so it should be cheap.
+
+        Returns
+        -------
+        lease
+            None once the dump is there, on all ranks; else the lease to generate it.
+        """
+        what = f"step {step}" if part is None else f"step {step}, part {part}"
+        path = self._folder / (f"{step}" if part is None else f"{step}-{part}")
+        watch = _Watch(path, self._ttl_s)
+        began = time.monotonic()
+        logged = False
+        while True:
+            lease, go = self._try(path, watch, time.monotonic() - began, what)
+            go = bool(self._ranks.follow(go, what))
+            try:
+                # Asked once the lease is ours: its last owner may just have finished.
+                there = self._agree(is_there, what)
+            except BaseException:
+                lease.release()
+                raise
+            if there:
+                lease.release()
+                return None
+            if go:
+                return lease
+            if not logged and self._ranks.rank == 0:
+                logger.info(
+                    "another job generates %s; waiting for it, %g s at most", what, self._wait_s
+                )
+            logged = True
+            time.sleep(self._poll_s)
+
+    def _try(self, path: Path, watch: _Watch, waited: float, what: str) -> tuple[Lease, bool]:
+        if self._ranks.rank != 0:
+            return Lease(), False
+        lease = Lease(path, self._ttl_s)
+        try:
+            if lease.acquire():
+                return lease, True
+        except (OSError, RuntimeError) as error:
+            logger.warning("no lease for %s, another job may generate it too: %s", what, error)
+            return Lease(), True
+        if watch.has_expired():
+            logger.warning("the job that generated %s shows no sign of life; taking over", what)
+            watch.take_away()
+        elif waited > self._wait_s:
+            logger.warning("timed out after %.0f s of waiting for %s; generating it", waited, what)
+            return Lease(), True
+        return Lease(), False
+
+    def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
+        there = False
+        try:
+            there = is_there()
+        finally:  # also where it raises: the other ranks must not wait for this one
+            there = self._ranks.agree(there, what)
+        return there
+
+
+class _Watch:
+    """Measures, by this process's clock, for how long a lease has not been renewed."""
+
+    def __init__(self, path: Path, ttl_s: float) -> None:
+        self._path = path
+        self._ttl_s = ttl_s
+        self._text: bytes | None = None
+        self._since = 0.0
+
+    def has_expired(self) -> bool:
+        text = self._read(self._path.name)
+        if text is None or text != self._text:
+            self._text, self._since = text, time.monotonic()
+        return text is not None and time.monotonic() - self._since > self._ttl_s
+
+    def take_away(self) -> None:
+        """Remove the very lease that was watched; of several watchers one succeeds."""
+        taken = f"{self._path.name}.expired-{secrets.token_hex(8)}"
+        with contextlib.suppress(OSError), _folder_of(self._path) as folder:
+            at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
+            os.rename(self._path.name, taken, **at)
+            if self._read(taken) != self._text:
+                # Another job was quicker and this is its new lease already: give it back.
+                with contextlib.suppress(OSError):
+                    os.link(taken, self._path.name, **at, follow_symlinks=False)
+            os.unlink(taken, dir_fd=folder.handle)
+
+    def _read(self, name: str) -> bytes | None:
+        """None where it is gone, or cannot be read at the moment: that is no sign of death."""
+        try:
+            with _folder_of(self._path) as folder:
+                return folder.read(name, _MAX_LEASE)
+        except RefusedFileError as error:
+            return error.what.encode()  # nobody renews a link, a FIFO or a directory
+        except OSError:
+            return None
+
+
+def _folder_of(path: Path, *, create: bool = False) -> AbstractContextManager[Folder]:
+    return open_folder(path.parent.parent, path.parent.name, create=create)

@@ -1,0 +1,81 @@
+"""The ranks of a job decide together: none enters a collective alone or waits forever."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rlskip.errors import RlskipError
+
+
+class RankTimeoutError(RlskipError, TimeoutError):
+    """Some rank did not take part in a decision in time."""
+
+
+def world_size() -> int:
+    """The number of ranks that torch.distributed has; 1 without it."""
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else 1
+
+
+class RankGroup:
+    """The ranks that call a stage together.
+
+    Parameters
+    ----------
+    timeout_s
+        How long to wait for the other ranks, in seconds.
+
+    Attributes
+    ----------
+    decision
+        Names the last :meth:`agree`: the same text on all its ranks, and on no other call.
+
+    Constructing it is itself a collective where torch.distributed is initialised with more than one
+    rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
+    accelerator's stream. Otherwise this is rank 0 of 1 and never waits.
+    """
+
+    def __init__(self, timeout_s: float = 600.0) -> None:
+        self.world_size = world_size()
+        self.rank: int = dist.get_rank() if self.world_size > 1 else 0
+        self.decision = ""
+        self._timeout_s = timeout_s
+        self._group = (
+            dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            if self.world_size > 1
+            else None
+        )
+
+    def agree(self, hit: bool, what: str = "the step") -> bool:
+        """Whether it is a hit on every rank.
+
+        Raises
+        ------
+        RankTimeoutError
+            Some rank did not answer within `timeout_s`.
+        """
+        votes = self._gather(secrets.randbits(60) << 1 | hit, what)
+        self.decision = f"{votes[0] >> 1:015x}"
+        return all(vote & 1 for vote in votes)
+
+    def follow(self, number: int, what: str = "the step") -> int:
+        """Rank 0's `number` on every rank; raises as :meth:`agree` does."""
+        return self._gather(int(number), what)[0]
+
+    def _gather(self, number: int, what: str) -> list[int]:
+        if self._group is None:
+            return [number]
+        answers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        try:
+            dist.all_gather(answers, torch.tensor([number]), group=self._group)
+        except RuntimeError as error:
+            raise RankTimeoutError(
+                f"rank {self.rank} of {self.world_size} waited up to {self._timeout_s:g} s for "
+                f"all ranks to decide together whether {what} is skipped",
+                remedy="a rank died, or not every rank calls the stage at this step",
+            ) from error
+        return [int(answer) for answer in answers]

@@ -1,0 +1,255 @@
+"""The records of hits and misses: one JSON line for each event, next to the dumps.
+
+The process that starts a job is often not the one that trains (verl's launcher process only starts
+a Ray actor). So events are not counted in memory but appended to a file in the dump_dir, and
+the job's summary, ``rlskip ls`` and ``rlskip report`` are made from these files::
+
+    {dump_dir}/records/{job}/{host}-{pid}-{random}.jsonl
+
+Each file is written by one process for one role. Its first line names the run; see :class:`Event`
+for the fields. A process that takes over a role for another process acknowledges it, once::
+
+    {dump_dir}/records/{job}/{role}.active
+
+`job` comes from the environment variable ``RLSKIP_JOB``, which the Hydra callback sets and
+child processes inherit. Only this module knows the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip._files import open_folder
+from rlskip._human import size
+
+JOB_VARIABLE = "RLSKIP_JOB"
+# No run's directory has this name: those contain an underscore.
+FOLDER = "records"
+_MAX_FILE = 256 << 20  # bytes; a line has about 150
+
+log = logging.getLogger(__name__)
+
+
+def new_job_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def job_id() -> str:
+    """The job of this process; a new one if none is set."""
+    return os.environ.setdefault(JOB_VARIABLE, new_job_id())
+
+
+@attrs.frozen
+class Event:
+    """One line of the records.
+
+    Parameters
+    ----------
+    kind
+        ``consulted``, ``hit``, ``miss``, ``dumped``.
+    run
+        The role's directory below the dump_dir; None in records of releases that did not name it.
+    step
+        The step whose dump was replayed (a hit), or that was generated.
+    nbytes
+        Bytes read (a hit) or written.
+    """
+
+    role: str
+    kind: str
+    run: str | None = None
+    step: int | None = None
+    nbytes: int = 0
+    seconds_saved: float = 0.0
+
+    @classmethod
+    def parse(cls, line: str) -> Event | None:
+        """The event of a line; None for a torn line, and for one that is not an event."""
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return cls.of(said) if isinstance(said, dict) else None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Event | None:
+        role, kind, run = said.get("role"), said.get("event"), said.get("run")
+        if not isinstance(role, str) or not isinstance(kind, str):
+            return None
+        return cls(
+            role,
+            kind,
+            run if isinstance(run, str) else None,
+            _count(said.get("source", said.get("step"))),
+            _count(said.get("bytes")) or 0,
+            _seconds(said.get("seconds_saved")),
+        )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def _seconds(value: Any) -> float:
+    plain = type(value) is float or _count(value) is not None
+    return float(value) if plain and math.isfinite(value) else 0.0
+
+
+def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
+    """The events of `job` (of all jobs by default), each with its run.
+
+    Lines and files that cannot be read are skipped.
+    """
+    for name in _names(dump_dir, FOLDER) if job is None else [job]:
+        for file in _names(dump_dir, FOLDER, name):
+            run = None
+            for event in filter(None, map(Event.parse, _lines(dump_dir, name, file))):
+                run = event.run or run
+                yield attrs.evolve(event, run=run)
+
+
+def _names(dump_dir: str | Path, *parts: str) -> list[str]:
+    with contextlib.suppress(OSError), open_folder(dump_dir, *parts) as folder:
+        return sorted(folder.names())
+    return []
+
+
+def _lines(dump_dir: str | Path, job: str, name: str) -> list[str]:
+    if name.endswith(".jsonl"):
+        with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
+            return folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines()
+    return []
+
+
+@attrs.frozen
+class Tally:
+    """Events counted: of a role in a job, or of a step of a run.
+
+    `seconds_saved` is the generation time that was not spent, less the time to load.
+    """
+
+    consulted: bool = False
+    hits: int = 0
+    misses: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds_saved: float = 0.0
+
+    @classmethod
+    def of(cls, event: Event) -> Tally:
+        hit, miss, dumped = (event.kind == kind for kind in ("hit", "miss", "dumped"))
+        return cls(
+            consulted=True,
+            hits=int(hit),
+            misses=int(miss),
+            bytes_read=event.nbytes if hit else 0,
+            bytes_written=event.nbytes if dumped else 0,
+            seconds_saved=event.seconds_saved,
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        consulted, *sums = (mine + others for mine, others in pairs)
+        return Tally(bool(consulted), *sums)
+
+    def __str__(self) -> str:
+        written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
+        return (
+            f"{self.hits} hits, {self.misses} misses, {size(self.bytes_read)} read{written}, "
+            f"{round(self.seconds_saved, 1) + 0.0:.1f} s of generation saved"  # never -0.0
+        )
+
+
+class Recorder:
+    """Appends the events of one role in this process.
+
+    `unwritten` counts the events that could not be written: only this process knows of them.
+    """
+
+    def __init__(self, dump_dir: str | Path, role: str) -> None:
+        self.unwritten = Tally()
+        self._lock = threading.Lock()
+        self._role = role
+        self._dump_dir = dump_dir
+        self._job = job_id()
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one line. A record that cannot be written costs a warning, never the run."""
+        said = {"role": self._role, "event": event, "time": time.time(), **facts}
+        # A line that was written in part ends here.
+        start = "\n" if self.unwritten.consulted else ""
+        try:
+            with (
+                open_folder(self._dump_dir, FOLDER, self._job, create=True) as folder,
+                folder.open(self._name, "a") as file,
+            ):
+                file.write(f"{start}{json.dumps(said)}\n".encode())
+        except (OSError, TypeError, ValueError) as error:
+            with self._lock:
+                if not self.unwritten.consulted:
+                    log.warning(
+                        "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
+                        "report` will not know of this job: %s",
+                        self._role, error,
+                    )  # fmt: skip
+                if (lost := Event.of(said)) is not None:
+                    self.unwritten += Tally.of(lost)
+
+
+def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
+    """Record that this process acts for `role` in the present job.
+
+    Raises
+    ------
+    OSError
+        It cannot be written, and then dumps cannot be written either.
+    """
+    said = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
+    with (
+        open_folder(dump_dir, FOLDER, job_id(), create=True) as folder,
+        folder.open(f"{role}.active", "w") as file,
+    ):
+        file.write(f"{json.dumps(said)}\n".encode())
+
+
+def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
+    """Whether a process of `job` acknowledged that it acts for `role`."""
+    return f"{role}.active" in _names(dump_dir, FOLDER, job)
+
+
+def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
+    """The events of `job` by role, over all processes that wrote any.
+
+    `dump_dirs` gives the dump_dir of each role.
+    """
+    tallies = {role: Tally() for role in dump_dirs}
+    for directory in set(dump_dirs.values()):
+        for event in read_events(directory, job):
+            if event.role in tallies:
+                tallies[event.role] += Tally.of(event)
+    return tallies
+
+
+def tally_steps(dump_dir: Path) -> dict[str, dict[int, Tally]]:
+    """The hits and misses of all jobs in a dump_dir, by run and step."""
+    steps: dict[str, dict[int, Tally]] = {}
+    for event in read_events(dump_dir):
+        if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
+            continue
+        of_run = steps.setdefault(event.run, {})
+        of_run[event.step] = of_run.get(event.step, Tally()) + Tally.of(event)
+    return steps

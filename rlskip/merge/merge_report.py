@@ -1,0 +1,168 @@
+"""The counts of a merge, and the causes of its breaks.
+
+A *break* is a row that starts a chain although it is not the first of its trajectory. Its cause
+is found by comparing it with the chain with which it has most tokens in common, at the first
+token that differs:
+
+``overlong``
+    The row continues that chain, but `max_seq_len` forbids it.
+``branch``
+    The row continues from another context (an interleaved sub-agent, a fork, a retry): the
+    model's input differs, not its output.
+``stripped``
+    Tokens were removed from the context (thinking, old turns); those after them are unchanged.
+``drift``
+    Tokens changed, as when text is tokenized again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from rlskip.merge.chains import Chain, Rows
+
+OVERLONG, BRANCH, STRIPPED, DRIFT = CAUSES = ("overlong", "branch", "stripped", "drift")
+
+# Two contexts match again when this many tokens agree; at most as many may be inserted before.
+_RUN = 8
+# The number of tokens that a break shows of each side.
+_SHOWN = 8
+
+
+class Tokenizer(Protocol):
+    """Converts tokens to text, as a Hugging Face tokenizer does."""
+
+    def decode(self, token_ids: list[int], /) -> str: ...
+
+
+@attrs.frozen
+class Break:
+    """Row `row` could not be merged into the chain that ended with row `after`.
+
+    They differ from token `token` of the context on. There the chain has the tokens `was` and the
+    row has `now` (the first few; none if the context ends there). `text` is both, decoded.
+    """
+
+    row: int
+    after: int
+    cause: str = attrs.field(validator=attrs.validators.in_(CAUSES))
+    token: int
+    was: tuple[int, ...]
+    now: tuple[int, ...]
+    text: tuple[str, str] | None = None
+
+    def __str__(self) -> str:
+        was, now = self.text or (list(self.was), list(self.now))
+        return (
+            f"row {self.row} does not continue row {self.after}: {self.cause} at token "
+            f"{self.token}, {was!r} became {now!r}"
+        )
+
+
+@attrs.frozen
+class MergeReport(Mapping[str, float]):
+    """A merge's metrics by name, ready to log, and its breaks. Empty when merging is off."""
+
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    breaks: tuple[Break, ...] = ()
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+
+def report_on(
+    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Tokenizer | None = None
+) -> MergeReport:
+    """Count rows and tokens before and after, and find the cause of every break."""
+    chains = [chain for chains in linked for chain in chains]
+    breaks = tuple(_breaks(rows, linked, strategy, tokenizer))
+    causes = Counter(b.cause for b in breaks)
+    metrics = {
+        "generate/num_seq_before_merge": len(rows.prompts),
+        "generate/num_seq_after_merge": len(chains),
+        "generate/num_tokens_before_merge": sum(map(rows.length, range(len(rows.prompts)))),
+        "generate/num_tokens_after_merge": sum(rows.length(chain[-1]) for chain in chains),
+        **{f"generate/num_merge_breaks_{cause}": causes[cause] for cause in CAUSES},
+    }
+    return MergeReport(metrics, breaks)
+
+
+def _breaks(
+    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Tokenizer | None
+) -> Iterator[Break]:
+    for trajectory, chains in zip(rows.trajectories, linked, strict=True):
+        for j in sorted(chain[0] for chain in chains):
+            if j != trajectory.start:
+                ends = [chain[bisect_left(chain, j) - 1] for chain in chains if chain[0] < j]
+                yield _explain(rows, j, ends, strategy, tokenizer)
+
+
+def _explain(
+    rows: Rows, j: int, ends: list[int], strategy: str, tokenizer: Tokenizer | None
+) -> Break:
+    """Why row j continues none of the chains, which so far end with rows `ends`."""
+    after, token = j - 1, rows.common(j, j - 1)
+    for i in ends:
+        # Nearly always the next token shows that this chain has no more in common.
+        if rows.agree_at(token, j, i) and (common := rows.common(j, i)) > token:
+            after, token = i, common
+    was = _tail(rows.prompts[after], rows.responses[after], token)
+    now = _tail(rows.prompts[j], [], token)
+
+    if strategy == "adjacent" and after != j - 1:
+        cause = BRANCH
+    elif was.size == 0:
+        cause = OVERLONG
+    else:
+        cause = _cause(was, now, kept=token - len(rows.prompts[after]))
+
+    shown = was[:_SHOWN].tolist(), now[:_SHOWN].tolist()
+    text = None
+    if tokenizer is not None:
+        text = tokenizer.decode(shown[0]), tokenizer.decode(shown[1])
+    return Break(j, after, cause, token, tuple(shown[0]), tuple(shown[1]), text)
+
+
+def _cause(was: np.ndarray, now: np.ndarray, kept: int) -> str:
+    """Why a context continues with `now` instead of `was`.
+
+    `kept` is the number of tokens kept of the model's last output; below 0, the contexts differ
+    before it.
+    """
+    if now.size == 0:
+        return STRIPPED if kept > 0 else BRANCH
+    inserted = _inserted(was, now)
+    if inserted is None:
+        return DRIFT if kept >= 0 else BRANCH
+    return DRIFT if inserted else STRIPPED
+
+
+def _inserted(was: np.ndarray, now: np.ndarray) -> int | None:
+    """How many tokens of `now` precede a match with a later part of `was`; None without one."""
+    for inserted in range(_RUN):
+        rest = now[inserted:]
+        for removed in np.flatnonzero(was == rest[0]) if rest.size else ():
+            # A short output may end within the match, but only if nothing was inserted: the last
+            # token alone is often the same.
+            run = _RUN if inserted else min(_RUN, was.size - removed)
+            if np.array_equal(was[removed : removed + run], rest[:run]) and rest.size >= run:
+                return inserted
+    return None
+
+
+def _tail(prompt: Sequence[int], response: Sequence[int], start: int) -> np.ndarray:
+    """The tokens of a context from position `start` on."""
+    parts = prompt[start:], response[max(start - len(prompt), 0) :]
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])

@@ -1,0 +1,312 @@
+"""The trajectory queue: five calls, and a watch that reports changes.
+
+A queue holds, per partition, keys with a *tag* (a small flat mapping) and *fields* (the row's
+data). Sessions write to it; the replay buffer and the trainer read from it.
+:mod:`rlskip.keys` defines what keys and tags mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDict
+
+from rlskip.errors import RlskipError
+from rlskip.keys import ROLLOUT_ROOT_KEYS
+
+Tag = Mapping[str, Any]
+Row = Mapping[str, Any]
+#: partition -> key -> its tag now, or None when the key is gone. Read-only.
+Changes = dict[str, dict[str, "Tag | None"]]
+
+
+class MissingKeysError(RlskipError, LookupError):
+    """The queue does not hold a requested key or field."""
+
+    @classmethod
+    def of_keys(cls, missing: Sequence[str], partition: str) -> MissingKeysError:
+        names = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        return cls(f"{len(missing)} keys are not in partition {partition!r}: {names}")
+
+    @classmethod
+    def of_fields(
+        cls, wanted: Sequence[str], held: Sequence[str], partition: str
+    ) -> MissingKeysError:
+        missing = [name for name in wanted if name not in held]
+        return cls(
+            f"not every requested row in partition {partition!r} holds {', '.join(missing)}"
+            if missing
+            else f"the requested keys in partition {partition!r} have no field in common",
+            remedy=f"fields that all of them hold: {', '.join(held) or 'none'}",
+        )
+
+
+class PutError(RlskipError, ValueError):
+    """Keys, fields and tags that do not fit together."""
+
+
+class QueueUnavailableError(RlskipError, RuntimeError):
+    """A dependency of the queue is not installed or not running."""
+
+
+@dataclass
+class KVBatchMeta:
+    """Names a batch of rows without holding their data.
+
+    Fields and methods mirror ``transfer_queue.KVBatchMeta`` (0.1.11), so that a trainer written
+    for that type takes batches of any queue; ``transfer_queue.KVBatchMeta(**vars(batch))`` makes
+    the original.
+
+    Attributes
+    ----------
+    keys
+        The rows' keys, without duplicates.
+    tags
+        One tag per key, copied.
+    partition_id
+        The partition that holds all keys.
+    fields
+        The fields that every row holds; None if unknown.
+    extra_info
+        Facts about the whole batch, e.g. ``extra_info["rollout_root_keys"]``.
+    """
+
+    keys: list[str] = dataclasses.field(default_factory=list)
+    tags: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    partition_id: str | None = None
+    fields: list[str] | None = None
+    extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.tags):
+            raise ValueError(f"{len(self.keys)} keys, but {len(self.tags)} tags")
+        for name, values in (("keys", self.keys), ("fields", self.fields or [])):
+            if len(set(values)) != len(values):
+                raise ValueError(f"duplicates among the {name}")
+        self.tags = [dict(tag) for tag in self.tags]
+        self.extra_info = None if self.extra_info is None else dict(self.extra_info)
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
+        """The rows at these keys, in this order; raises RuntimeError for a key not in the batch."""
+        position = {key: i for i, key in enumerate(self.keys)}
+        unknown = [key for key in keys_to_select if key not in position]
+        if unknown:
+            raise RuntimeError(f"not in this batch: {unknown}")
+        return self._rows([position[key] for key in keys_to_select])
+
+    def reorder(self, indexes: Sequence[int]) -> None:
+        """Reorder the rows in place; `indexes` is a permutation."""
+        if sorted(indexes) != list(range(len(self))):
+            raise ValueError(f"expected a permutation of 0..{len(self) - 1}")
+        self.keys = [self.keys[i] for i in indexes]
+        self.tags = [self.tags[i] for i in indexes]
+
+    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+        """Split into `chunks` consecutive batches whose sizes differ by at most one."""
+        size, rest = divmod(len(self), chunks)
+        starts = [i * size + min(i, rest) for i in range(chunks + 1)]
+        return [self._rows(range(*bounds)) for bounds in itertools.pairwise(starts)]
+
+    @classmethod
+    def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """Concatenate batches of one partition, and their root keys.
+
+        Raises ValueError if partitions, fields or any other extra_info disagree.
+        """
+        data = [batch for batch in data if len(batch)]
+        if not data:
+            return cls()
+        if len({batch.partition_id for batch in data}) > 1:
+            raise ValueError("the batches are in different partitions")
+        if len({None if b.fields is None else frozenset(b.fields) for b in data}) > 1:
+            raise ValueError("the batches hold different fields")
+        extra: dict[str, Any] = {}
+        for batch in data:
+            for name, value in (batch.extra_info or {}).items():
+                if name == ROLLOUT_ROOT_KEYS:
+                    value = list(dict.fromkeys([*extra.get(name, []), *value]))
+                elif name in extra and extra[name] != value:
+                    raise ValueError(f"extra_info[{name!r}] differs between the batches")
+                extra[name] = value
+        return cls(
+            keys=[key for batch in data for key in batch.keys],
+            tags=[tag for batch in data for tag in batch.tags],
+            partition_id=data[0].partition_id,
+            fields=data[0].fields,
+            extra_info=extra,
+        )
+
+    def _rows(self, indexes: Sequence[int]) -> KVBatchMeta:
+        return dataclasses.replace(
+            self, keys=[self.keys[i] for i in indexes], tags=[self.tags[i] for i in indexes]
+        )
+
+
+class Watch(ABC):
+    """One reader's view of the changes in a queue, over all partitions.
+
+    Every reader runs this loop::
+
+        while not satisfied(watch.poll()):
+            watch.wait_change(timeout=1.0)
+
+    Any thread may call it, and each change is reported to one caller.
+    """
+
+    @abstractmethod
+    def poll(self) -> Changes:
+        """Return what changed since the last call, without waiting.
+
+        The first call returns everything the queue holds. A key that changed several times is
+        reported once, with its current tag.
+        """
+
+    @abstractmethod
+    def wait_change(self, timeout: float) -> None:
+        """Wait until :meth:`poll` may have something to report, at most `timeout` seconds."""
+
+    async def apoll(self) -> Changes:
+        """As :meth:`poll`, without blocking the event loop."""
+        return await asyncio.to_thread(self.poll)
+
+    async def await_change(self, timeout: float) -> None:
+        """As :meth:`wait_change`, without blocking the event loop."""
+        await asyncio.to_thread(self.wait_change, timeout)
+
+
+class TrajectoryQueue(ABC):
+    """Keys with tags and fields, by partition. Every call is thread-safe.
+
+    Coroutines use `aput`, `aget`, `alist` and `adelete`, which mirror TransferQueue's
+    ``async_kv_*``. To write your own queue, implement the five abstract methods and run
+    :class:`rlskip.testing.QueueTests` on it.
+    """
+
+    @abstractmethod
+    def put(
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: TensorDict | Sequence[Row] | None = None,
+        tags: Sequence[Tag] | None = None,
+    ) -> KVBatchMeta:
+        """Create or update keys: tags and fields are merged into the existing ones.
+
+        A reader that sees the new tag also finds the new fields.
+
+        Parameters
+        ----------
+        keys
+            At least one key, without duplicates.
+        partition
+            The partition, created by its first key.
+        fields
+            One row per key: a TensorDict of batch size ``(len(keys),)``, or one mapping per
+            key, whose tensors may differ in length. Copied.
+        tags
+            One tag per key. Give fields, tags or both.
+
+        Returns
+        -------
+        KVBatchMeta
+            The keys with their merged tags and the fields that all of them now hold.
+
+        Raises
+        ------
+        PutError
+            There is nothing to put, a key is given twice, or lengths differ.
+        """
+
+    @abstractmethod
+    def get(
+        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
+    ) -> TensorDict:
+        """Return the rows at `keys`, in that order.
+
+        Parameters
+        ----------
+        keys
+            The keys of the rows; no keys give an empty batch.
+        partition
+            Their partition.
+        fields
+            The fields to return; None for the fields that all these rows hold.
+
+        Returns
+        -------
+        TensorDict
+            Batch size ``(len(keys),)``. Scalars form a tensor of shape ``(len(keys),)``, other
+            tensors one jagged nested tensor (rows may differ in length), any other values a
+            NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
+
+        Raises
+        ------
+        MissingKeysError
+            A key or a field is missing; the error names it. A shorter batch is never returned.
+        """
+
+    @abstractmethod
+    def list(self, partition: str) -> dict[str, dict[str, Any]]:
+        """Return each key of a partition with a copy of its tag; empty for an unknown partition."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str], partition: str) -> None:
+        """Delete keys with their tags and fields; unknown keys are ignored."""
+
+    @abstractmethod
+    def watch(self) -> Watch:
+        """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
+
+    async def aput(
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: TensorDict | Sequence[Row] | None = None,
+        tags: Sequence[Tag] | None = None,
+    ) -> KVBatchMeta:
+        return await asyncio.to_thread(self.put, keys, partition, fields, tags)
+
+    async def aget(
+        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
+    ) -> TensorDict:
+        return await asyncio.to_thread(self.get, keys, partition, fields)
+
+    async def alist(self, partition: str) -> dict[str, dict[str, Any]]:
+        return await asyncio.to_thread(self.list, partition)
+
+    async def adelete(self, keys: Sequence[str], partition: str) -> None:
+        await asyncio.to_thread(self.delete, keys, partition)
+
+
+def check_put(
+    keys: Sequence[str],
+    fields: TensorDict | Sequence[Row] | None,
+    tags: Sequence[Tag] | None,
+) -> None:
+    """Refuse arguments of a put that no queue accepts; raises :class:`PutError`."""
+    if isinstance(keys, str):
+        raise PutError(f"expected a sequence of keys, got the string {keys!r}")
+    if not keys:
+        raise PutError("no keys to put")
+    if len(set(keys)) != len(keys):
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        raise PutError(f"keys given twice: {', '.join(twice)}")
+    if fields is None and tags is None:
+        raise PutError("nothing to put", remedy="give fields, tags, or both")
+    for name, values in (("fields", fields), ("tags", tags)):
+        if values is not None and len(values) != len(keys):
+            raise PutError(f"{len(keys)} keys, but {len(values)} {name}")

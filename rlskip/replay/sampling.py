@@ -1,0 +1,76 @@
+"""One call of `sample`: its arguments, what it evicted, its metrics and its errors."""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+
+from rlskip.keys import TRAIN
+from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
+from rlskip.replay.readiness import PromptOutcome
+
+
+@attrs.define
+class SampleCall:
+    """One call of `sample`: its arguments, when it began, and what it evicted."""
+
+    step: int
+    partition: str
+    batch_size: int | None
+    started: float = attrs.field(factory=time.monotonic)
+    logged: float = attrs.field(factory=time.monotonic)
+    stale_spans: list[int] = attrs.field(factory=list)
+    refilled: int = 0
+    short: int = 0
+    dropped: list[PromptOutcome] = attrs.field(factory=list)
+
+    @property
+    def only_step(self) -> int | None:
+        """The step whose prompts are sampled; None for any step."""
+        return self.step if self.batch_size is None else None
+
+    def __str__(self) -> str:
+        return f"partition {self.partition!r}, step {self.step}"
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
+        prefix = "training" if self.partition == TRAIN else "validation"
+        spans = self.stale_spans
+        staleness = {}
+        if spans:
+            name = f"{prefix}/off_policy/evicted_samples_staleness"
+            staleness = {
+                f"{name}/mean": sum(spans) / len(spans),
+                f"{name}/max": max(spans),
+                f"{name}/min": min(spans),
+            }
+        return {
+            f"{prefix}/off_policy/evicted_samples": len(spans),
+            **staleness,
+            f"{prefix}/rollout_failure/evicted_samples": len(self.dropped) + self.refilled,
+            f"{prefix}/rollout_failure/refilled_samples": self.refilled,
+            f"{prefix}/rollout_failure/short_samples": self.short,
+        }
+
+    def incomplete(self, prompts: list[PromptOutcome], when: str = "") -> IncompleteRolloutError:
+        return IncompleteRolloutError(
+            f"incomplete groups{f' {when}' if when else ''}:{name_prompts(prompts)}",
+            str(self),
+            "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
+            "accept such groups (raise, drop, refill, min_viable)",
+            partition=self.partition,
+            step=self.step,
+            prompts=prompts,
+        )
+
+    def timed_out(self, missing: list[PromptOutcome], situation: str) -> ReplayTimeoutError:
+        waited = time.monotonic() - self.started
+        return ReplayTimeoutError(
+            f"no batch after {waited:.1f} s; {situation}{name_prompts(missing)}",
+            str(self),
+            "find out why the sessions are missing; raise replay.timeout_s if they are only slow",
+            partition=self.partition,
+            step=self.step,
+            prompts=missing,
+        )

@@ -1,0 +1,79 @@
+"""The runs in a dump_dir and the dumps of a run, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from rlskip.jobs.records import Tally
+from rlskip.runs.on_disk import Dump, Run
+
+
+@attrs.frozen
+class RunLine:
+    """A run: `size` in bytes on disk, `written` last (seconds since the epoch)."""
+
+    run: str
+    directory: str
+    steps: list[int]
+    dumps: int
+    unreadable: int
+    quarantined: int
+    size: int
+    written: float | None
+    hits: int
+    misses: int
+    seconds_saved: float
+
+    @classmethod
+    def of(cls, run: Run, tallies: Mapping[int, Tally]) -> RunLine:
+        """The line of `run`; `tallies` has its hits and misses by step."""
+        dumps = run.dumps(identities=False)
+        total = sum(tallies.values(), Tally())
+        return cls(
+            run=run.name,
+            directory=str(run.directory),
+            steps=sorted({dump.step for dump in dumps}),
+            dumps=len(dumps),
+            unreadable=sum(dump.meta is None for dump in dumps),
+            quarantined=len(run.quarantine()),
+            size=sum(dump.size for dump in dumps),
+            written=max((dump.written for dump in dumps), default=None),
+            hits=total.hits,
+            misses=total.misses,
+            seconds_saved=total.seconds_saved,
+        )
+
+
+@attrs.frozen
+class StepLine:
+    """A dump: `nbytes` in memory, `seconds` that generating it took."""
+
+    dump: str
+    step: int
+    part: int | None
+    size: int
+    nbytes: int | None
+    written: float
+    seconds: float | None
+    job: str | None
+    hits: int
+    problem: str | None
+
+    @classmethod
+    def of(cls, dump: Dump, tallies: Mapping[int, Tally]) -> StepLine:
+        """The line of `dump`; `tallies` has the hits of its run by step."""
+        meta = dump.meta
+        return cls(
+            dump=dump.name,
+            step=dump.step,
+            part=dump.place.part,
+            size=dump.size,
+            nbytes=meta.nbytes if meta else None,
+            written=dump.written,
+            seconds=dump.seconds,
+            job=meta.info.get("job") if meta else None,
+            hits=tallies.get(dump.step, Tally()).hits,
+            problem=dump.problem,
+        )

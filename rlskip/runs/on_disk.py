@@ -1,0 +1,321 @@
+"""The runs and dumps below a dump_dir, and which of them a name on the command line means.
+
+Nothing is changed here: a trainer's store quarantines a corrupt dump, this module only reports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip._files import open_folder
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import DumpError
+from rlskip.jobs.records import FOLDER
+from rlskip.store import commit as marks
+from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
+from rlskip.store.layout import Place, as_step
+from rlskip.store.meta import DumpMeta
+
+_SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
+_FILE = re.compile(r"(gen_batch|tq_batch|meta)\b.*\.(dp|pt|json)")
+SHAPE = re.compile(r"GBS(\w+)_N(\w+)_in(\w+)_out(\w+)")
+_BAD = re.compile(r"\d+\.bad-.*")
+
+
+class NoSuchPlaceError(RlskipError, FileNotFoundError):
+    """The directory, run or step that a command names does not exist."""
+
+
+@attrs.frozen
+class Dump:
+    """One file of rollouts: a step's, a mini-batch's, or a rank's shard.
+
+    ``meta`` is None if it cannot be read, and ``problem`` is the reason. ``written`` is in seconds
+    since the epoch, by the file system's clock; ``size`` in bytes on disk.
+    """
+
+    place: Place
+    meta: DumpMeta | None
+    problem: str | None
+    written: float
+    size: int
+
+    @property
+    def step(self) -> int:
+        return self.place.step
+
+    @property
+    def name(self) -> str:
+        """As a user would name it: ``3``, ``3/0``, ``3 (rank 0 of 2)``."""
+        name = "/".join(self.place.parts)
+        ranks = self.place.world_size
+        return name if ranks == 1 else f"{name} (rank {self.place.rank} of {ranks})"
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that generating it took; None if it is not known."""
+        return (self.meta.info.get("seconds") or None) if self.meta else None
+
+    def load(self, part: str = "rollouts") -> Any:
+        """The rollouts, every byte verified. A DataProto comes as its parts; verl is not needed.
+
+        Raises
+        ------
+        DumpError
+            It cannot be used. It stays where it is.
+        """
+        with (
+            marks.reading(self.place.root, self.step),
+            self.place.opened() as here,
+            open_dump(here) as (reader, _),
+        ):
+            value = rebuild(reader, part, None, host_classes=False)
+            reader.verify()
+            return value
+
+    def verify(self) -> str | None:
+        """Compare every byte with its checksum; the reason why the dump is unusable, or None."""
+        try:
+            with self.place.opened() as here:
+                if not is_complete(here):
+                    return "shards of other ranks are missing, or of another call"
+                with open_dump(here) as (reader, _):
+                    reader.verify()
+        except DumpError as error:
+            return error.what
+        return None
+
+
+@attrs.frozen
+class Run:
+    """The directory of one run's dumps."""
+
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """The directory below the dump_dir: of an experiment, a shape, and maybe a role."""
+        of_role = SHAPE.fullmatch(self.directory.parent.name) is not None
+        return "/".join(self.directory.parts[-3 if of_role else -2 :])
+
+    @property
+    def dump_dir(self) -> Path:
+        return self.directory.parents[self.name.count("/")]
+
+    def steps(self) -> list[int]:
+        """The steps that have a directory, ascending."""
+        found = (as_step(entry.name) for entry in _folders(self.directory))
+        return sorted(step for step in found if step is not None)
+
+    def dumps(
+        self, step: int | None = None, part: int | None = None, *, identities: bool = True
+    ) -> list[Dump]:
+        """The dumps in order: all, those of one step, or those of one of its parts.
+
+        Without `identities` their metas lack them, and torch is not needed.
+        """
+        steps = self.steps() if step is None else [step]
+        return [
+            dump
+            for number in steps
+            for dump in self._of(number, identities)
+            if part is None or dump.place.part == part
+        ]
+
+    def quarantine(self) -> list[Path]:
+        """The directories of quarantined dumps."""
+        return [p for p in _folders(self.directory) if _BAD.fullmatch(p.name)]
+
+    def _of(self, step: int, identities: bool) -> Iterator[Dump]:
+        folder = self.directory / str(step)
+        yield from _in(folder, Place(self.directory, step), identities)
+        part = (as_step(entry.name) for entry in _folders(folder))
+        for number in sorted(n for n in part if n is not None):
+            yield from _in(folder / str(number), Place(self.directory, step, number), identities)
+
+
+def _in(folder: Path, place: Place, identities: bool) -> Iterator[Dump]:
+    """The dumps whose files are in `folder` itself."""
+    names = _names(folder)
+    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    ranks = [(int(m[1]), int(m[2])) for m in shards]
+    places = [attrs.evolve(place, rank=r, world_size=n) for r, n in sorted(ranks) if r < n > 1]
+    if {place.dump, place.meta} & set(names):
+        places.insert(0, place)
+    for one in places:
+        try:
+            with one.opened() as here:
+                yield _look(one, read_meta(here, identities), None)
+        except DumpError as error:
+            yield _look(one, None, error.what)
+
+
+def _look(place: Place, meta: DumpMeta | None, problem: str | None) -> Dump:
+    written, nbytes = 0.0, 0
+    for name in (place.dump, place.meta):
+        with contextlib.suppress(OSError):
+            found = os.lstat(place.directory / name)
+            written, nbytes = max(written, found.st_mtime), nbytes + found.st_size
+    return Dump(place, meta, problem, written, nbytes)
+
+
+# -- names on the command line -------------------------------------------------------------------
+
+
+@attrs.frozen
+class Selection:
+    """A run, a step of it, or a mini-batch of that."""
+
+    run: Run
+    step: int | None = None
+    part: int | None = None
+
+    @property
+    def name(self) -> str:
+        numbers = [str(n) for n in (self.step, self.part) if n is not None]
+        return "/".join([self.run.name, *numbers])
+
+    def dumps(self) -> list[Dump]:
+        """Its dumps; raises NoSuchPlaceError if it is a step without one."""
+        found = self.run.dumps(self.step, self.part)
+        if not found and self.step is not None:
+            steps = self.run.steps()
+            there = f"its steps are {compact(steps)}" if steps else "the run has no dumps"
+            raise NoSuchPlaceError("this step has no dump", self.name, there)
+        return found
+
+
+def find_runs(where: Path) -> list[Run]:
+    """The runs at or below a directory: a dump_dir, an experiment's, or a run's own.
+
+    A run is a directory with dumps of rlskip or verl. Names with numbers are in natural order.
+    """
+    if not where.is_dir():
+        raise NoSuchPlaceError(
+            "no such directory", str(where), "name the skip.dump_dir of the job, or a run in it"
+        )
+    # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
+    runs = [Run(path) for path in _runs_in(where, 3)]
+    return sorted(runs, key=lambda run: _natural(run.name))
+
+
+def _runs_in(path: Path, levels: int) -> Iterator[Path]:
+    if is_run := _is_run(path):
+        yield path
+    if levels and path.name != FOLDER:
+        for below in _folders(path):
+            # Below a run there are only those of its roles.
+            if as_step(below.name) is None and not below.name.startswith("."):
+                yield from _runs_in(below, 0 if is_run else levels - 1)
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
+
+
+def find_target(name: str, within: Path) -> Selection:
+    """What ``3``, ``3/0`` or a path means; a number is a step of the only run in `within`.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        It does not exist, or a number is given and there are several runs.
+    """
+    numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
+    if len(numbers) <= 2 and None not in numbers:
+        return Selection(the_run(within), *numbers)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise NoSuchPlaceError("no such file or directory", name)
+    path = path.resolve()
+    parts: list[int] = []
+    while len(parts) < 2 and (number := as_step(path.name)) is not None:
+        parts.insert(0, number)
+        path = path.parent
+    return Selection(Run(path) if parts else the_run(path), *parts)
+
+
+def find_targets(names: Sequence[str], within: Path) -> list[Selection]:
+    """What each name means; without names every run in `within`."""
+    if names:
+        return [find_target(name, within) for name in names]
+    return [Selection(run) for run in find_runs(within)]
+
+
+def the_run(within: Path) -> Run:
+    """The only run at or below a directory; raises NoSuchPlaceError for none or several."""
+    runs = find_runs(within)
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise NoSuchPlaceError("no run has dumps here", str(within))
+    names = ", ".join(run.name for run in runs[:5])
+    raise NoSuchPlaceError(
+        f"{len(runs)} runs have dumps here", str(within), f"name one with --dir: {names}"
+    )
+
+
+def default_dir() -> Path:
+    return Path(DEFAULT_DUMP_DIR).expanduser()
+
+
+def compact(steps: list[int]) -> str:
+    """Ascending steps as the steps grammar writes them: ``1-5,8,10-30:10``.
+
+    >>> compact([1, 2, 3, 7, 10, 20, 30])
+    '1-3,7,10-30:10'
+    """
+    parts, i = [], 0
+    while i < len(steps):
+        j = i
+        stride = steps[i + 1] - steps[i] if i + 1 < len(steps) else 1
+        while j + 1 < len(steps) and steps[j + 1] - steps[j] == stride:
+            j += 1
+        if j - i < 2:
+            parts.append(str(steps[i]))
+            i += 1
+            continue
+        parts.append(f"{steps[i]}-{steps[j]}" + (f":{stride}" if stride > 1 else ""))
+        i = j + 1
+    return ",".join(parts)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it has dumps, quarantined dumps, or a staging directory."""
+    return any(
+        child.name == marks.WORK
+        or _BAD.fullmatch(child.name)
+        or (as_step(child.name) is not None and _has_dump(child))
+        for child in _folders(path)
+    )
+
+
+def _has_dump(step: Path) -> bool:
+    parts = (child for child in _folders(step) if as_step(child.name) is not None)
+    return any(_FILE.fullmatch(name) for folder in (step, *parts) for name in _names(folder))
+
+
+def _folders(path: Path) -> list[Path]:
+    """The directories in a directory, without links, by name; none if it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            found = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [Path(p) for p in sorted(found)]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with open_folder(folder) as opened:
+            return sorted(opened.names())
+    except OSError:
+        return []

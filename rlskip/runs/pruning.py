@@ -1,0 +1,102 @@
+"""Old dumps: which of them limits choose, and their removal."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from rlskip.runs.on_disk import Run
+from rlskip.store import commit
+
+
+@attrs.frozen
+class Old:
+    """The dumps of a step, or quarantined ones: why they are to go, or what keeps them.
+
+    `size` is in bytes on disk, `written` in seconds since the epoch.
+    """
+
+    run: Run
+    name: str
+    size: int
+    written: float
+    why: str = ""
+    removed: bool = False
+    kept: str | None = None
+
+
+def choose(
+    runs: Sequence[Run],
+    *,
+    keep_last: int | None = None,
+    older_than: float | None = None,
+    max_size: int | None = None,
+    quarantined: bool = False,
+) -> list[Old]:
+    """The steps that any of the limits selects, by run and age.
+
+    Parameters
+    ----------
+    keep_last
+        Steps to keep in each run, the last written.
+    older_than
+        Seconds: what was written longer ago is chosen.
+    max_size
+        Bytes that all `runs` may take together; the oldest are chosen first.
+    quarantined
+        Also what is quarantined.
+    """
+    steps = [_measured(run, run.directory / str(step)) for run in runs for step in run.steps()]
+    chosen: dict[tuple[Path, str], Old] = {}
+
+    def add(some: Iterable[Old], why: str) -> None:
+        for one in some:
+            chosen.setdefault((one.run.directory, one.name), attrs.evolve(one, why=why))
+
+    if quarantined:
+        add((_measured(run, path) for run in runs for path in run.quarantine()), "quarantined")
+    if older_than is not None:
+        limit = time.time() - older_than
+        add((one for one in steps if one.written < limit), "too old")
+    if keep_last is not None:
+        for run in runs:
+            mine = sorted((one for one in steps if one.run == run), key=lambda one: one.written)
+            add(mine[: max(0, len(mine) - keep_last)], f"not among the last {keep_last}")
+    if max_size is not None:
+        room = max_size
+        for one in sorted(steps, key=lambda one: -one.written):
+            if (one.run.directory, one.name) not in chosen:
+                room -= one.size
+                if room < 0:
+                    add([one], "beyond the size limit")
+    return sorted(chosen.values(), key=lambda one: (one.run.name, one.written))
+
+
+def remove(old: Old, *, really: bool) -> Old:
+    """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
+    try:
+        # Checked again for each step: a replay may have begun since.
+        if old.name.isdigit() and int(old.name) in commit.being_read(old.run.directory):
+            return attrs.evolve(old, kept="it is being read")
+        if really:
+            commit.remove(old.run.directory / old.name, old.run.directory)
+    except FileNotFoundError:
+        pass  # another process was quicker
+    except OSError as error:
+        return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
+    return attrs.evolve(old, removed=really)
+
+
+def _measured(run: Run, path: Path) -> Old:
+    found = []
+    for file in path.rglob("*"):
+        with contextlib.suppress(OSError):
+            found.append(file.lstat())
+    with contextlib.suppress(OSError):
+        found = found or [path.lstat()]
+    written = max((f.st_mtime for f in found), default=0.0)
+    return Old(run, path.name, sum(f.st_size for f in found), written)

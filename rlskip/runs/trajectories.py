@@ -1,0 +1,416 @@
+"""Rollouts of any trainer as columns, rows and sessions: tokens, log-probs, rewards.
+
+The meaning of a column is inferred from its name; the names are those of verl, SkyRL, TRL and
+``train.py``. A session of several turns may have several rows: lengths and rewards are those of
+sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from rlskip.batch import columns as batches
+from rlskip.errors import RlskipError
+from rlskip.keys import split_trajectory
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompts", "prompt_token_ids", "prompt_ids"),
+    "response": ("responses", "response_ids", "completion_ids"),
+    "whole": ("input_ids",),
+    "attention": ("attention_mask",),
+    "mask": ("response_mask", "loss_masks", "loss_mask", "completion_mask"),
+    "log_probs": (
+        "rollout_log_probs",
+        "rollout_logprobs",
+        "sampling_per_token_logps",
+        "old_log_probs",
+        "logprobs",
+    ),
+    "reward": ("rewards", "reward", "rm_scores", "token_level_scores", "token_level_rewards",
+               "scores", "score"),
+    "uid": ("uid", "uids", "trajectory_ids"),
+    "group": ("uid", "uids", "prompt"),
+    "session": ("session_id", "session"),
+    "turn": ("turn", "step_index"),
+    "last": ("is_last_step",),
+}  # fmt: skip
+
+Column = Any  # a tensor, an array or a sequence: one value a row
+
+
+@attrs.frozen
+class Columns:
+    """Rollouts as columns of `n` values each, and `whole`: what belongs to the whole batch."""
+
+    n: int
+    columns: Mapping[str, Column]
+    whole: Mapping[str, Any]
+
+    def of(self, what: str) -> tuple[str, Sequence[Any]] | None:
+        """Name and values of the column that holds `what` (a key of NAMES); None without one."""
+        name = next((name for name in NAMES[what] if name in self.columns), None)
+        return None if name is None else (name, values(self.columns[name]))
+
+    def tensor(self, what: str) -> torch.Tensor | None:
+        """The column that holds `what`, if it is a tensor that is not nested."""
+        name = next((name for name in NAMES[what] if name in self.columns), None)
+        column = None if name is None else self.columns[name]
+        return column if isinstance(column, torch.Tensor) and not column.is_nested else None
+
+
+@attrs.frozen
+class Trajectory:
+    """A row without padding. `response` begins with the first sampled token.
+
+    ``mask`` tells for each token of the response whether it was sampled, ``log_probs`` has its
+    log-prob; None if the rollouts have none. A token-level ``reward`` is summed.
+    """
+
+    index: int
+    uid: str | None
+    prompt: list[int]
+    response: list[int]
+    mask: list[int] | None
+    log_probs: list[float] | None
+    reward: float | None
+
+
+@attrs.frozen
+class Session:
+    """A session: its rows in the order of its turns, and the group of sessions of its prompt."""
+
+    group: str
+    number: int
+    rows: list[int]
+
+
+# -- any rollouts as columns ---------------------------------------------------------------
+
+
+def columns_of(rollouts: Any) -> Columns:
+    """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows."""
+    batch, named, whole = rollouts, batches.columns_of(rollouts), {}
+    if is_queue_part(rollouts):
+        batch, whole = rollouts["fields"], {"groups": rollouts["groups"]}
+        named = {"key": rollouts["keys"], **batches.columns_of(batch)}
+    elif batches.is_data_proto(rollouts):
+        whole = {"meta_info": rollouts.meta_info}
+    elif not named and isinstance(rollouts, list | tuple):
+        named = {"value": list(rollouts)}
+    elif not named and not isinstance(rollouts, Mapping):
+        whole = {"value": rollouts}
+    n = batches.length_of(batch)
+    columns = {str(k): column for k, column in named.items() if batches.column_length(column) == n}
+    others = {str(k): value for k, value in named.items() if str(k) not in columns}
+    return Columns(n, columns, {**others, **whole})
+
+
+def is_queue_part(rollouts: Any) -> bool:
+    """Whether `rollouts` are what role rollout_tq dumps."""
+    return isinstance(rollouts, dict) and rollouts.keys() == {"groups", "keys", "fields"}
+
+
+def values(column: Column) -> Sequence[Any]:
+    """One value for each row."""
+    return batches.cells_of(column) or ()
+
+
+# -- columns as rows -----------------------------------------------------------------------
+
+
+def rows_of(columns: Columns) -> list[Trajectory]:
+    """All rows; none if no column holds tokens."""
+    return rows_at(columns, range(columns.n))
+
+
+def rows_at(columns: Columns, places: Sequence[int]) -> list[Trajectory]:
+    """The rows at these indices; none if no column holds tokens."""
+    found = {what: named[1] for what in _OF_A_ROW if (named := columns.of(what)) is not None}
+    for what in ("prompt", "response", "whole"):
+        if what in found and any(tokens(found[what][i]) is None for i in places):
+            del found[what]  # text, or numbers that are not tokens
+    if not found.keys() & {"response", "whole"}:
+        return []
+    return [_row(i, {what: column[i] for what, column in found.items()}) for i in places]
+
+
+_OF_A_ROW = ("prompt", "response", "whole", "attention", "mask", "log_probs", "reward", "uid")
+
+
+def _row(index: int, cell: dict[str, Any]) -> Trajectory:
+    response, mask = tokens(cell.get("response")), numbers(cell.get("mask"))
+    log_probs = numbers(cell.get("log_probs"))
+    prompt, attention = tokens(cell.get("prompt")) or [], numbers(cell.get("attention"))
+    if response is None:
+        # The prompt is what precedes the first sampled token.
+        whole = tokens(cell["whole"]) or []
+        sampled = [i for i, flag in enumerate(mask or []) if flag]
+        first, last = (sampled[0], sampled[-1] + 1) if sampled else (len(whole), len(whole))
+        prompt, response = whole[:first], whole[first:last]
+        mask = mask[first:last] if mask else None
+        log_probs = log_probs[first:last] if log_probs else None
+    elif attention is not None and len(attention) == len(prompt) + len(response):
+        seen = attention[len(prompt) :]
+        prompt = [t for t, real in zip(prompt, attention, strict=False) if real]
+        # Only trailing zeros are padding; a gap belongs to the rollout.
+        length = max((i + 1 for i, real in enumerate(seen) if real), default=0)
+        response = response[:length]
+        mask = mask[:length] if mask else None
+        log_probs = log_probs[:length] if log_probs else None
+    uid = cell.get("uid")
+    return Trajectory(
+        index,
+        None if uid is None else _name(uid),
+        prompt,
+        response,
+        None if mask is None else [int(bool(flag)) for flag in mask],
+        None if log_probs is None else [float(p) for p in log_probs],
+        _total(cell.get("reward")),
+    )
+
+
+def tokens(value: Any) -> list[int] | None:
+    """A cell as a list of tokens; None if it is anything else."""
+    found = numbers(value)
+    if found is None or not all(math.isfinite(v) and int(v) == v for v in found):
+        return None
+    return [int(v) for v in found]
+
+
+def numbers(value: Any) -> list[Any] | None:
+    """A cell as a list of numbers; None if it is anything else."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_complex() or value.is_nested else value.reshape(-1).tolist()
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
+    if isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
+        return list(value)
+    return None
+
+
+def _total(value: Any) -> float | None:
+    if isinstance(value, int | float | np.number | np.bool_) and not isinstance(
+        value, np.complexfloating
+    ):
+        return float(value)
+    given = numbers(value)
+    return None if given is None else float(sum(given))
+
+
+def _name(value: Any) -> str:
+    single = isinstance(value, torch.Tensor | np.ndarray | np.generic) and _size(value) == 1
+    return str(value.item() if single else value)
+
+
+# -- rows as sessions ----------------------------------------------------------------------
+
+
+def sessions_of(columns: Columns) -> list[Session]:
+    """The sessions, in the order of their first rows.
+
+    Rows belong to one session if their keys say so (a queue's), or their columns of group and
+    session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step. Else
+    each row is a session. Groups are those of the key, of the uid, or of equal prompts.
+    """
+    names = _row_names(columns)
+    found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
+    for i, (group, session, turn) in enumerate(names):
+        found.setdefault((group, session), []).append((turn, i))
+    count: Counter[str] = Counter()
+    sessions = []
+    for (group, _), rows in found.items():
+        sessions.append(Session(group, count[group], [i for _, i in sorted(rows)]))
+        count[group] += 1
+    return sessions
+
+
+def _row_names(columns: Columns) -> list[tuple[str, Any, Any]]:
+    """Group, session and turn of each row."""
+    n = columns.n
+    keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
+    if len(keys) == n and all(keys):
+        return [key for key in keys if key is not None]
+    group, session, turn = (_scalars(columns, what) for what in ("group", "session", "turn"))
+    turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
+    if group and session:
+        return list(zip(map(str, group), session, turns, strict=True))
+    ids = columns.of("uid")
+    if ids is not None and ids[0] == "trajectory_ids":
+        pairs = [(str(uid).rpartition("_"), str(uid)) for uid in map(_name, ids[1])]
+        return [(head or uid, uid, t) for ((head, _, _), uid), t in zip(pairs, turns, strict=True)]
+    groups = [str(name) for name in group] if group else _prompts(columns)
+    last = _scalars(columns, "last") or [True] * n
+    first, names = 0, []
+    for i in range(n):
+        names.append((groups[first], first, turns[i]))
+        first = i + 1 if last[i] else first
+    return names
+
+
+def _scalars(columns: Columns, what: str) -> list[Any] | None:
+    """The column that holds `what`, if it has a text or a whole number for each row."""
+    named = columns.of(what)
+    if named is None:
+        return None
+    cells = [v.item() if hasattr(v, "item") and _size(v) == 1 else v for v in named[1]]
+    return cells if all(isinstance(v, str | int) for v in cells) else None
+
+
+def _size(value: Any) -> int:
+    return int(value.numel()) if isinstance(value, torch.Tensor) else int(value.size)
+
+
+def _prompts(columns: Columns) -> list[str]:
+    """For each row the number of its prompt among the prompts that differ."""
+    numbered: dict[tuple[int, ...], int] = {}
+    rows = rows_of(columns)
+    if not rows:
+        return [str(i) for i in range(columns.n)]
+    return [str(numbered.setdefault(tuple(row.prompt), len(numbered))) for row in rows]
+
+
+def lengths_of(columns: Columns) -> list[int]:
+    """Tokens of each row's response without padding; none if no column holds tokens.
+
+    Worked out for whole columns if they are tensors: a step may have 10 000 rows.
+    """
+    response, attention, mask = (columns.tensor(w) for w in ("response", "attention", "mask"))
+    if response is not None and response.dim() == 2 and not response.is_floating_point():
+        width = response.shape[1]
+        real = mask if mask is not None and mask.shape == response.shape else None
+        if attention is not None and attention.dim() == 2 and attention.shape[1] > width:
+            real = attention[:, attention.shape[1] - width :]
+        if real is None:
+            return [width] * columns.n
+        if not width or not columns.n:
+            return [0] * columns.n
+        return [int(n) for n in (torch.arange(1, width + 1) * (real != 0)).amax(1).tolist()]
+    return [len(row.response) for row in rows_of(columns)]
+
+
+def rewards_of(columns: Columns) -> list[float | None]:
+    """The reward of each row; None if it has none, or one that is not finite."""
+    reward = columns.tensor("reward")
+    if reward is not None and columns.n and not reward.is_complex():
+        totals: list[Any] = reward.double().reshape(columns.n, -1).sum(1).tolist()
+    else:
+        named = columns.of("reward")
+        totals = [_total(cell) for cell in named[1]] if named is not None else [None] * columns.n
+    return [None if total is None else _finite(total) for total in totals]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def session_lengths(columns: Columns, sessions: Sequence[Session]) -> list[int]:
+    """Tokens of the responses of each session, over its turns; none without tokens."""
+    lengths = lengths_of(columns)
+    return [sum(lengths[i] for i in one.rows) for one in sessions] if lengths else []
+
+
+def session_rewards(columns: Columns, sessions: Sequence[Session]) -> list[float | None]:
+    """The reward of each session: the sum over its turns; None if no turn has one."""
+    rewards = rewards_of(columns)
+    given = [[r for i in one.rows if (r := rewards[i]) is not None] for one in sessions]
+    return [_finite(math.fsum(some)) if some else None for some in given]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are given; None if there are none."""
+    given = [value for value in values if value is not None]
+    return fmean(given) if given else None
+
+
+def real_columns(columns: Columns) -> dict[str, Column]:
+    """The columns; of padded tensors with token columns only what is not padding, flat.
+
+    A token-level reward becomes the reward of each row.
+    """
+    found = dict(columns.columns)
+    for what in ("prompt", "response", "whole", "log_probs", "mask", "reward"):
+        column = columns.tensor(what)
+        if column is None or column.dim() != 2:
+            continue
+        name = next(name for name in NAMES[what] if name in found)
+        if what == "reward":
+            found[name] = Padded(column, column.sum(1))
+        elif (real := _real(columns, what, column.shape[1])) is not None:
+            found[name] = Padded(column, column[real])
+    return found
+
+
+@attrs.frozen
+class Padded:
+    """A column, and its values without padding."""
+
+    column: torch.Tensor
+    values: torch.Tensor
+
+
+def _real(columns: Columns, what: str, width: int) -> torch.Tensor | None:
+    """Which tokens of a padded column of `width` are not padding, as far as masks tell."""
+    attention, mask = columns.tensor("attention"), columns.tensor("mask")
+    if attention is not None and attention.dim() == 2 and attention.shape[1] >= width:
+        at = 0 if what == "prompt" else attention.shape[1] - width
+        return attention[:, at : at + width] != 0
+    if what == "prompt" or mask is None or mask.dim() != 2 or mask.shape[1] != width:
+        return None
+    sampled = mask != 0
+    return sampled if what == "log_probs" else sampled.flip(1).cummax(1).values.flip(1)
+
+
+# -- decoding --------------------------------------------------------------------------------
+
+
+class Decoder:
+    """Tokens as text, by a local tokenizer.
+
+    Raises
+    ------
+    RlskipError
+        transformers is not installed, or the path is not that of a tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise RlskipError(
+                "decoding needs transformers", "--tokenizer", "pip install transformers"
+            ) from error
+        if not path.is_dir():
+            raise RlskipError("no such directory", str(path), "give a local tokenizer's directory")
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise RlskipError(f"it is not a tokenizer: {reason}", str(path)) from error
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        known = [t for t in tokens if 0 <= t < len(self._tokenizer)]
+        return str(self._tokenizer.decode(known))
+
+
+def plain(value: Any) -> Any:
+    """A cell as JSON."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return [plain(part) for part in value.unbind()]
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

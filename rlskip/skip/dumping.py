@@ -1,0 +1,399 @@
+"""What the built-in roles share: a directory of dumps, their identity, their log lines."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from rlskip._human import age, short
+from rlskip._version import __version__
+from rlskip.batch.fields import drop_fields, field_names, score_fields
+from rlskip.batch.meta import meta_of, plain
+from rlskip.config.check import look_up
+from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig
+from rlskip.errors import MismatchError
+from rlskip.jobs.records import job_id
+from rlskip.skip import config_copy
+from rlskip.skip.call import Call, current_call, saved_call
+from rlskip.skip.config_copy import flat_config
+from rlskip.skip.rng import capture_rng, restore_rng
+from rlskip.skip.role import BaseSkip, SkipAction
+from rlskip.skip.shaping import (
+    MODEL,
+    engine_of,
+    is_unknown,
+    may_matter,
+    sampling_of,
+    value_at,
+)
+from rlskip.store import (
+    CorruptDumpError,
+    DumpError,
+    DumpMeta,
+    Identity,
+    RankTimeoutError,
+    StepStore,
+    UnsupportedTypeError,
+    fingerprint,
+    run_directory,
+)
+from rlskip.store.layout import as_step, refuse_links
+
+log = logging.getLogger(__name__)
+
+# Sampling parameters that a host may override in the prompts' meta.
+_IN_META = ("temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos")
+_SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
+_MAX_CHANGES = 10
+
+
+class DumpingSkip(BaseSkip):
+    """A role that dumps what its stage returned and replays it, one call per step.
+
+    ``cache`` replays the dump of the step itself, provided that the prompts (by content), n,
+    lengths and sampling parameters equal those it was made with. ``repeat`` falls back on the
+    nearest earlier step with a dump, then on the nearest later one, and checks no prompts.
+    """
+
+    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+        super().__init__(local_config, global_config)
+        c = local_config
+        assert c.dump_dir is not None
+        assert c.experiment_name is not None
+        assert c.project_name is not None
+        # A host without such a number still gets a directory of its own.
+        shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
+        self.directory = run_directory(c.dump_dir, c.experiment_name, c.project_name, *shape)
+        if self.role not in BUILT_IN_ROLES:
+            self.directory /= self.role
+            refuse_links(self.directory)
+        # Both are read now: rlskip may change the config later.
+        self._conditions = self._read_conditions()
+        self._config = flat_config(global_config)
+        self._warned: set[str] = set()
+
+    @functools.cached_property
+    def store(self) -> StepStore:
+        c = self.local_config
+        return StepStore(self.directory, keep_last=c.keep_last, max_size=c.max_size)
+
+    # -- the three questions -----------------------------------------------------------
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> bool:
+        call = current_call(func, *args, **kwargs)
+        # Before the stage runs: it may alter its input (verl's adds `priority` in place).
+        call.identity = self._identity(call)
+        hit = self._is_there(step, call.identity)
+        if not hit:
+            self._warn_of_other_shapes()
+        return hit
+
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        began = time.perf_counter()
+        call = current_call(func, *args, **kwargs)
+        rollouts, meta, states = self._load(step, call)
+        if self.local_config.restore_rng:
+            restore_rng(states)
+        loading = time.perf_counter() - began
+        call.facts.update(
+            source=meta.step, bytes=meta.nbytes, seconds_saved=seconds_saved([meta], loading)
+        )
+        self._log_replay(step, meta)
+        return self._without_dropped(rollouts)
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        call = saved_call(*args, **kwargs)
+        meta = self.store.save(step, result, **self._about(call, result))
+        call.record("dumped", step=step, bytes=meta.nbytes)
+
+    # -- which dump, and what is in it ---------------------------------------------------
+
+    def _source(self, step: int) -> int | None:
+        """The step whose dump is replayed at `step`; looked up again on every call."""
+        if self.local_config.action != SkipAction.REPEAT:
+            return step
+        return self.store.nearest(step)
+
+    def _can_replay(self, source: int | None, identity: Identity) -> bool:
+        meta = None if source is None else self.store.read_meta(source)
+        if meta is None:
+            return False
+        if self.local_config.action == SkipAction.REPEAT:
+            return True
+        if identity.prompts_hash is None:
+            what = f"the prompts cannot be compared with those of the dump of step {meta.step}"
+            return self._accepts(what, meta.step)
+        return self._same(identity, meta)
+
+    def _is_there(self, step: int, identity: Identity) -> bool:
+        """Whether `step` can be replayed. What cannot be read is absent, with a warning."""
+        try:
+            return self._can_replay(self._source(step), identity)
+        except RankTimeoutError:
+            raise
+        except (DumpError, OSError, MemoryError) as error:
+            log.warning("rlskip: role %s: step %d counts as a miss: %s", self.role, step, error)
+            return False
+
+    def _load(self, step: int, call: Call) -> tuple[Any, DumpMeta, Any]:
+        """The rollouts to replay at `step`, verified, and the generators' states if needed."""
+        source = self._source(step)
+        if source is None:
+            raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
+        rollouts, meta = self.store.load_with_meta(source)
+        self._check_fields(rollouts, meta, call)
+        restores = self.local_config.restore_rng
+        return rollouts, meta, self.store.load_sidecar(source) if restores else None
+
+    def _about(self, call: Call, result: Any) -> dict[str, Any]:
+        """What a dump records besides the result."""
+        return {
+            "identity": call.identity or self._identity(call),
+            "info": self._info(call, result),
+            "sidecar": capture_rng(),
+        }
+
+    def _info(self, call: Call, result: Any) -> dict[str, Any]:
+        info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
+        if lacking := call.stage.lacking(result):
+            info["lacks"] = lacking
+        try:
+            info["config"] = config_copy.keep(self.directory, self._config)
+        except OSError as error:
+            self._warn_once("config", "the config cannot be kept with the dumps: %s", error)
+        return info
+
+    # -- what makes two calls the same ---------------------------------------------------
+
+    def _identity(self, call: Call) -> Identity:
+        """What the call's rollouts depend on.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The prompts or a value of the stage's identity cannot be compared, and
+            ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
+        """
+        conditions = attrs.evolve(self._conditions, stage=call.stage.stage)
+        try:
+            return attrs.evolve(
+                conditions, prompts_hash=fingerprint(call.prompts), extra=self._extra(call)
+            )
+        except UnsupportedTypeError as error:
+            if self.local_config.on_mismatch == "error":
+                raise
+            self._warn_uncomparable(error)
+            return conditions
+
+    def _extra(self, call: Call) -> dict[str, Any]:
+        """What the call adds to the identity: the stage's own, and sampling that it overrides.
+
+        A host may ask for other sampling in the prompts' meta, for a greedy baseline, say.
+        """
+        meta = meta_of(call.prompts)
+        asked = {name: plain(meta[name]) for name in _IN_META if name in meta}
+        usual = self._conditions.sampling
+        unusual = {k: v for k, v in asked.items() if k not in usual or usual[k] != v}
+        return {
+            **self._conditions.extra,
+            **{f"meta_info.{name}": value for name, value in unusual.items()},
+            **call.stage.identity_of(call.args, call.kwargs),
+        }
+
+    def _read_conditions(self) -> Identity:
+        """The part of the identity that the config decides."""
+        c, config = self.local_config, self.global_config
+        return Identity(
+            role=self.role,
+            n=c.n,
+            prompt_len=c.prompt_len,
+            response_len=c.response_len,
+            sampling=sampling_of(config),
+            extra={key: value_at(config, key, f"skip.{self.role}") for key in c.identity or ()},
+            model=look_up(config, MODEL),
+            versions={**_versions(), **engine_of(config)},
+        )
+
+    def _same(self, present: Identity, meta: DumpMeta) -> bool:
+        """Whether the dump was made for this very call, or may be replayed anyway."""
+        if meta.identity is None:
+            self._warn_once(
+                "no-identity", "dumps in %s record no prompts; they are not compared",
+                self.directory,
+            )  # fmt: skip
+            return True
+        differs, noteworthy = present.differences(meta.identity)
+        if noteworthy:
+            self._warn_once("noteworthy", "replayed although it differs: %s", "; ".join(noteworthy))
+        if not differs:
+            return True
+        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
+        return self._accepts(what, meta.step)
+
+    def _check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:
+        """Apply ``on_mismatch`` to a dump without fields that this run needs.
+
+        A field that the stage itself did not return when the run that made the dump needed it
+        does not count: to generate again would not help.
+        """
+        never = meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
+        if lacking:
+            what = f"the dump of step {meta.step} lacks what this run needs: {', '.join(lacking)}"
+            if not self._accepts(what, meta.step):
+                raise CorruptDumpError(what, str(self.directory / str(meta.step)))
+
+    def _accepts(self, what: str, source: int) -> bool:
+        """Whether `what`, a mismatch of the dump of `source`, is ignored; False if quarantined."""
+        if self.local_config.on_mismatch == "ignore":
+            self._warn_once("ignored", "%s; replayed anyway (on_mismatch=ignore)", what)
+            return True
+        if self.local_config.on_mismatch == "regenerate":
+            self.store.quarantine(source, what)
+            return False
+        raise MismatchError(
+            what,
+            str(self.directory / str(source)),
+            f"choose one: skip.{self.role}.on_mismatch=regenerate runs the stage and replaces "
+            "the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
+            "another skip.dump_dir or trainer.experiment_name starts from nothing",
+        )
+
+    # -- what is logged ------------------------------------------------------------------
+
+    def _log_replay(self, step: int, meta: DumpMeta) -> None:
+        source = meta.step
+        written = datetime.fromisoformat(meta.created).timestamp()
+        made = f"made {age(written)} ago by job {meta.info.get('job', 'unknown')}"
+        if source == step:
+            log.info("rlskip: step %d replayed from %s, %s", step, self.directory / str(step), made)
+        else:
+            log.info(
+                "rlskip: step %d REPEATS step %d from %s, %s; its prompts were not checked",
+                step, source, self.directory / str(source), made,
+            )  # fmt: skip
+        self._warn_once("off-policy", "replayed rollouts are off-policy for the present weights")
+        self._log_changes(meta)
+
+    def _log_changes(self, meta: DumpMeta) -> None:
+        """On the first replay, name the keys of the config that changed and are not compared."""
+        name = meta.info.get("config")
+        if "changes" in self._warned or not isinstance(name, str):
+            return
+        self._warned.add("changes")
+        try:
+            then = config_copy.read(self.directory, name)
+        except (OSError, ValueError) as error:
+            log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
+            return
+        compared = {*(self.local_config.identity or ()), "skip", "hydra"}
+        changed = [
+            key
+            for key in config_copy.changed(then, self._config)
+            if may_matter(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
+        ]
+        of_rollouts = [key for key in changed if is_unknown(key)]
+        for level, keys in ((logging.WARNING, of_rollouts), (logging.INFO, changed)):
+            keys = [key for key in keys if level == logging.WARNING or key not in of_rollouts]
+            if keys:
+                more = f" and {len(keys) - _MAX_CHANGES} more" if len(keys) > _MAX_CHANGES else ""
+                shown = [
+                    f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
+                    for key in (keys if level == logging.WARNING else keys[:_MAX_CHANGES])
+                ]
+                log.log(
+                    level,
+                    "rlskip: role %s: changed since the dump was made, and not compared: %s%s; "
+                    "skip.identity=[%s] compares",
+                    self.role, ", ".join(shown), more * (level == logging.INFO), keys[0],
+                )  # fmt: skip
+
+    def _warn_of_other_shapes(self) -> None:
+        """On the first miss, name the run's dumps that another batch size or length hides."""
+        if "shapes" in self._warned:
+            return
+        self._warned.add("shapes")
+        ours = self.directory if self.role in BUILT_IN_ROLES else self.directory.parent
+        mine = _SHAPE.fullmatch(ours.name)
+        try:
+            siblings = sorted(path for path in ours.parent.iterdir() if path != ours)
+        except OSError:
+            return
+        for path in siblings:
+            other = _SHAPE.fullmatch(path.name)
+            steps = _steps_in(path / self.directory.relative_to(ours)) if other else 0
+            if mine and other and steps:
+                differs = ", ".join(
+                    f"{name} is {mine[name]} now, {other[name]} there"
+                    for name in mine.groupdict()
+                    if mine[name] != other[name]
+                )
+                log.warning(
+                    "rlskip: role %s: %s has dumps of %d steps, which are not found: %s",
+                    self.role, path, steps, differs,
+                )  # fmt: skip
+
+    def _without_dropped(self, rollouts: Any) -> Any:
+        unwanted = self.local_config.drop_fields or []
+        unknown = sorted(set(unwanted) - field_names(rollouts))
+        if unknown:
+            self._warn_once(
+                "unknown-fields", "drop_fields names %s, which the dump does not have; it has %s",
+                ", ".join(unknown), ", ".join(sorted(field_names(rollouts))),
+            )  # fmt: skip
+        rollouts = drop_fields(rollouts, unwanted)
+        scores = score_fields(rollouts)
+        if scores:
+            self._warn_once(
+                "scores", "scores are replayed with the rollouts (%s); to compute them again: "
+                "skip.drop_fields=[%s]", ", ".join(scores), ",".join(scores),
+            )  # fmt: skip
+        return rollouts
+
+    def _warn_uncomparable(self, error: UnsupportedTypeError) -> None:
+        what = f"{error.where}: {error.what}"
+        self._warn_once("uncomparable", "calls cannot be compared with dumps: %s", what)
+
+    def _warn_once(self, topic: str, message: str, *values: Any) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
+            log.warning(f"rlskip: role {self.role}: {message}", *values)
+
+
+def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
+    """What the stage took to make the dumps, less the time to load them; 0 where not known."""
+    known = [meta.info.get("seconds") for meta in metas]
+    took = sum(s for s in known if isinstance(s, int | float) and 0 < s < math.inf)
+    return took - loading if took else 0.0
+
+
+def _steps_in(directory: Path) -> int:
+    try:
+        return sum(as_step(name) is not None for name in os.listdir(directory))
+    except OSError:
+        return 0
+
+
+def _short(value: Any) -> str:
+    return short(repr(value), 40)
+
+
+def _versions() -> dict[str, str]:
+    # Plain text: torch's own kind of string parses both sides whenever it is compared.
+    return {"rlskip": __version__, "torch": str(torch.__version__)}

@@ -1,0 +1,91 @@
+"""What a decorated function meets before `SkipManager.init`, or after one that failed.
+
+A job whose options of `skip` nobody acts on must not run as if they were not there. That happens
+when Hydra's callback was lost (a swept option, ``~hydra.callbacks.rlskip``, the compose API) or
+when Hydra did not discover the plug-in.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rlskip.errors import NotInstalledError
+
+Guard = Callable[[str], None]
+"""Called with the role of a decorated function whose role is off."""
+
+
+def before_init() -> Guard:
+    """A check that raises where Hydra's present job chose an option of `skip`."""
+    seen: Any = None
+
+    def check(role: str) -> None:
+        nonlocal seen
+        config = _hydra_config()
+        if config is seen:
+            return
+        if chosen := _chosen_by(config):
+            raise NotInstalledError(
+                f"{chosen} was chosen for this job, but no SkipManager was installed",
+                "skip",
+                _remedy(config, chosen),
+            )
+        seen = config
+
+    return check
+
+
+def refusing(reason: str) -> Guard:
+    """A check that always raises: the start failed."""
+
+    def check(role: str) -> NoReturn:
+        raise NotInstalledError(reason, "skip", "correct the config, then start the job again")
+
+    return check
+
+
+def _remedy(config: Any, chosen: str) -> str:
+    """What to type, by what is missing in the command."""
+    hydra = config.hydra
+    removed = [o for o in hydra.overrides.hydra if o.startswith("~hydra.callbacks")]
+    if removed:
+        return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
+    if re.match(r"\+?skip=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
+        return (
+            "when sweeping the option itself, add hydra/callbacks=rlskip (Hydra drops the option's "
+            "own callback there); with it, skip.KEY=VALUE needs no `+`"
+        )
+    if re.match(r"\+*skip\.", chosen):
+        return (
+            "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
+            "rlskip's callback; or add hydra/callbacks=rlskip, or call SkipManager.init(cfg) first"
+        )
+    return (
+        "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "
+        "under `--info plugins`, reinstall rlskip here"
+    )
+
+
+def _hydra_config() -> Any:
+    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return None if module is None else module.HydraConfig.instance().cfg
+
+
+def _chosen_by(hydra_config: Any) -> str | None:
+    """The override or choice through which a job asked for skip."""
+    if hydra_config is None:
+        return None
+    hydra = hydra_config.hydra
+    for override in hydra.overrides.task:
+        key, _, value = override.lstrip("+").partition("=")
+        asks = value.lower() not in ("false", "null", "none")
+        if asks and re.split("[.@]", key, maxsplit=1)[0] == "skip":
+            return str(override)
+    for group, option in hydra.runtime.choices.items():
+        if group.split("@")[0] == "skip" and option is not None:
+            return f"skip: {option}"
+    return None

@@ -1,0 +1,434 @@
+"""StepStore: the dumps of one run, by step."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip._files import Folder, open_folder
+from rlskip.format import chunks, container
+from rlskip.format.dump_errors import (
+    AbsentDumpError,
+    CorruptDumpError,
+    DumpError,
+    UnreadableDumpError,
+    UnsupportedTypeError,
+)
+from rlskip.format.kinds import Packer
+from rlskip.store import commit
+from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild, whose
+from rlskip.store.identity import Identity
+from rlskip.store.layout import OpenPlace, Place
+from rlskip.store.meta import DumpMeta, check_info
+from rlskip.store.retention import Retention
+from rlskip.store.step_index import StepIndex, by_preference
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 10
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A dump that can be written: a codec keeps everything in it.
+
+    Its arrays are views of the rollouts until :meth:`copied`.
+    """
+
+    place: Place
+    index: dict[str, Any]
+    arrays: list[chunks.Array]
+    cost: int
+    identity: Identity | None
+    info: dict[str, Any]
+    replace: bool
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def copy_nbytes(self) -> int:
+        """The most that :meth:`copied` takes of its arena."""
+        return sum(array.copy_nbytes for array in self.arrays)
+
+    def copied(self, arena: chunks.Arena) -> Prepared:
+        """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
+        return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
+
+
+class StepStore:
+    """The dumps in one directory, as :func:`~rlskip.store.run_directory` names it.
+
+    Parameters
+    ----------
+    directory
+        Created on the first save.
+    rank, world_size
+        Of several ranks that call the stage together each keeps a shard of the step. The step is
+        there when all shards are, with the same ``info["generation"]``.
+    keep_last, max_size
+        After each save remove the dumps that were written longest ago, down to this number and to
+        this many bytes; never the step just saved or one that is being read. None: keep all.
+
+    A corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and the
+    step counts as absent. A dump that cannot be read at the moment counts as absent, too, and one
+    in a newer format raises; both stay where they are.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        keep_last: int | None = None,
+        max_size: int | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.rank = rank
+        self.world_size = world_size
+        self._index = StepIndex(self.directory)
+        self._retention = Retention(self.directory, keep_last, max_size)
+
+    # -- which steps there are -----------------------------------------------------------
+
+    def steps(self, part: int | None = None) -> list[int]:
+        """The steps with a complete dump, ascending; those that cannot be read are left out."""
+        unread: list[DumpError] = []
+        steps = [s for s in self._listed(unread) if self._is_complete(s, part, unread)]
+        _warn(unread)
+        return steps
+
+    def nearest(self, step: int, part: int | None = None) -> int | None:
+        """The step that `repeat` takes for `step`; those that cannot be read are left out.
+
+        `step` itself; else the largest below; else the smallest above; else None.
+        """
+        unread: list[DumpError] = []
+        candidates = by_preference(self._listed(unread), step)
+        found = next((s for s in candidates if self._meta(s, part, unread) is not None), None)
+        _warn(unread)
+        return found
+
+    def read_meta(self, step: int, part: int | None = None) -> DumpMeta | None:
+        """What ``meta.json`` of this rank's dump holds; None when there is no complete dump.
+
+        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
+        that cannot be read at the moment is logged as a warning: None.
+
+        Raises
+        ------
+        NewerFormatError
+            A newer rlskip wrote it.
+        """
+        unread: list[DumpError] = []
+        meta = self._meta(step, part, unread)
+        _warn(unread)
+        return meta
+
+    def _listed(self, unread: list[DumpError]) -> list[int]:
+        try:
+            return self._index.steps()
+        except OSError as error:
+            unread.append(UnreadableDumpError(f"it cannot be listed: {error}", str(self.directory)))
+            return []
+
+    def _is_complete(self, step: int, part: int | None, unread: list[DumpError]) -> bool:
+        try:
+            with self._place(step, part).opened() as here:
+                return is_complete(here)
+        except UnreadableDumpError as error:
+            unread.append(error)
+        except DumpError:
+            pass
+        return False
+
+    def _meta(self, step: int, part: int | None, unread: list[DumpError]) -> DumpMeta | None:
+        try:
+            with self._opened(step, part) as here:
+                return read_meta(here) if is_complete(here) else None
+        except UnreadableDumpError as error:
+            unread.append(error)
+        except (AbsentDumpError, CorruptDumpError):
+            pass
+        return None
+
+    # -- saving --------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        identity: Identity | None = None,
+        info: Mapping[str, Any] | None = None,
+        sidecar: Any = None,
+        part: int | None = None,
+        replace: bool = False,
+    ) -> DumpMeta:
+        """Write `rollouts` as the dump of `step`, completely or not at all.
+
+        Parameters
+        ----------
+        rollouts
+            Anything that a codec keeps.
+        identity, info
+            Recorded in ``meta.json``; `info` is any JSON, with the entries that
+            :class:`DumpMeta` names of their type. Several ranks give the same
+            ``info["generation"]``, which no other call has (:attr:`RankGroup.decision`): shards of
+            different calls are not a step but a miss, and are replaced.
+        sidecar
+            A second value, loaded on its own, such as the states of random generators.
+        part
+            The number of the part, where a step has several.
+        replace
+            What to do where another process has dumped the step meanwhile: keep its dump and return
+            its meta (False), or quarantine it and take its place in one operation (True). Shards
+            are always replaced, one file after the other.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The rollouts or `info` hold what cannot be kept; nothing was written.
+        OSError
+            The disk is full, for example; nothing is left of the dump.
+        """
+        return self.write(
+            self.prepare(
+                step,
+                rollouts,
+                identity=identity,
+                info=info,
+                sidecar=sidecar,
+                part=part,
+                replace=replace,
+            )
+        )
+
+    def prepare(
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        identity: Identity | None = None,
+        info: Mapping[str, Any] | None = None,
+        sidecar: Any = None,
+        part: int | None = None,
+        replace: bool = False,
+    ) -> Prepared:
+        """The first half of :meth:`save`: refuses what cannot be kept, and writes nothing."""
+        packer = Packer()
+        index = {
+            "rollouts": packer.node(rollouts, "rollouts"),
+            "aside": packer.node(sidecar, "sidecar"),
+        }
+        return Prepared(
+            place=self._place(step, part),
+            index=index,
+            arrays=packer.arrays,
+            cost=packer.cost,
+            identity=identity,
+            info=_as_json(info or {}),
+            replace=replace,
+        )
+
+    def write(self, dump: Prepared) -> DumpMeta:
+        """The second half: write it, sync it, rename it into place."""
+        place = dump.place
+        commit.sweep(self.directory)
+        with commit.staging_directory(self.directory, "-".join(place.parts)) as staging:
+            with commit.synced(staging, place.dump) as file:
+                index = {**whose(place), **dump.index}
+                checksum = container.write(file, index, dump.arrays, dump.cost)
+                stored = file.tell()
+            meta = DumpMeta(
+                step=place.step,
+                part=place.part,
+                rank=place.rank,
+                world_size=place.world_size,
+                checksum=checksum,
+                nbytes=dump.nbytes,
+                stored=stored,
+                created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                identity=dump.identity,
+                info=dump.info,
+            )
+            with commit.synced(staging, place.meta) as file:
+                file.write(meta.to_bytes())
+            shared = place.parts if place.world_size > 1 else place.parts[:-1]
+            for depth, _ in enumerate(shared, 1):
+                commit.quarantine_other_than_directory(self.directory.joinpath(*shared[:depth]))
+            before = self._index.changed_at()
+            if place.world_size > 1:
+                self._publish_shard(staging, place)
+            else:
+                meta = self._publish(staging, place, meta, dump.replace)
+        # It is published: from here on nothing may fail.
+        self._index.added(place.step, before)
+        if place.rank == 0:
+            self._retention.apply(self._index.steps, place.step)
+        return meta
+
+    def _publish(self, staging: Folder, place: Place, meta: DumpMeta, replace: bool) -> DumpMeta:
+        for _ in range(_ATTEMPTS):
+            if commit.publish(staging, place.directory):
+                return meta
+            other = None if replace else self.read_meta(place.step, place.part)
+            if other is not None:
+                logger.info(
+                    "%s: another process dumped it meanwhile; its dump stays", place.directory
+                )
+                return other
+            kept = commit.replace(staging, place.directory)
+            if kept is not None:
+                logger.warning(
+                    "%s is replaced. The old one is kept as %s", place.directory, kept.name
+                )
+                return meta
+        raise FileExistsError(
+            errno.EEXIST, "other processes dump it again and again", str(place.directory)
+        )
+
+    def _publish_shard(self, staging: Folder, place: Place) -> None:
+        """Move a shard into the directory of all ranks; it is there once its meta.json is."""
+        final = place.directory
+        commit.make_directory(final)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(final / place.meta)
+        os.replace(staging.path / place.dump, final / place.dump)
+        os.replace(staging.path / place.meta, final / place.meta)
+        commit.sync_directory(final)
+
+    # -- loading -------------------------------------------------------------------------
+
+    def load(
+        self, step: int, *, part: int | None = None, fields: Sequence[str] | None = None
+    ) -> Any:
+        """The rollouts of `step`, verified, in memory of their own.
+
+        Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
+        of their size is free: up to 256 MiB are kept for that.
+
+        Parameters
+        ----------
+        fields
+            Read and verify only these of the outermost mapping or batch; None for all.
+
+        Raises
+        ------
+        CorruptDumpError
+            It is not what was written; it is quarantined.
+        AbsentDumpError
+            There is none, or it cannot be read at the moment.
+        DumpError
+            It is in a newer format, holds a type unknown here, or has no such field.
+        """
+        return self.load_with_meta(step, part=part, fields=fields)[0]
+
+    def load_with_meta(
+        self, step: int, *, part: int | None = None, fields: Sequence[str] | None = None
+    ) -> tuple[Any, DumpMeta]:
+        """As :meth:`load`, with the meta of that very dump."""
+        with self._reader(step, part) as (reader, meta):
+            if fields is None:
+                reader.expand_all()
+            return rebuild(reader, "rollouts", fields), meta
+
+    def load_sidecar(self, step: int, *, part: int | None = None) -> Any:
+        """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""
+        with self._reader(step, part) as (reader, _):
+            return rebuild(reader, "aside", None)
+
+    def verify(self, step: int, *, part: int | None = None) -> DumpMeta:
+        """Compare every byte with its checksum. Quarantines nothing; raises as :meth:`load`."""
+        with self._place(step, part).opened() as here, open_dump(here) as (reader, meta):
+            reader.verify()
+            return meta
+
+    def quarantine(self, step: int, reason: str, part: int | None = None) -> Path | None:
+        """Keep a bad dump under a name that is not a step, with a warning.
+
+        Of several ranks each quarantines its own shard. Returns where the dump is; None when it is
+        gone or cannot be moved.
+        """
+        place = self._place(step, part)
+        *above, name = place.parts
+        kept = commit.quarantine_name(name)
+        try:
+            with open_folder(self.directory, *above) as folder:
+                at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
+                if place.world_size == 1 or not stat.S_ISDIR(folder.stat(name).st_mode):
+                    os.rename(name, kept, **at)
+                else:
+                    os.mkdir(kept, dir_fd=folder.handle)
+                    for file in (place.meta, place.dump):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.rename(f"{name}/{file}", f"{kept}/{file}", **at)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning(
+                "%s cannot be used: %s. It stays there, because it cannot be renamed: %s",
+                place.directory, reason, error,
+            )  # fmt: skip
+            return None
+        logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
+        return place.directory.with_name(kept)
+
+    # -- within --------------------------------------------------------------------------
+
+    def _place(self, step: int, part: int | None) -> Place:
+        return Place(self.directory, step, part, self.rank, self.world_size)
+
+    @contextlib.contextmanager
+    def _opened(self, step: int, part: int | None) -> Iterator[OpenPlace]:
+        """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
+        place, here = self._place(step, part), None
+        try:
+            with place.opened() as here:
+                try:
+                    yield here
+                except CorruptDumpError as error:
+                    # Only what was read, not what another process may have put there since.
+                    if here.is_in_place():
+                        self.quarantine(step, error.what, part)
+                    raise
+        except CorruptDumpError as error:
+            if here is None:  # what has the directory's name is not a directory
+                self.quarantine(step, error.what, part)
+            raise
+
+    @contextlib.contextmanager
+    def _reader(self, step: int, part: int | None) -> Iterator[tuple[container.Reader, DumpMeta]]:
+        with (
+            commit.reading(self.directory, step),
+            self._opened(step, part) as here,
+            open_dump(here) as opened,
+        ):
+            yield opened
+
+
+def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
+        check_info(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    return plain
+
+
+def _warn(unread: list[DumpError]) -> None:
+    if unread:
+        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+        logger.warning("%s%s; it counts as absent", unread[0], more)

@@ -1,0 +1,279 @@
+"""Whatever kind of batch holds some rows, the same columns, rows, uids and meta come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from rlskip.batch.columns import (
+    DataProtoParts,
+    cells_of,
+    column_length,
+    columns_of,
+    is_data_proto,
+    length_of,
+    rows_of,
+    select,
+)
+from rlskip.batch.fields import drop_fields, field_names, score_fields
+from rlskip.batch.meta import is_validation, meta_of, plain
+from rlskip.batch.prompts import PromptsError, first_uid, uids_of
+from rlskip.format.fingerprint import contents_of
+
+Row = dict[str, Any]
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return out
+
+
+def _tensordict(rows: list[Row], jagged: Any = torch.jagged) -> TensorDict:
+    ids = torch.nested.as_nested_tensor([torch.tensor(r["ids"]) for r in rows], layout=jagged)
+    return TensorDict(
+        {
+            "uid": NonTensorStack(*(row["uid"] for row in rows)),
+            "x": torch.tensor([row["x"] for row in rows]),
+            "ids": ids,
+            "image": TensorDict({"size": torch.tensor([[row["x"]] for row in rows])}, [len(rows)]),
+            "tools": NonTensorStack(*(row["tools"] for row in rows)),
+            "source": NonTensorData("web", batch_size=[len(rows)]),
+        },
+        [len(rows)],
+    )
+
+
+def _lazy(rows: list[Row]) -> Any:
+    return LazyStackedTensorDict(
+        *(
+            TensorDict(
+                {
+                    "uid": NonTensorData(row["uid"]),
+                    "x": torch.tensor(row["x"]),
+                    "ids": torch.tensor(row["ids"]),
+                    "image": TensorDict({"size": torch.tensor([row["x"]])}, []),
+                    "tools": NonTensorData(row["tools"]),
+                    "source": NonTensorData("web"),
+                },
+                [],
+            )
+            for row in rows
+        ),
+        stack_dim=0,
+    )
+
+
+def _proto(rows: list[Row]) -> DataProtoParts:
+    everything = _tensordict(rows)
+    return DataProtoParts(
+        everything.select("x", "ids", "image", "source"),
+        {
+            "uid": np.array([row["uid"] for row in rows], dtype=object),
+            "tools": _objects([row["tools"] for row in rows]),
+        },
+        {"global_steps": 3},
+    )
+
+
+def _numpy_proto(rows: list[Row]) -> DataProtoParts:
+    columns = {name: _objects([row[name] for row in rows]) for name in ("uid", "x", "ids", "tools")}
+    sizes = np.array([[row["x"]] for row in rows])
+    return DataProtoParts(
+        None, {**columns, "image": [{"size": size} for size in sizes], "source": "web"}
+    )
+
+
+def _mapping(rows: list[Row]) -> dict[str, Any]:
+    return {
+        "uid": tuple(row["uid"] for row in rows),
+        "x": np.array([row["x"] for row in rows]),
+        "ids": [row["ids"] for row in rows],
+        "image": [{"size": [row["x"]]} for row in rows],
+        "tools": [row["tools"] for row in rows],
+        "source": "web",
+    }
+
+
+def _list(rows: list[Row]) -> list[Row]:
+    return [
+        {
+            **{name: row[name] for name in ("uid", "x")},
+            "ids": torch.tensor(row["ids"]),
+            "image": {"size": [row["x"]]},
+            "tools": row["tools"],
+            "source": "web",
+        }
+        for row in rows
+    ]
+
+
+KINDS: dict[str, Callable[[list[Row]], Any]] = {
+    "TensorDict": _tensordict,
+    "strided": lambda rows: _tensordict(rows, torch.strided),
+    "lazy": _lazy,
+    "DataProto": _proto,
+    "DataProto without tensors": _numpy_proto,
+    "mapping": _mapping,
+    "rows": _list,
+}
+
+_row = st.fixed_dictionaries(
+    {
+        "uid": st.text("abc", min_size=1, max_size=4),
+        "x": st.integers(-9, 9),
+        "ids": st.lists(st.integers(0, 9), min_size=1, max_size=4),
+        "tools": st.lists(st.text(max_size=3), max_size=3),
+    }
+)
+some_rows = st.lists(_row, min_size=1, max_size=6, unique_by=lambda row: row["uid"])
+
+
+def _bare(value: Any) -> Any:
+    """A cell as plain Python, so that kinds can be compared."""
+    if isinstance(value, dict | TensorDict | LazyStackedTensorDict):
+        return {str(key): _bare(item) for key, item in value.items()}
+    return plain(value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(rows=some_rows)
+def test_every_kind_has_the_same_rows(kind: str, rows: list[Row]) -> None:
+    batch = KINDS[kind](rows)
+    expected = [{**row, "image": {"size": [row["x"]]}, "source": "web"} for row in rows]
+    assert length_of(batch) == len(rows)
+    assert [_bare(row) for row in rows_of(batch)] == expected
+    assert uids_of(batch) == [row["uid"] for row in rows]
+    assert first_uid([object(), 7, "a", {"x": [1]}, batch]) == rows[0]["uid"]
+    assert field_names(batch) == {"uid", "x", "ids", "image", "tools", "source"}
+    for name in ("uid", "x", "ids", "tools"):
+        column = columns_of(batch)[name]
+        assert column_length(column) == len(rows)
+        assert [_bare(cell) for cell in cells_of(column) or ()] == [row[name] for row in rows]
+        assert cells_of(column, len(rows) + 1) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), rows=some_rows)
+def test_selected_rows_are_a_batch_of_the_same_kind(
+    kind: str, data: st.DataObject, rows: list[Row]
+) -> None:
+    batch = KINDS[kind](rows)
+    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6, unique=True))
+    some = select(batch, picked)
+    assert type(some) is type(batch)
+    assert is_data_proto(some) == is_data_proto(batch)
+    everything = [_bare(row) for row in rows_of(batch)]
+    assert [_bare(row) for row in rows_of(some)] == [everything[i] for i in picked]
+    assert [_bare(row) for row in rows_of(batch)] == everything
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
+    rows: list[Row] = [{"uid": u, "x": i, "ids": [i], "tools": []} for i, u in enumerate("ab")]
+    batch = KINDS[kind](rows)
+    kept = drop_fields(batch, ["x", "tools", "unknown"])
+    assert type(kept) is type(batch)
+    assert field_names(kept) == {"uid", "ids", "image", "source"}
+    assert field_names(batch) >= {"x", "tools"}
+    assert [_bare(row) for row in rows_of(kept)] == [
+        {"uid": row["uid"], "ids": row["ids"], "image": {"size": [row["x"]]}, "source": "web"}
+        for row in rows
+    ]
+    assert drop_fields(batch, ["unknown"]) is batch
+    assert score_fields({"reward": [1], "scores": [1], "x": [1]}) == ["reward", "scores"]
+
+
+def test_rows_of_different_shapes_are_cells_of_a_lazy_stack() -> None:
+    rows: list[Row] = [
+        {"uid": "a", "x": 1, "ids": [1, 2], "tools": []},
+        {"uid": "b", "x": 2, "ids": [3], "tools": []},
+    ]
+    cells = cells_of(columns_of(_lazy(rows))["ids"])
+    assert [_bare(cell) for cell in cells or ()] == [[1, 2], [3]]
+    assert [row["ids"] for row in map(_bare, rows_of(select(_lazy(rows), [1])))] == [[3]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, "text", b"x", object(), [], (), [1, 2], {"a", "b"}, torch.ones(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_a_batch_has_no_columns(value: Any) -> None:
+    assert columns_of(value) == {}
+    assert rows_of(value) == []
+    assert field_names(value) == set()
+    assert drop_fields(value, ["x"]) is value
+    assert not is_data_proto(value)
+    with pytest.raises(PromptsError, match="no uids"):
+        uids_of(value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [torch.tensor(1), np.array(1), np.float64(1), NonTensorData([1, 2]), "ab", 1, None, {"a": 1}],
+    ids=repr,
+)
+def test_a_value_for_the_whole_batch_is_in_every_row(column: Any) -> None:
+    assert column_length(column) is None
+    assert cells_of(column) is None
+    batch = {"uid": ["a", "b"], "whole": column}
+    assert [_bare(row["whole"]) for row in rows_of(batch)] == [_bare(column)] * 2
+    assert select(batch, [1])["whole"] is column
+
+
+def test_uids_decide_how_many_rows_a_mapping_has() -> None:
+    assert length_of({"uid": ["a", "b"], "stop": [1, 2, 3], "words": [1, 2, 3]}) == 2
+    assert length_of({"stop": [1, 2, 3], "x": [1, 2], "y": np.ones(2)}) == 2
+    assert length_of({"stop": [1, 2, 3], "x": [1, 2]}) == 3
+    assert length_of({"temperature": 1.0}) == 0
+    assert select({"uid": ["a", "b"], "stop": [1, 2, 3]}, [1]) == {"uid": ["b"], "stop": [1, 2, 3]}
+
+
+def test_prompts_without_uids_or_with_one_twice() -> None:
+    with pytest.raises(PromptsError, match="no uids"):
+        uids_of({"ids": [1, 2]})
+    with pytest.raises(PromptsError, match="no uids"):
+        uids_of({"uid": "a"})
+    with pytest.raises(PromptsError, match="given twice: a"):
+        uids_of({"uid": ["a", "a"]})
+    assert first_uid([{"uid": "a"}]) == "a"
+    assert first_uid([{"uid": NonTensorData("a")}]) == "a"
+    assert first_uid([{"ids": [1]}]) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda m: {"meta_info": m}, lambda m: DataProtoParts(None, {}, m),
+                                  lambda m: TensorDict({}, []).set_non_tensor("meta_info", m)],
+                         ids=["mapping", "DataProto", "TensorDict"])  # fmt: skip
+def test_meta_is_found_in_every_kind(wrap: Callable[[Any], Any]) -> None:
+    assert meta_of(wrap({"validate": True, "step": 3})) == {"validate": True, "step": 3}
+    assert is_validation(wrap({"validate": True}))
+    assert not is_validation(wrap({"validate": False}))
+    assert meta_of({"meta_info": 7}) == {}
+    assert meta_of(7) == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contents_go_with_their_rows(kind: str) -> None:
+    rows: list[Row] = [{"uid": u, "x": i, "ids": [i], "tools": []} for i, u in enumerate("abc")]
+    batch = KINDS[kind](rows)
+    contents = contents_of(batch, {})
+    assert len(set(contents)) == 3
+    assert contents_of(select(batch, [2, 0]), {}) == [contents[2], contents[0]]
+    assert contents_of(batch, {"seed": 1}) != contents
+
+
+def test_a_value_for_the_whole_batch_is_part_of_every_content() -> None:
+    def contents(temperature: float) -> list[str | None]:
+        return contents_of({"uid": ["a", "b"], "x": [1, 2], "temperature": temperature}, {})
+
+    assert set(contents(1.0)).isdisjoint(contents(0.5))
+    assert contents(1.0) == contents(1.0)
+    assert contents_of({"uid": ["a", "b"], "global_steps": [1, 1]}, {}) == [None, None]

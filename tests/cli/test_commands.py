@@ -1,0 +1,49 @@
+"""Every command: bad input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ls", "/nowhere"], "no such directory"),
+        (["show", "9", "-d", "{run}"], "this step has no dump; its steps are 1-3"),
+        (["show", "1", "-d", "{dumps}"], "2 runs have dumps here; name one with --dir"),
+        (["show", "{dumps}/nothing"], "no such file"),
+        (["prune", "{dumps}"], "no limit is given"),
+        (["prune", "{dumps}", "--older-than", "soon"], "'soon' is not an age"),
+        (["prune", "{dumps}", "--max-size", "big"], "'big' is not a size"),
+        (["export", "{run}", "--to", "parquet"], "is not a format; give verl or jsonl"),
+        (["export", "{run}", "--to", "verl"], "--out"),
+        (["import", "{dumps}"], "no dumps of verl here"),
+        (["nonsense"], "No such command"),
+        (["show"], "Missing argument"),
+        (["show", "1", "--rows", "many"], "--rows"),
+        (["ls", "--no-such-option"], "No such option"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    rlskip: Any, dumps: Path, run_dir: Path, arguments: list[str], words: str
+) -> None:
+    said = rlskip(*(a.format(run=run_dir, dumps=dumps) for a in arguments))
+    assert said.code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("rlskip: ")
+    assert words in line
+
+
+def test_the_installed_command_ends_quietly_when_its_reader_does(dumps: Path) -> None:
+
+    command = f"{sys.executable} -m rlskip.cli.main ls --steps {dumps} --json | head -1"
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert (done.stdout.strip(), done.stderr) == ("[", "")

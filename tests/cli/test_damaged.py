@@ -1,0 +1,204 @@
+"""Every command over damaged, foreign or hostile trees: an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlskip.store import StepStore
+
+RUN = "grpo_tiny/GBS4_N2_in6_out8"
+
+
+def commands(root: Path, out: Path) -> list[tuple[object, ...]]:
+    run = root / RUN
+    return [
+        ("ls", root),
+        ("ls", root, "--steps", "--json"),
+        ("show", 2, "-d", run),
+        ("show", run, "--json"),
+        ("verify", "-d", root),
+        ("diff", run, root / "grpo-lr2_tiny"),
+        ("prune", root, "--keep-last", 1, "--older-than", "1d", "--max-size", "1kB"),
+        ("export", run, "--to", "jsonl", "--out", out / "rows.jsonl"),
+        ("export", run, "--to", "verl", "--out", out / "verl"),
+        ("report", run, "--html", out / "page.html", "--timeline", run),
+        ("import", root, "-d", out / "imported", "--trust-pickle"),
+        ("prune", root, "--keep-last", 0, "--quarantined", "--yes"),
+    ]
+
+
+def check(rlskip: Any, root: Path, out: Path, what: str) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    for command in commands(root, out):
+        began = time.monotonic()
+        answer = rlskip(*command)
+        assert answer.code in (0, 1, 2), (what, command, answer.err)
+        assert len(answer.err.splitlines()) == (answer.code == 2), (what, command, answer.err)
+        assert time.monotonic() - began < 20, (what, command)
+
+
+def overwrite(name: str, content: bytes) -> Callable[[Path], None]:
+    def do(run: Path) -> None:
+        (run / name).write_bytes(content)
+
+    return do
+
+
+def instead(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """Put something else in the place of a file or directory."""
+
+    def do(run: Path) -> None:
+        path = run / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path)
+
+    return do
+
+
+def records(*lines: object) -> Callable[[Path], None]:
+    def do(run: Path) -> None:
+        folder = run.parents[1] / "records" / "job"
+        folder.mkdir(parents=True)
+        text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+        (folder / "host-1-a.jsonl").write_text(text)
+
+    return do
+
+
+def hit(**more: object) -> dict[str, object]:
+    return {"role": "rollout", "event": "hit", "run": RUN, "step": 2, **more}
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "nothing": lambda run: None,
+    "no meta": lambda run: (run / "2" / "meta.json").unlink(),
+    "no dump": lambda run: (run / "2" / "gen_batch.dp").unlink(),
+    "an empty meta": overwrite("2/meta.json", b""),
+    "a meta that is a list": overwrite("2/meta.json", b"[]"),
+    "a deep meta": overwrite("2/meta.json", b"[" * 100_000),
+    "a truncated dump": overwrite("2/gen_batch.dp", b"rlskip\r\n"),
+    "a dump that is a FIFO": instead("2/gen_batch.dp", os.mkfifo),
+    "a meta that is a FIFO": instead("2/meta.json", os.mkfifo),
+    "a meta that is a directory": instead("2/meta.json", Path.mkdir),
+    "a dump that is a link": instead("2/gen_batch.dp", lambda p: p.symlink_to("/dev/zero")),
+    "a step that is a file": instead("2", lambda p: p.write_text("")),
+    "a step that is a FIFO": instead("2", os.mkfifo),
+    "a step that is a link": instead("2", lambda p: p.symlink_to(p.with_name("1"))),
+    "a link that loops": instead("2", lambda p: p.symlink_to(p)),
+    "an empty step": instead("2", Path.mkdir),
+    "a step with a huge number": instead("9" * 200, Path.mkdir),
+    "a shard of very many": instead(
+        "2/gen_batch.r0-of-999999999999.dp", lambda p: p.write_bytes(b"x")
+    ),
+    "a shard of none": instead("2/gen_batch.r5-of-0.dp", lambda p: p.write_bytes(b"x")),
+    "a part that is a file": instead("2/0", lambda p: p.write_text("x")),
+    "quarantine with markup": instead("3.bad-[/red]\x1b[2J", Path.mkdir),
+    "a staging directory that is a FIFO": instead(".work", os.mkfifo),
+    "a staging directory that is a link": instead(".work", lambda p: p.symlink_to("/tmp")),
+    "marks of readers with other names": instead(".work/reading-x", Path.mkdir),
+    "a run without permission to read": lambda run: run.chmod(0),
+    "a name that is not UTF-8": instead(os.fsdecode(b"\xff\xfe"), Path.mkdir),
+    "a trace that is a FIFO": instead("train-1.json", os.mkfifo),
+    "a trace of other things": overwrite("train-1.json", b'{"traceEvents": [1, "x", null]}'),
+    "a trace without times": overwrite(
+        "train-1.json",
+        b'{"traceEvents": [{"ph": "X", "pid": 1e999, "tid": 0, "ts": NaN, "args": 1}]}',
+    ),
+    "a deep trace": overwrite("train-1.json", b"[" * 100_000),
+    "records that are text": records("x", "[]", "null", '{"role": 5}', "[" * 100_000),
+    "records of odd values": records(
+        hit(seconds_saved="x"), hit(seconds_saved=None), hit(bytes="x"), hit(bytes=-1),
+        hit(step="2"), hit(step=[2]), hit(run=["x"]), hit(role=["x"]), hit(event={}),
+        '{"role": "r", "event": "hit", "step": 2, "seconds_saved": NaN, "bytes": 1e999}',
+    ),
+    "records that are a FIFO": instead("../../records/job/host-1-a.jsonl", os.mkfifo),
+    "records that are a link": instead(
+        "../../records/job/host-1-a.jsonl", lambda p: p.symlink_to("/dev/zero")
+    ),
+    "records that are a file": instead("../../records", lambda p: p.write_text("x")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", list(DAMAGE))
+def test_no_command_traces_back(rlskip: Any, dumps: Path, tmp_path: Path, which: str) -> None:
+    if which.startswith("records"):
+        shutil.rmtree(dumps / "records")
+    DAMAGE[which](dumps / RUN)
+    try:
+        check(rlskip, dumps, tmp_path / "out", which)
+    finally:
+        if (dumps / RUN).is_dir():
+            (dumps / RUN).chmod(0o700)
+
+
+NAN, INF = float("nan"), float("inf")
+JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(3)], layout=torch.jagged)
+ODD: dict[str, Any] = {
+    "responses that are not numbers": {"responses": torch.tensor([[NAN, 1.0], [INF, 2.0]])},
+    "lists that are not numbers": {"response_ids": [[NAN], [2]], "rewards": [NAN, INF]},
+    "one response that is text": {"response_ids": [[1, 2], "text"], "prompt_ids": [[1], None]},
+    "rewards that are text": {"responses": torch.ones(2, 2).long(), "reward": ["x", None]},
+    "complex rewards": {"responses": torch.ones(2, 2).long(), "rewards": torch.ones(2) * 1j},
+    "huge rewards": {"responses": torch.ones(2, 2).long(), "rewards": torch.full((2,), 3e38)},
+    "rewards of three dimensions": {"rewards": torch.ones(2, 3, 4), "responses": np.ones((2, 3))},
+    "masks of another shape": {
+        "responses": torch.ones(2, 3).long(), "prompts": torch.ones(2, 2).long(),
+        "attention_mask": torch.ones(2), "response_mask": torch.ones(2, 7),
+    },
+    "a mask that is short": {"response_ids": [[1, 2, 3], [4]], "loss_mask": [[1], [1, 1]]},
+    "a mask of NaN": {"responses": torch.ones(1, 1).long(), "response_mask": torch.tensor([[NAN]])},
+    "no rows": {"responses": torch.ones(0, 3).long(), "rewards": torch.ones(0)},
+    "no tokens": {"responses": torch.ones(2, 0).long(), "response_mask": torch.ones(2, 0)},
+    "sessions of odd names": {
+        "session_id": [1, 2], "uid": [None, 3.5], "turn": ["a", 1], "is_last_step": ["x", None],
+    },
+    "keys that are not keys": {"key": ["a", "b_1_x"], "responses": torch.ones(2, 1).long()},
+    "jagged fields": {
+        "responses": JAGGED, "input_ids": JAGGED,
+    },
+    "names that are not text": {1: [1, 2], (2, "x"): [3, 4], None: [5, 6]},
+    "numbers beyond 64 bits": {"x": [10**30, 1], "step": [10**30, -1]},
+    "half characters": {"text": ["\ud83d", "\x00\x1b[2J"], "uid": ["\udc00", "[/red]"]},
+    "nested values": {"x": [{"a": [NAN, {"b": torch.ones(2)}]}, b"bytes"], "y": {"z": 1}},
+    "dates": {"x": np.array(["2026-01-01", "NaT"], "M8[s]"), "y": np.array([1, 2], "m8[D]")},
+    "nothing": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", list(ODD))
+def test_rollouts_of_any_content_are_shown(
+    rlskip: Any, dumps: Path, tmp_path: Path, which: str
+) -> None:
+    StepStore(dumps / RUN).save(2, ODD[which], replace=True)
+    check(rlskip, dumps, tmp_path / "out", which)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_damage(rlskip: Any, dumps: Path, tmp_path: Path, seed: int) -> None:
+    generator = random.Random(seed)
+    files = [path for path in sorted(dumps.rglob("*")) if path.is_file()]
+    for path in generator.sample(files, len(files) // 2):
+        data = bytearray(path.read_bytes())
+        for _ in range(generator.randint(1, 3)):
+            at = generator.randrange(len(data))
+            if generator.random() < 0.5:
+                data[at] ^= 1 << generator.randrange(8)
+            else:
+                del data[at : at + generator.randint(1, 200)]
+        path.write_bytes(data)
+    check(rlskip, dumps, tmp_path / "out", f"seed {seed}")

@@ -1,0 +1,142 @@
+"""Every kind of bad value at every key is a ConfigError that names the key, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlskip.config import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
+from rlskip.config.attachments import AttachConfig
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.merge import read_merge
+from rlskip.config.replay import read_replay
+from rlskip.config.settings import read_skip
+from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig, RoleSpec
+from rlskip.errors import RlskipError
+
+REGISTRY = {role: RoleSpec(options=frozenset({"queue"})) for role in BUILT_IN_ROLES}
+
+
+READERS: dict[str, tuple[Callable[[Any], Any], type]] = {
+    "skip": (lambda config: read_skip(config, REGISTRY), SkipManagerConfig),
+    "skip.rollout": (lambda config: read_skip(config, REGISTRY), RoleConfig),
+    "skip.attach.rollout": (lambda config: read_skip(config, REGISTRY), AttachConfig),
+    "dispatch": (read_dispatch, DispatchConfig),
+    "merge": (read_merge, MergeConfig),
+    "replay": (read_replay, ReplayConfig),
+}
+KEYS = [
+    (at, field.name) for at, (_, schema) in READERS.items() for field in dataclasses.fields(schema)
+]
+
+
+def nested(at: str, key: str, value: Any) -> dict[str, Any]:
+    """``{"skip": {"rollout": {key: value}}}`` for ``skip.rollout``."""
+    config: dict[str, Any] = {key: value}
+    if at == "skip.attach.rollout" and key != "target":
+        config["target"] = "m:f"
+    for name in reversed(at.split(".")):
+        config = {name: config}
+    return config
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**30, -(10**30), 2**63]),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["???", "all", "~nobody/x", "s3://b", "-1", "1-", "9" * 400 + "GB", "\0"]),
+    st.binary(max_size=3),
+)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=2).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("at", READERS)
+@given(data=st.data())
+def test_a_value_is_read_or_refused_by_its_key(at: str, data: st.DataObject) -> None:
+    reader, schema = READERS[at]
+    key = data.draw(st.sampled_from([field.name for field in dataclasses.fields(schema)]))
+    refused = None
+    try:
+        reader(nested(at, key, data.draw(values)))
+    except RlskipError as error:
+        refused = error
+    assert refused is None or f"{at}.{key}" in str(refused)
+
+
+# Where any mapping or any name below is right.
+FREE = {
+    "skip.attach",
+    "dispatch.sampling",
+    "dispatch.val_sampling",
+    *map("skip.{}".format, BUILT_IN_ROLES),
+}
+FLAT = [(at, key) for at, key in KEYS if at != "skip.attach.rollout" and f"{at}.{key}" not in FREE]
+
+
+@pytest.mark.parametrize("bad", [b"x", {"no": 1}, [[0]], object()])
+@given(chosen=st.sets(st.sampled_from(FLAT), min_size=2, max_size=6))
+def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) -> None:
+    for root in {at.split(".")[0] for at, _ in chosen}:
+        config: dict[str, Any] = {root: {}}
+        for at, key in chosen:
+            if at == root:
+                config[root][key] = bad
+            elif at.startswith(f"{root}."):
+                config[root].setdefault(at.split(".")[1], {})[key] = bad
+        with pytest.raises(RlskipError) as caught:
+            READERS[root][0](config)
+        for at, key in chosen:
+            if at.split(".")[0] == root:
+                assert f"{at}.{key}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be a finite number, got nan"),
+        ({"skip": {"wait_s": float("inf")}}, "skip.wait_s: must be a finite number, got inf"),
+        ({"skip": {"wait_s": True}}, "skip.wait_s: expected float, got True (bool)"),
+        ({"skip": {"max_size": "9" * 400 + "GB"}}, "skip.max_size: "),
+        ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
+        ({"skip": {"steps": [10**5000]}}, "skip.steps: a step has more than 18 digits"),
+        ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
+        ({"skip": {"dump_dir": "a\0b"}}, "skip.dump_dir: 'a\\x00b' holds a null character"),
+        ({"dispatch": {"session_timeout_s": float("nan")}}, "dispatch.session_timeout_s: must be"),
+        ({"dispatch": {"timeline_dir": "s3://b/t"}}, "dispatch.timeline_dir: 's3://b/t' is a URL"),
+        ({"dispatch": {"timeline_dir": ""}}, "dispatch.timeline_dir: it is empty"),
+        ({"replay": {"timeout_s": float("inf")}}, "replay.timeout_s: must be a finite number"),
+    ],
+)
+def test_values_that_would_fail_later(node: dict[str, Any], problem: str) -> None:
+    (root,) = node
+    with pytest.raises(RlskipError) as caught:
+        READERS[root][0](node)
+    assert str(caught.value).startswith(problem)
+    assert len(str(caught.value)) < 700
+
+
+def test_every_wrong_step_is_named() -> None:
+    with pytest.raises(RlskipError) as caught:
+        READERS["skip"][0]({"skip": {"steps": [0, -1, "a", 2, "3-1"]}})
+    said = str(caught.value)
+    for wrong in ("step -1 is negative", "'a' is not a step or range", "'3-1' runs backwards"):
+        assert wrong in said
+    with pytest.raises(RlskipError, match="10 is negative; 90 more are wrong"):
+        READERS["skip"][0]({"skip": {"steps": [-n for n in range(101)]}})

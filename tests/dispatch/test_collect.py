@@ -1,0 +1,188 @@
+"""RolloutDispatcher.collect: prompts in, the rows of complete groups out, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher
+from rlskip.keys import split_trajectory
+from rlskip.queue import MemoryQueue, TrajectoryQueue
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+
+CONFIG = {"dispatch": {"rollout_level": True, "n": 3}, "replay": {"timeout_s": 20}}
+
+
+async def echo(prompt, sampling, session):
+    """Two rows of different lengths that name their session."""
+    rows = range(2)
+    return [{"responses": torch.full((1 + i,), session.session_id), "turn": i} for i in rows]
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def make(worker=echo, *, queue: TrajectoryQueue | None = None, replay=None, **dispatch):
+        config = {
+            "dispatch": {**CONFIG["dispatch"], **dispatch},
+            "replay": {**CONFIG["replay"], **(replay or {})},
+        }
+        made.append(RolloutDispatcher(LocalPool(worker, 2), queue, config))
+        return made[-1]
+
+    yield make
+    for dispatcher in made:
+        dispatcher.close()
+
+
+def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
+    dispatcher = make()
+    for step in (1, 2):
+        rows, metrics = dispatcher.collect(make_prompts(4), step=step)
+        assert rows.batch_size == (4 * 3 * 2,)
+        assert list(rows["uid"]) == [f"u_{i}" for i in range(4) for _ in range(6)]
+        assert rows["session_id"].tolist() == [0, 0, 1, 1, 2, 2] * 4
+        assert [row.tolist() for row in rows["responses"].unbind()] == [
+            [s] * (1 + i) for _ in range(4) for s in range(3) for i in range(2)
+        ]
+        assert not any(metrics.values())
+        assert dispatcher.queue.list("train") == {}
+
+
+def test_columns_of_the_rows_are_kept(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        return {"uid": "mine", "session_id": torch.tensor(7)}
+
+    rows, _ = make(worker).collect(make_prompts(1), step=1)
+    assert list(rows["uid"]) == ["mine"] * 3
+    assert rows["session_id"].tolist() == [7] * 3
+
+
+def test_validation_uses_its_own_partition(make, make_prompts):
+    dispatcher = make(val_n=2)
+    rows, _ = dispatcher.collect(make_prompts(2), step=1, validate=True)
+    assert len(rows) == 2 * 2 * 2
+    assert dispatcher.queue.list("val") == {}
+
+
+def test_an_incomplete_group_raises_and_leaves_nothing(make, make_prompts):
+    broken = True
+
+    async def worker(prompt, sampling, session):
+        if broken and session.uid == "u_1" and session.session_id == 2:
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
+    with pytest.raises(IncompleteRolloutError, match="bad prompt"):
+        dispatcher.collect(make_prompts(3), step=1)
+    assert dispatcher.queue.list("train") == {}
+    broken = False
+    rows, _ = dispatcher.collect(make_prompts(3), step=1)
+    assert len(rows) == 18
+
+
+def test_the_replay_node_of_the_same_config_counts(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.uid == "u_1":
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker, replay={"on_incomplete": "drop"})
+    rows, metrics = dispatcher.collect(make_prompts(3), step=1)
+    assert set(rows["uid"]) == {"u_0", "u_2"}
+    assert sum(metrics.values()) == 1
+    assert dispatcher.queue.list("train") == {}
+
+
+def test_from_config_reads_both_nodes(make_prompts):
+    config = {**CONFIG, "replay": {"on_incomplete": "drop"}}
+    with RolloutDispatcher.from_config(config, echo) as dispatcher:
+        assert dispatcher.buffer.config.on_incomplete == "drop"
+        assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
+
+
+def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_prompts):
+    gate = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        while session.step == 2 and not gate.is_set():
+            await asyncio.sleep(0.01)
+        return {"step": torch.tensor(session.step)}
+
+    def prompts(step):
+        return [{"uid": f"{step}-{i}", "input_ids": torch.ones(2)} for i in range(2)]
+
+    dispatcher = make(worker)
+    dispatcher.submit(prompts(1), step=1)
+    rows, _ = dispatcher.collect(prompts(2), step=2, batch_size=2)  # does not wait for step 2
+    assert rows["step"].tolist() == [1] * 6
+    gate.set()
+    rows, _ = dispatcher.collect(step=3, batch_size=2)
+    assert rows["step"].tolist() == [2] * 6
+    assert dispatcher.queue.list("train") == {}
+
+
+def test_a_coroutine_may_call_it(make, make_prompts):
+    dispatcher = make()
+
+    async def main():
+        return await asyncio.gather(
+            asyncio.to_thread(dispatcher.collect, make_prompts(2), step=1),
+            asyncio.to_thread(dispatcher.collect, make_prompts(2), step=1, validate=True),
+        )
+
+    (train, _), (val, _) = asyncio.run(main())
+    assert (len(train), len(val)) == (12, 4)
+
+
+class NoMarkers(MemoryQueue):
+    def put(self, keys, *args, **more):  # type: ignore[no-untyped-def]
+        if any("_sess" in key for key in keys):
+            raise RuntimeError("no space")
+        return super().put(keys, *args, **more)
+
+
+def test_what_kept_a_batch_from_the_queue_is_raised(make, make_prompts):
+    dispatcher = make(queue=NoMarkers())
+    with pytest.raises(RuntimeError, match="no space"):
+        dispatcher.collect(make_prompts(2), step=1)
+
+
+def test_what_kept_an_earlier_batch_from_the_queue_is_raised(make, make_prompts):
+    dispatcher = make(queue=NoMarkers(), replay={"timeout_s": 0.5})
+    with pytest.raises(ReplayTimeoutError):
+        dispatcher.collect(make_prompts(2), step=1, batch_size=1)
+    with pytest.raises(RuntimeError, match="no space"):
+        dispatcher.collect(step=2, batch_size=1)
+
+
+def test_a_buffer_that_refills_can_be_assigned(make, make_prompts):
+    tries = []
+
+    async def worker(prompt, sampling, session):
+        tries.append(session.uid)
+        if session.uid == "u_0" and tries.count("u_0") <= 3:
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker, max_data_retries=0)
+
+    def refill(partition, evicted):
+        prompts = [{"uid": e.uid, "input_ids": torch.ones(2)} for e in evicted]
+        dispatcher.submit(prompts, step=1, partition=partition)
+
+    replay = {"replay": {"on_incomplete": "refill", "timeout_s": 20}}
+    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
+    rows, _ = dispatcher.collect(make_prompts(2), step=1)
+    assert len(rows) == 12
+    assert not any(map(split_trajectory, dispatcher.queue.list("train")))
+
+
+def test_without_prompts_a_step_is_required(make):
+    with pytest.raises(BatchError, match="no step"):
+        make().collect()

@@ -1,0 +1,243 @@
+"""Sessions that fail: retries, deadlines, cancellation, and a queue that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from rlskip.dispatch import (
+    DataFailure,
+    InfrastructureFailure,
+    LocalPool,
+)
+from rlskip.dispatch import RolloutDispatcher as Dispatcher
+from rlskip.keys import split_session
+from rlskip.queue import MemoryQueue
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer
+
+
+def test_an_infrastructure_failure_is_retried_elsewhere(make_dispatcher, make_prompts, queue, echo):
+    runs, numbers = [], iter(range(9))
+
+    class Worker:
+        def __init__(self):
+            self.number = next(numbers)
+
+        async def __call__(self, prompt, sampling, session):
+            runs.append((session.session_id, session.attempt, self.number))
+            if session.session_id == 1 and session.attempt < 2:
+                raise ConnectionError("engine is gone")
+            return await echo(prompt, sampling, session)
+
+    report = make_dispatcher(Worker, max_retries=2).generate_sequences(make_prompts(1), step=1)
+    assert report.failed == {}
+    assert report.attempts == 6
+    places = [number for session, _, number in sorted(runs) if session == 1]
+    assert places[0] != places[1] != places[2]
+    assert queue.list("train")["u_0_sess1"]["attempt"] == 2
+    assert queue.list("train")["u_0_1_0"]["attempt"] == 2
+    assert len(queue.markers()) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [
+        (ValueError("bad prompt"), "data", 2),
+        (DataFailure("bad prompt"), "data", 2),
+        (OSError("no route"), "infrastructure", 4),
+        (InfrastructureFailure("no route"), "infrastructure", 4),
+    ],
+)
+def test_kinds_of_failures_and_their_retries(
+    make_dispatcher, make_prompts, queue, error, kind, attempts
+):
+    async def worker(prompt, sampling, session):
+        raise error
+
+    dispatcher = make_dispatcher(worker, n=1, max_retries=3, max_data_retries=1)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert report.attempts == attempts
+    ((_, tag),) = queue.markers()
+    assert tag["status"] == "failure"
+    assert tag["error"].startswith(f"{kind}: ")
+    assert str(error).split()[0] in tag["error"]
+    assert report.failed == {("u_0", 0): tag["error"]}
+
+
+@pytest.mark.parametrize("result", [[], 3, ["text"]])
+def test_a_worker_that_returns_no_rows_failed(make_dispatcher, make_prompts, result):
+    async def worker(prompt, sampling, session):
+        return result
+
+    report = make_dispatcher(worker, n=1).generate_sequences(make_prompts(1), step=1)
+    assert "data: the worker returned" in report.failed["u_0", 0]
+
+
+def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
+    make_dispatcher, make_prompts, queue
+):
+    release = threading.Event()
+
+    def worker(prompt, sampling, session):  # a thread cannot be stopped
+        if session.attempt == 0 and session.session_id == 0:
+            release.wait(20)
+        return {"responses": torch.full((2,), session.attempt)}
+
+    dispatcher = make_dispatcher(worker, n=2, session_timeout_s=0.3)
+    late_ones = make_prompts(1)
+    batch = dispatcher.submit(late_ones, step=1)
+    report = batch.result(20)
+    assert report.failed == {}
+    assert report.attempts == 3
+    release.set()
+    deadline = time.monotonic() + 10
+    while batch.report().late == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert batch.report().late == 1
+    assert len(queue.markers()) == 2
+    row = queue.get(["u_0_0_0"], "train")["responses"]
+    assert row[0].tolist() == [1, 1]  # the second attempt's, once
+
+
+def test_a_session_that_hangs_is_marked_with_its_deadline(make_dispatcher, make_prompts):
+    async def worker(prompt, sampling, session):
+        await asyncio.Event().wait()
+
+    dispatcher = make_dispatcher(worker, n=1, session_timeout_s=0.05, max_retries=1)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert report.attempts == 2
+    assert "dispatch.session_timeout_s" in report.failed["u_0", 0]
+
+
+def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_prompts):
+    began = {}
+
+    async def worker(prompt, sampling, session):
+        began[session.session_id] = time.monotonic()
+        if session.session_id > 0:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.2)  # and ends, so that its deadline is nobody's
+        return {"responses": torch.zeros(2)}
+
+    options = {"max_concurrent_rollouts": 1, "session_timeout_s": 0.3, "max_retries": 0}
+    dispatcher = make_dispatcher(worker, n=3, policy="round_robin", **options)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    ended = time.monotonic()
+    assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
+    assert began[2] - began[1] >= 0.29
+    assert ended - began[2] >= 0.29
+
+
+def test_a_pool_that_cannot_stop_a_session_keeps_no_other_waiting(make_prompts, queue):
+    class Stubborn(LocalPool):
+        def stop(self, worker, future):
+            raise RuntimeError("no")
+
+    async def worker(prompt, sampling, session):
+        await asyncio.Event().wait()
+
+    settings = {"rollout_level": True, "n": 2, "session_timeout_s": 0.1, "max_retries": 0}
+    with Dispatcher(Stubborn(worker, 2), queue, {"dispatch": settings}) as dispatcher:
+        report = dispatcher.submit(make_prompts(2), step=1).result(10)
+    assert len(report.failed) == len(queue.markers()) == 4
+
+
+def test_cancelling_a_batch_cancels_its_sessions(make_dispatcher, make_prompts, queue):
+    cancelled, started = Counter(), threading.Event()
+
+    async def worker(prompt, sampling, session):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled["sessions"] += 1
+            raise
+
+    dispatcher = make_dispatcher(worker, max_concurrent_rollouts=3)
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    assert started.wait(10)
+    batch.cancel()
+    report = batch.result(10)
+    assert cancelled["sessions"] == 3
+    assert set(report.failed.values()) == {"cancelled"}
+    assert len(queue.markers()) == 8
+    # The slots are free again.
+    batch = dispatcher.submit(make_prompts(1), step=2)
+    batch.cancel()
+    assert batch.result(10).sessions == 4
+
+
+@pytest.mark.parametrize("rollout_level", [True, False])
+def test_rows_that_the_queue_refuses_fail_their_session_alone(
+    make_dispatcher, make_prompts, queue, rollout_level
+):
+    async def worker(prompt, sampling, session):
+        odd = {"odd": (value for value in "abc")} if session.session_id == 1 else {}
+        return {"responses": torch.ones(3), **odd}
+
+    dispatcher = make_dispatcher(worker, rollout_level=rollout_level)
+    report = dispatcher.generate_sequences(make_prompts(3), step=1)
+    assert report.failed.keys() == {(f"u_{i}", 1) for i in range(3)}
+    assert "data: its rows could not be written: TypeError" in report.failed["u_0", 1]
+    final = dict(queue.markers())
+    assert len(final) == 12
+    assert sum(tag["status"] == "failure" for tag in final.values()) == 3
+    with pytest.raises(IncompleteRolloutError, match="rows could not be written"):
+        ReplayBuffer(queue, {"replay": {"timeout_s": 5}}).sample(1, "train")
+
+
+class Broken(MemoryQueue):
+    """Takes nothing, or no markers."""
+
+    def __init__(self, refuses):
+        super().__init__()
+        self.refuses = refuses
+
+    def put(self, keys, partition, fields=None, tags=None):
+        if self.refuses(keys):
+            raise RuntimeError("no space")
+        return super().put(keys, partition, fields, tags)
+
+
+@pytest.mark.parametrize("refuses", [lambda keys: True, lambda keys: split_session(keys[0])])
+def test_a_queue_that_takes_no_markers_fails_the_batch(make_prompts, refuses, echo):
+    with Dispatcher(LocalPool(echo, 2), Broken(refuses), {"dispatch": {"n": 2}}) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        with pytest.raises(RuntimeError, match="no space"):
+            batch.result(10)
+
+
+def test_a_policy_that_fails_fails_the_batch_and_marks_every_session(make_prompts, queue, echo):
+    def policy(session):
+        raise KeyError("oops")
+
+    config = {"dispatch": {"rollout_level": True, "n": 2}}
+    with Dispatcher(LocalPool(echo, 2), queue, config, policy=policy) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        with pytest.raises(KeyError, match="oops"):
+            batch.result(10)
+        with pytest.raises(IncompleteRolloutError, match="oops"):
+            ReplayBuffer(queue, {"replay": {"timeout_s": 5}}).sample(1, "train")
+    assert len(queue.markers()) == 4
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+def test_a_worker_that_exits_fails_its_session_only(make_dispatcher, make_prompts, kind):
+    def blocking(prompt, sampling, session):
+        if session.session_id == 1:
+            raise SystemExit(2)  # argparse in an environment, say
+        return {"responses": torch.ones(3)}
+
+    async def coroutine(*args):
+        return blocking(*args)
+
+    dispatcher = make_dispatcher(blocking if kind == "blocking" else coroutine)
+    report = dispatcher.generate_sequences(make_prompts(2), step=1)
+    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
+    assert "data: the worker raised SystemExit: 2" in report.failed["u_0", 1]
+    assert report.succeeded == 6

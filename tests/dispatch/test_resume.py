@@ -1,0 +1,259 @@
+"""A killed step resumes from its journal, and faults of the journal cost a warning only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import NonTensorStack
+
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.queue import MemoryQueue
+from rlskip.store import StepStore
+
+
+def dispatch(store, prompts, worker, step=1, **more):
+    queue = MemoryQueue()
+    config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
+    with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
+        report = dispatcher.generate_sequences(prompts, step=step)
+    return queue, report
+
+
+async def worker(prompt, sampling, session):
+    return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
+
+
+def test_only_what_is_missing_is_generated(tmp_path, make_prompts):
+    store = StepStore(tmp_path)
+    ran = []
+
+    async def failing(prompt, sampling, session):
+        ran.append((session.uid, session.session_id))
+        if session.session_id == 2:
+            raise ValueError("not this time")
+        return await worker(prompt, sampling, session)
+
+    dispatch(store, make_prompts(3), failing)
+    ran.clear()
+    prompts = make_prompts(3)
+    # Content counts, uids do not.
+    prompts["uid"] = NonTensorStack(*(f"other_{i}" for i in range(3)))
+    queue, report = dispatch(store, prompts, worker)
+    assert (report.resumed, report.attempts, report.succeeded) == (9, 3, 12)
+    whole, _ = dispatch(StepStore(tmp_path / "fresh"), prompts, worker)
+    assert queue.list("train") == whole.list("train")
+
+
+def test_prompts_of_equal_content_have_sessions_of_their_own(tmp_path):
+    prompts = [{"uid": f"u{i}", "input_ids": torch.ones(3)} for i in range(3)]
+    dispatch(StepStore(tmp_path), prompts, worker)
+    queue, report = dispatch(StepStore(tmp_path), prompts, worker)
+    assert (report.resumed, report.attempts) == (12, 0)
+    rows = queue.get([f"u{i}_0_0" for i in range(3)], "train")["responses"]
+    assert len({tuple(row.tolist()) for row in rows}) == 3
+
+
+def test_other_sampling_seed_or_step_resumes_nothing(tmp_path, make_prompts):
+    store = StepStore(tmp_path)
+    dispatch(store, make_prompts(2), worker)
+    assert dispatch(store, make_prompts(2), worker, step=2)[1].resumed == 0
+    assert dispatch(store, make_prompts(2), worker, seed=1)[1].resumed == 0
+    assert dispatch(store, make_prompts(2), worker, sampling={"top_p": 0.5})[1].resumed == 0
+
+
+def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
+    store = StepStore(tmp_path)
+    dispatch(store, make_prompts(2), worker, step=1)
+    assert (tmp_path / "1.journal").exists()
+    store.save(1, {"rollouts": torch.ones(3)})
+    dispatch(store, make_prompts(2), worker, step=2)
+    assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["2.journal"]
+    assert store.steps() == [1]
+
+
+def test_what_cannot_be_journaled_is_not_lost(tmp_path, make_prompts, caplog):
+    async def odd(prompt, sampling, session):
+        return {"responses": torch.ones(1), "handle": Handle()}
+
+    class Handle:  # no codec keeps it
+        pass
+
+    queue, report = dispatch(StepStore(tmp_path), make_prompts(1), odd)
+    assert report.failed == {}
+    (warning,) = [r for r in caplog.records if "not journaled" in r.message]
+    assert warning.levelno == logging.WARNING
+    assert len(queue.list("train")) == 1 + 4 + 4
+
+
+RUN = """
+    import json, sys, time, torch
+    from rlskip.dispatch import LocalPool, RolloutDispatcher
+    from rlskip.queue import MemoryQueue
+    from rlskip.keys import split_trajectory
+    from rlskip.store import StepStore
+
+    directory, stop_at = sys.argv[1], int(sys.argv[2])
+    ran = 0
+
+    async def worker(prompt, sampling, session):
+        global ran
+        if ran >= stop_at:
+            import asyncio
+            await asyncio.sleep(600)
+        ran += 1
+        generator = torch.Generator().manual_seed(session.seed)
+        return {"responses": torch.randint(0, 1000, (20,), generator=generator)}
+
+    prompts = [{"uid": f"{time.time_ns()}", "input_ids": torch.full((4,), i)} for i in range(10)]
+    queue = MemoryQueue()
+    config = {"dispatch": {"rollout_level": True, "n": 10, "journal": True,
+                           "max_concurrent_rollouts": 4}}
+    dispatcher = RolloutDispatcher(LocalPool(worker, 2), queue, config, store=StepStore(directory))
+    batch = dispatcher.submit(prompts, step=5)
+    while batch.report().succeeded < min(stop_at, 100):
+        time.sleep(0.01)
+    print("there", flush=True)
+    report = batch.result()
+    uids = [prompt["uid"] for prompt in prompts]
+    rows = {k: queue.get([k], "train")["responses"][0].tolist()
+            for k in queue.list("train") if split_trajectory(k)}
+    by_place = {f"{uids.index(k.rsplit('_', 2)[0])}/{k.rsplit('_', 2)[1]}": v
+                for k, v in rows.items()}
+    print(json.dumps({"ran": ran, "resumed": report.resumed, "rows": by_place}))
+"""
+
+
+def run(directory: Path, stop_at: int) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), str(directory), str(stop_at)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def finish(process: subprocess.Popen) -> dict:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.timeout(200)
+def test_a_step_killed_at_nine_tenths_resumes(tmp_path):
+    whole = run(tmp_path / "whole", 1000)
+    killed = run(tmp_path / "killed", 90)
+    assert killed.stdout.readline() == "there\n"
+    time.sleep(0.1)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait(timeout=30)
+    killed.stdout.close()
+
+    resumed = finish(run(tmp_path / "killed", 1000))
+    whole = finish(whole)
+    assert (resumed["resumed"], resumed["ran"]) == (90, 10)
+    assert (whole["resumed"], whole["ran"]) == (0, 100)
+    assert resumed["rows"] == whole["rows"]
+
+
+# -- faults ----------------------------------------------------------------------------------
+
+
+def directory(path):
+    path.mkdir()
+
+
+def link(path):
+    target = path.with_name("precious")
+    target.write_bytes(b"keep me")
+    path.symlink_to(target)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def socket_(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def huge(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def unreadable(path):
+    path.write_bytes(os.urandom(100_000))
+
+
+@pytest.mark.parametrize("what", [directory, link, fifo, device, socket_, huge, unreadable])
+def test_a_journal_that_cannot_be_used_costs_one_warning(make_prompts, caplog, what):
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # a socket's path is short
+        what(Path(folder, "1.journal"))
+        began = time.monotonic()
+        _, report = dispatch(StepStore(folder), make_prompts(2), worker)
+        assert (report.succeeded, report.resumed) == (8, 0)
+        assert time.monotonic() - began < 5
+        warnings = [r.message for r in caplog.records if "journal" in r.message]
+        assert len(warnings) == 1
+        if what is link:
+            assert Path(folder, "precious").read_bytes() == b"keep me"
+
+
+def test_a_journal_can_be_read_without_a_directory_for_temporary_files(
+    tmp_path, make_prompts, monkeypatch
+):
+    store = StepStore(tmp_path)
+    dispatch(store, make_prompts(2), worker)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert dispatch(store, make_prompts(2), worker)[1].resumed == 8
+
+
+def test_one_session_that_cannot_be_journaled_costs_no_other(tmp_path, make_prompts):
+    async def odd(prompt, sampling, session):
+        more = {"handle": object()} if session.session_id == 1 else {}
+        return {"responses": torch.ones(1), **more}
+
+    class Slow(MemoryQueue):  # so that sessions gather
+        def put(self, *args, **more):
+            time.sleep(0.1)
+            return super().put(*args, **more)
+
+    store = StepStore(tmp_path)
+    config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True}}
+    with RolloutDispatcher(LocalPool(odd, 2), Slow(), config, store=store) as dispatcher:
+        assert dispatcher.generate_sequences(make_prompts(3), step=1).failed == {}
+    assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
+
+
+@pytest.mark.parametrize("call", ["__init__", "append"])
+def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
+    released = threading.Event()
+    monkeypatch.setattr("rlskip.dispatch.waits.WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr(SessionJournal, call, lambda *args: released.wait(60))
+    try:
+        _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker)
+    finally:
+        released.set()
+    assert report.succeeded == 8
+    warnings = [r.message for r in caplog.records if "not journaled" in r.message]
+    assert len(warnings) == 1
+    assert "did not answer within 0.3 s" in warnings[0]

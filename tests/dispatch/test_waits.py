@@ -1,0 +1,443 @@
+"""Nothing that the dispatcher waits for can keep it, its callers or the process waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlskip.dispatch import (
+    DispatcherClosedError,
+    InfrastructureFailure,
+    LocalPool,
+    RolloutDispatcher,
+    waits,
+)
+from rlskip.keys import split_session, split_trajectory
+from rlskip.queue import MemoryQueue
+
+LIMIT = 8.0  # seconds for everything that a test does; the deadlines add up to less
+
+
+class Custom(BaseException):
+    pass
+
+
+RAISED = [
+    asyncio.CancelledError,
+    KeyboardInterrupt,
+    SystemExit,
+    GeneratorExit,
+    StopIteration,
+    Custom,
+    MemoryError,
+]
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(monkeypatch):
+    monkeypatch.setattr(waits, "WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr(waits, "LOOP_S", 0.3)
+    monkeypatch.setattr(waits, "OPEN_S", 0.5)
+    monkeypatch.setattr(waits, "CLOSE_S", 1.0)
+
+
+class Fault:
+    """Blocks until the test ends, or raises; `hits` counts how often."""
+
+    def __init__(self, error: type[BaseException] | None) -> None:
+        self.error = error
+        self.released = threading.Event()
+        self.hits = 0
+
+    def __call__(self, *_: object) -> None:
+        self.hits += 1
+        if self.error is not None:
+            raise self.error("fault")
+        self.released.wait(60)
+
+    def __repr__(self) -> str:
+        return "blocks" if self.error is None else self.error.__name__
+
+
+@pytest.fixture(params=[None, *RAISED], ids=lambda e: "blocks" if e is None else e.__name__)
+def fault(request):
+    fault = Fault(request.param)
+    yield fault
+    fault.released.set()
+
+
+@pytest.fixture
+def timed():
+    """The test, its dispatcher's close() included, takes no longer than LIMIT; all is awaited."""
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert time.monotonic() - began < LIMIT
+    assert not [w for w in caught if "never awaited" in str(w.message)]
+
+
+class Faulty(MemoryQueue):
+    """Its method `name` has the fault for calls that `where` selects."""
+
+    def __init__(self, fault, name, where=lambda *_: True):
+        super().__init__()
+        self.fault, self.name, self.where = fault, name, where
+
+    def _may(self, name, *args):
+        if name == self.name and self.where(*args):
+            self.fault()
+
+    def put(self, keys, partition, fields=None, tags=None):
+        self._may("put", keys, tags)
+        return super().put(keys, partition, fields, tags)
+
+    def get(self, *args, **more):
+        self._may("get")
+        return super().get(*args, **more)
+
+    def delete(self, *args):
+        self._may("delete")
+        return super().delete(*args)
+
+    def watch(self):
+        self._may("watch")
+        return super().watch()
+
+
+CONFIG = {
+    "dispatch": {
+        "rollout_level": True,
+        "n": 3,
+        "session_timeout_s": 0.3,
+        "max_retries": 0,
+        "max_data_retries": 0,
+    },
+    "replay": {"timeout_s": 0.5},
+}
+
+
+def config(**dispatch):
+    return {**CONFIG, "dispatch": {**CONFIG["dispatch"], **dispatch}}
+
+
+async def answer(prompt, sampling, session):
+    return {"responses": torch.ones(3)}
+
+
+def is_root(keys, tags):
+    return not split_session(keys[0]) and not split_trajectory(keys[0])
+
+
+# -- the queue -------------------------------------------------------------------------------
+
+PUTS = {
+    "roots": is_root,
+    "rows": lambda keys, tags: split_trajectory(keys[0]),
+    "markers": lambda keys, tags: split_session(keys[0]),
+    "statuses": lambda keys, tags: tags and tags[0].get("status") in ("running", "finished"),
+}
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("what", PUTS)
+def test_a_write_to_the_queue(fault, make_prompts, what):
+    queue = Faulty(fault, "put", PUTS[what])
+    settings = config(rollout_level=what != "statuses")
+    with RolloutDispatcher(LocalPool(answer, 2), queue, settings) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        if what == "rows" and fault.error is not None:
+            # The queue takes markers: each session has one, which names the error.
+            failed = batch.result(LIMIT).failed
+            assert len(failed) == 6
+            assert all("rows could not be written" in cause for cause in failed.values())
+            assert sum(bool(split_session(key)) for key in queue.list("train")) == 6
+        elif what == "rows":
+            with contextlib.suppress(InfrastructureFailure):  # or a report of failed sessions
+                assert len(batch.result(LIMIT).failed) == 6
+            assert batch.done()
+        else:
+            expected = InfrastructureFailure if fault.error is None else Exception
+            with pytest.raises(expected) as raised:
+                batch.result(LIMIT)
+            assert not isinstance(raised.value, TimeoutError)
+    assert fault.hits
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("name", ["watch", "get", "delete"])
+def test_a_read_of_the_queue_in_collect(fault, make_prompts, name):
+    queue = Faulty(fault, name)
+    expected = Exception if fault.error else InfrastructureFailure
+    with (
+        RolloutDispatcher(LocalPool(answer, 2), queue, CONFIG) as dispatcher,
+        pytest.raises(expected),
+    ):
+        dispatcher.collect(make_prompts(2), step=1)
+    assert fault.hits
+
+
+class Uncopyable:
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __deepcopy__(self, memo):
+        self.fault()
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_row_that_cannot_be_copied_fails_its_session_only(fault, make_prompts):
+    async def worker(prompt, sampling, session):
+        more = {"odd": Uncopyable(fault)} if session.session_id == 1 else {}
+        return {"responses": torch.ones(3), **more}
+
+    queue = MemoryQueue()
+    with RolloutDispatcher(LocalPool(worker, 2), queue, config()) as dispatcher:
+        report = dispatcher.submit([{"uid": "u_0"}], step=1).result(LIMIT)
+    assert report.failed.keys() == {("u_0", 1)}
+    assert "its rows could not be written" in report.failed["u_0", 1]
+    tags = queue.list("train")
+    assert [tags[f"u_0_sess{i}"]["status"] for i in range(3)] == ["success", "failure", "success"]
+
+
+def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
+    monkeypatch.setattr(waits, "WRITE_S", (0.5, 0.5))
+    stalls = iter([1.0])
+
+    class Stalling(MemoryQueue):
+        def put(self, keys, partition, fields=None, tags=None):
+            if split_trajectory(keys[0]):
+                time.sleep(next(stalls, 0))
+            return super().put(keys, partition, fields, tags)
+
+    queue = Stalling()
+    with RolloutDispatcher(LocalPool(answer, 2), queue, config(session_timeout_s=5)) as dispatcher:
+        report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
+        assert dispatcher.submit([{"uid": "later"}], step=2).result(LIMIT).failed == {}
+    assert report.failed == {}
+    assert sum(bool(split_session(key)) for key in queue.list("train")) == 9
+
+
+# -- workers and pools -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_worker(fault, queue, make_prompts, kind):
+    def blocking(prompt, sampling, session):
+        if session.session_id == 1:
+            fault()
+        return {"responses": torch.ones(3)}
+
+    async def coroutine(prompt, sampling, session):
+        if session.session_id == 1 and fault.error is None:
+            await asyncio.Event().wait()
+        return blocking(prompt, sampling, session)
+
+    worker = blocking if kind == "blocking" else coroutine
+    settings = config(session_timeout_s=2.0)
+    with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
+        began = time.monotonic()
+        report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
+        took = time.monotonic() - began
+    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
+    assert len(queue.markers()) == 6
+    if fault.error is None:
+        assert "deadline" in report.failed["u_0", 1]
+    else:  # it is noticed at once, and not at the deadline
+        assert took < 1.5
+        if fault.error is not asyncio.CancelledError:
+            assert fault.error.__name__ in report.failed["u_0", 1]
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue):
+    released = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        released.wait(60)
+
+    with RolloutDispatcher(LocalPool(worker, 2), queue, config()) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        with pytest.raises(InfrastructureFailure, match="blocks the event loop"):
+            batch.result(LIMIT)
+        assert batch.done()
+        # Once it goes on, the markers follow, and the dispatcher works.
+        released.set()
+        deadline = time.monotonic() + 5
+        while len(queue.markers()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(queue.markers()) == 6
+
+
+class FaultyPool(LocalPool):
+    def __init__(self, fault, name, worker=answer):
+        super().__init__(worker, 2)
+        self.fault, self.name = fault, name
+
+    async def open(self):
+        if self.name == "open":
+            self.fault()
+
+    def start(self, worker, job):
+        if self.name == "start" and job.session.session_id == 1:
+            self.fault()
+        return super().start(worker, job)
+
+    def stop(self, worker, future):
+        if self.name == "stop":
+            self.fault()
+        return super().stop(worker, future)
+
+    def forget(self, sample):
+        if self.name == "forget":
+            self.fault()
+
+    async def broadcast(self, method, *args):
+        if self.name == "broadcast":
+            self.fault()
+
+    async def close(self):
+        if self.name == "close":
+            self.fault()
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
+def test_a_pool(fault, make_prompts, queue, name):
+    async def hangs_once(prompt, sampling, session):
+        if name == "stop" and session.session_id == 0:
+            await asyncio.Event().wait()
+        return {"responses": torch.ones(3)}
+
+    pool = FaultyPool(fault, name, hangs_once)
+    if name == "open":
+        with pytest.raises(Exception, match=r"fault|took longer|cancelled|StopIteration"):
+            RolloutDispatcher(pool, queue, config())
+        return
+    with RolloutDispatcher(pool, queue, config()) as dispatcher:
+        if name == "broadcast":
+            with pytest.raises(Exception, match=r"fault|took longer|cancelled|StopIteration"):
+                dispatcher.broadcast("load")
+        if fault.error is None and name in ("start", "stop", "forget", "broadcast"):
+            batch = dispatcher.submit(make_prompts(2), step=1)
+            with pytest.raises(InfrastructureFailure, match="blocks the event loop"):
+                batch.result(LIMIT)
+        else:
+            report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
+            failing = {"start": {1}, "stop": {0}}.get(name, set())
+            assert {session for _, session in report.failed} == failing
+            assert len(queue.markers()) == 6
+    assert fault.hits
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_policy(fault, make_prompts, queue):
+    def policy(session):
+        fault()
+
+    with RolloutDispatcher(LocalPool(answer, 2), queue, config(), policy=policy) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        with pytest.raises(Exception, match="fault" if fault.error else "blocks the event loop"):
+            batch.result(LIMIT)
+
+
+# -- callers ---------------------------------------------------------------------------------
+
+
+def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make_prompts, queue):
+    release = threading.Event()
+
+    def worker(prompt, sampling, session):
+        release.wait(20)
+        return {"responses": torch.ones(3)}
+
+    settings = config(session_timeout_s=30)
+    with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+
+        async def impatient():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(batch, 0.1)
+            assert not batch.done()
+            waiting = asyncio.ensure_future(batch)
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            release.set()
+            return await batch
+
+        assert asyncio.run(impatient()).succeeded == 6
+        assert batch.done()
+        assert batch.result(0).succeeded == 6
+
+
+def test_close_ends_what_waits_for_a_batch(make_prompts):
+    fault = Fault(None)
+    dispatcher = RolloutDispatcher(LocalPool(answer, 2), Faulty(fault, "put"), config())
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    dispatcher.close()
+    with pytest.raises((DispatcherClosedError, InfrastructureFailure)):
+        batch.result(0)
+    batch.cancel()  # too late, and harmless
+    dispatcher.close()
+    fault.released.set()
+
+
+EXIT = """
+    import sys, threading, torch
+    from rlskip.dispatch import LocalPool, RolloutDispatcher, waits
+    from rlskip.queue import MemoryQueue
+
+    waits.WRITE_S, waits.CLOSE_S, waits.EXIT_S = (0.2, 0.2), 0.5, 0.5
+    what, closing = sys.argv[1:]
+    forever = threading.Event()
+
+    def worker(prompt, sampling, session):
+        if what == "worker":
+            forever.wait()
+        return {"responses": torch.ones(3)}
+
+    class Queue(MemoryQueue):
+        def put(self, *args, **more):
+            if what == "queue":
+                forever.wait()
+            return super().put(*args, **more)
+
+    dispatcher = RolloutDispatcher(
+        LocalPool(worker, 2), Queue(), {"dispatch": {"session_timeout_s": 0.2, "max_retries": 0}}
+    )
+    batch = dispatcher.submit([{"uid": "a"}], step=1)
+    if closing == "close":
+        dispatcher.close()
+    print("last line", flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("closing", ["close", "none"])
+@pytest.mark.parametrize("what", ["worker", "queue"])
+def test_the_process_exits(what, closing):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(EXIT), what, closing],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout.readline() == "last line\n"
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "never awaited" not in errors

@@ -1,0 +1,414 @@
+"""doctor: what it says of this environment, and of commands that it composes and never runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.doctor import explain as explain_module
+from rlskip.store import Identity, StepStore
+
+# What tells a config of verl's; `trainer` is to follow.
+VERL = "actor_rollout_ref: {rollout: {n: 2}}\nray_kwargs: {ray_init: {}}\ntrainer: "
+DUMPS = "dumps/e_p/GBS4_N2_in3_out5"
+HOST = """
+trainer: {experiment_name: e, project_name: p, total_training_steps: 5}
+data: {train_batch_size: 4, max_prompt_length: 3, max_response_length: 5}
+actor_rollout_ref: {rollout: {n: 2, temperature: 1.0}}
+"""
+
+
+def findings(said: Any, section: int = -1) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = said.json[section]["findings"]
+    return found
+
+
+def errors(said: Any) -> list[str]:
+    return [f"{f['topic']}: {f['what']}" for f in findings(said) if f["level"] == "error"]
+
+
+def said_of(said: Any, topic: str) -> str:
+    return " / ".join(f["what"] for f in findings(said) if f["topic"] == topic)
+
+
+@pytest.fixture
+def explain(
+    rlskip: Any, make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """``explain(*overrides, config=...)``: doctor of an application with these overrides."""
+    monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
+
+    def run(*overrides: str, config: str = HOST, app: Any = None) -> Any:
+        app = app or make_app(config=config, task="raise SystemExit('it was run')")
+        monkeypatch.chdir(app.folder)
+        said = rlskip("doctor", "--json", "--", sys.executable, "app.py", *overrides)
+        assert "it was run" not in said.out + said.err
+        assert not (app.folder / "out").exists(), "Hydra made no output directory"
+        return said
+
+    return run
+
+
+def save(folder: Path, *steps: int, temperature: float = 1.0) -> None:
+    identity = Identity(
+        prompts_hash="x", n=2, prompt_len=3, response_len=5, sampling={"temperature": temperature}
+    )
+    for step in steps:
+        StepStore(folder / DUMPS).save(step, [step], identity=identity)
+
+
+# -- this environment --------------------------------------------------------------------------
+
+
+def test_a_sound_environment(rlskip: Any, tmp_path: Path) -> None:
+    said = rlskip("doctor", "-d", tmp_path / "new" / "dumps", "--json")
+    assert said.code == 0
+    topics = {finding["topic"]: finding for finding in findings(said)}
+    assert "the namespace package hydra_plugins" in topics["plug-in"]["what"]
+    assert "the entry point hydra.plugins" in topics["plug-in"]["what"]
+    assert topics["hydra"]["what"].startswith("1.")
+    options = " ".join(f["what"] for f in findings(said) if f["topic"] == "options")
+    assert "rollout_cache" in options
+    assert "rollout_level" in options
+    assert "rlskip.hooks.SkipCallback" in topics["callback"]["what"]
+    assert f"to be made in {tmp_path}" in topics["dump dir"]["what"]
+    assert not (tmp_path / "new").exists(), "it only looks"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_dump_dir_without_permission(rlskip: Any, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    said = rlskip("doctor", "-d", tmp_path, "--json")
+    tmp_path.chmod(0o700)
+    assert said.code == 1
+    assert "is not writable" in said_of(said, "dump dir")
+
+
+def test_a_dump_dir_that_cannot_be(rlskip: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = rlskip("doctor", "-d", tmp_path / "file" / "dumps", "--json")
+    assert said.code == 1
+    assert "not writable" in said_of(said, "dump dir")
+    procfs = rlskip("doctor", "-d", "/proc/dumps", "--json")
+    assert "not writable" in said_of(procfs, "dump dir")
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs here")
+def test_dumps_in_memory_are_warned_of(rlskip: Any) -> None:
+    said = rlskip("doctor", "-d", "/dev/shm/rlskip-dumps", "--json")
+    assert "tmpfs is memory" in said_of(said, "dump dir")
+
+
+@pytest.mark.parametrize(
+    ("version", "env", "level", "what"),
+    [
+        ("0.9.1", {}, "ok", "0.9.1: attached by verl.plugins"),
+        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "error",
+         "0.9.1 does not load rlskip's entry point verl.plugins"),
+        ("0.8.0", {}, "note", "0.8.0: attached by VERL_USE_EXTERNAL_MODULES, which the Hydra"),
+        ("0.8.0", {"VERL_USE_EXTERNAL_MODULES": "json,rlskip.hosts.verl.plugin"}, "ok",
+         "0.8.0: attached by VERL_USE_EXTERNAL_MODULES"),
+    ],
+)  # fmt: skip
+def test_how_verl_is_attached(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    version: str, env: dict[str, str], level: str, what: str,
+) -> None:  # fmt: skip
+    for name in ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    # What pip leaves of verl: its metadata.
+    info = tmp_path / f"verl-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = rlskip("doctor", "-d", tmp_path / "dumps", "--json")
+    (found,) = (finding for finding in findings(said) if finding["topic"] == "verl")
+    assert (found["level"], found["what"][: len(what)]) == (level, what)
+    assert said.code == (1 if level == "error" else 0)
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(("version", "level"), [("091", "ok"), ("080", "note")])
+def test_how_the_genuine_verl_is_attached(tmp_path: Path, version: str, level: str) -> None:
+    python = verl_python(version)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
+    look = (
+        "from rlskip.doctor.environment import environment\n"
+        "print(*[f'{f.level}: {f.what}' for f in environment() if f.topic == 'verl'])"
+    )
+    done = subprocess.run(
+        [python, "-c", look], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{level}: 0.{version[1]}.")
+
+
+# -- a command ---------------------------------------------------------------------------------
+
+
+def test_it_says_which_steps_would_be_replayed(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1, 2, 4, 9)
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", 'skip.steps="1-4"', app=app)
+    assert said.code == 0
+    assert f"{app.folder}/{DUMPS}" in said_of(said, "rollout"), "relative to where it is typed"
+    assert "steps 1,2,4 have dumps and would be replayed" in said_of(said, "rollout")
+    assert "steps 3 would be generated and dumped" in said_of(said, "rollout")
+    assert "is writable" in said_of(said, "dump dir")
+    strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error", app=app)
+    assert errors(strict) == ["rollout: on_miss=error, and the job would end at step 3: no dump"]
+    again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
+    assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
+
+
+def test_it_says_how_the_config_differs_from_the_dumps(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1)
+    save(app.folder, 2, temperature=0.5)
+    arguments = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    said = explain(*arguments, app=app)
+    (error,) = errors(said)
+    assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
+    assert "the job would end there" in error
+    assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
+
+
+def test_damaged_dumps_are_named_and_left_alone(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    save(app.folder, 1, 2)
+    (app.folder / DUMPS / "2" / "meta.json").write_text("{}")
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", app=app)
+    assert "unusable, and generated again: 2" in said_of(said, "rollout")
+    assert (app.folder / DUMPS / "2").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config", "error"),
+    [
+        ([], "a: 1\n", "skip: the config has no such node"),
+        (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
+        (["+skip=rollout_cache", "skip.enable=false"], "a: 1\n", "skip.enable: it is false"),
+        (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
+         "skip.rollout.enable=false overrides"),
+        (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
+        (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
+         "callback: hydra.callbacks has no rlskip"),
+        (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
+        (["-m", "+skip=rollout_cache,rollout_repeat"], "a: 1\n",
+         "sweep: the skip option itself is swept"),
+        (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
+         "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
+        (["+skip=async_rollout_cache"], VERL + "{use_v1: true}\n",
+         "verl: skip.async_rollout.enable: verl's V1 trainer never calls"),
+        (["+skip=rollout_tq_cache"], VERL + "{use_v1: false}\n",
+         "verl: skip.rollout_tq.enable: verl's V0 trainer never calls"),
+        (["+skip=async_rollout_cache"], VERL + "{a: 1}\n",
+         "verl: skip.async_rollout.enable: verl's V0 trainer never calls"),
+        (["+skip=rollout_cache"], VERL + "{a: 1}\nasync_training: {}\n",
+         "verl: skip.rollout.enable: verl's fully async rollouter never calls"),
+        (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
+    ],
+)  # fmt: skip
+def test_why_nothing_would_be_skipped(
+    explain: Callable[..., Any], overrides: list[str], config: str, error: str
+) -> None:
+    said = explain(*overrides, config=config)
+    assert said.code == 1
+    assert any(error in one for one in errors(said)), said.out
+
+
+def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
+    said = explain(
+        "-m", "+skip=rollout_cache", "skip.steps=[1,2],[1,2,3]", "data.train_batch_size=4,8"
+    )
+    assert errors(said) == []
+    assert "its first job is explained" in said_of(said, "command")
+    assert "steps 1,2;" in said_of(said, "rollout"), "the first of the swept values"
+    kept = explain("-m", "hydra/callbacks=rlskip", "+skip=rollout_cache,rollout_repeat")
+    assert errors(kept) == []
+
+
+def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:
+    legacy = "actor_rollout_ref: {rollout: {skip_rollout: true}}\n"
+    said = explain("+skip=rollout_cache", config=legacy)
+    assert "forced to False" in said_of(said, "legacy flag")
+    own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
+    assert errors(own) == []
+    assert "role critic is the application's own" in said_of(own, "skip")
+
+
+def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:
+    said = explain("+skip=rollout_cache", "+skip.attach.rollout='lib.trainer:Trainer.generate'")
+    assert errors(said) == []
+    assert said_of(said, "attach") == "lib.trainer:Trainer.generate becomes the stage rollout"
+
+
+def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
+    """As in an environment without rlskip: `+skip=...` arrives as text."""
+    (tmp_path / "app.py").write_text(
+        "import sys\n"
+        "sys.path[:] = [p for p in sys.path if not p.endswith('-packages')] + sys.path\n"
+        "from hydra.core.plugins import Plugins\n"
+        "from hydra.plugins.search_path_plugin import SearchPathPlugin\n"
+        "import hydra\n"
+        "real = Plugins.discover\n"
+        "Plugins.discover = lambda self, kind=None: [\n"
+        "    p for p in real(self, kind) if p.__name__ != 'RlskipSearchPathPlugin']\n"
+        "@hydra.main(version_base=None, config_path=None)\n"
+        "def main(cfg): raise SystemExit('it was run')\n"
+        "main()\n"
+    )
+    said = rlskip(
+        "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
+    )
+    assert [one.split(":")[0] for one in errors(said)] == ["plug-in", "skip"]
+    assert "plain string, 'rollout_cache'" in said.out
+
+
+def test_what_is_no_hydra_application_is_said_so(rlskip: Any, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('hello')\n")
+    said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
+    assert "this is no Hydra application" in errors(said)[0]
+    nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
+    assert "there is no /no/such/python" in errors(nowhere)[0]
+
+
+def test_launchers_are_left_out(explain: Callable[..., Any], rlskip: Any) -> None:
+    explain("+skip=rollout_cache")  # goes to the application's folder
+    said = rlskip(
+        "doctor", "--json", "--", "torchrun", "--nproc-per-node=2", "app.py", "+skip=rollout_cache"
+    )
+    assert "without torchrun" in said_of(said, "command")
+    assert errors(said) == []
+
+
+def verl_python(version: str) -> str:
+    python = os.environ.get(f"RLSKIP_VERL{version}", "")
+    if not Path(python).is_file():
+        pytest.skip(
+            f"RLSKIP_VERL{version} names no python with verl: {python!r}; "
+            f"`.ci/env verl{version}` makes one"
+        )
+    return python
+
+
+@pytest.mark.verl
+def test_verls_own_application(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = verl_python("091")
+    monkeypatch.chdir(tmp_path)
+    command = (python, "-m", "verl.trainer.main_ppo", f"++skip.dump_dir={tmp_path}")
+    v1 = rlskip("doctor", "--json", "--", *command, "+skip=rollout_cache")
+    assert any("verl's V1 trainer" in one for one in errors(v1))
+    tq = rlskip("doctor", "--json", "--", *command, "+skip=rollout_tq_cache", "trainer.use_v1=True")
+    assert errors(tq) == []
+    assert f"on: cache at steps all; {tmp_path}/" in said_of(tq, "rollout_tq")
+    bare = (*command, "++skip.rollout.enable=True", "trainer.use_v1=False")
+    said = rlskip("doctor", "--json", "--", *bare)
+    assert errors(said) == []
+    assert "no summary; verl's processes load rlskip by verl.plugins" in said_of(said, "callback")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    assert [one.split(":")[0] for one in errors(rlskip("doctor", "--json", "--", *bare))] == [
+        "callback"
+    ]
+
+
+@pytest.mark.verl
+def test_what_verl_08_would_refuse(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = verl_python("080")
+    monkeypatch.chdir(tmp_path)
+    dumps = f"++skip.dump_dir={tmp_path}"
+    sync = (python, "-m", "verl.trainer.main_ppo_sync", dumps, "+skip=rollout_cache")
+    (error,) = errors(rlskip("doctor", "--json", "--", *sync))
+    assert "main_ppo_sync is not supported" in error
+    bare = (python, "-m", "verl.trainer.main_ppo", dumps, "++skip.rollout.enable=True")
+    (error,) = errors(rlskip("doctor", "--json", "--", *bare))
+    assert "nothing would install SkipManager" in error
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "rlskip.hosts.verl.plugin")
+    assert errors(rlskip("doctor", "--json", "--", *bare)) == []
+
+
+# -- Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_every_node_is_asked(rlskip: Any, local_ray: Any, dumps: Path) -> None:
+    said = rlskip("doctor", "-d", dumps, "--ray", "--json")
+    assert said.code == 0, said.out + said.err
+    assert said.json[-1]["about"].startswith("node ")
+    topics = [finding["topic"] for finding in findings(said)]
+    assert {"rlskip", "plug-in", "callback"} <= set(topics)
+    assert "is the one that the asking node has" in said_of(said, "dump dir")
+    assert not list(dumps.glob(".rlskip-doctor-*")), "the probe is gone"
+    assert local_ray.is_initialized(), "who started Ray ends it"
+
+
+@pytest.mark.ray
+def test_without_a_ray_it_says_how_to_start_one(
+    rlskip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    said = rlskip("doctor", "--ray")
+    assert said.code == 2
+    assert "no Ray answers" in said.err
+
+
+@pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
+def test_a_shell_script_is_not_run(
+    rlskip: Any, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    script.chmod(0o755)
+    said = rlskip("doctor", "--json", "--", *command)
+    assert "shell script" in errors(said)[0]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_that_hangs_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(explain_module, "TIMEOUT_S", 3.0)
+    findings, _ = explain_module.explain([sys.executable, str(app)])
+    assert "did not print its config" in findings[-1].what
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    deadline = time.monotonic() + 10
+    while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"

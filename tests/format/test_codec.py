@@ -1,0 +1,358 @@
+"""What goes in comes out: type, dtype, shape, order and every bit."""
+
+from __future__ import annotations
+
+import fractions
+import sys
+import types
+from collections import defaultdict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict
+
+from rlskip.format.codec import Packer
+from rlskip.store import (
+    CorruptDumpError,
+    DumpError,
+    StepStore,
+    UnknownTypeError,
+    UnsupportedTypeError,
+    register_codec,
+)
+
+Same = Callable[[Any, Any], bool]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_everything_comes_back_to_the_last_bit(
+    data: st.DataObject, values: st.SearchStrategy, store: StepStore, same: Same
+) -> None:
+    value = data.draw(values)
+    step = len(store.steps())
+    store.save(step, value, sidecar={"beside": value})
+    assert same(store.load(step), value)
+    assert same(store.load_sidecar(step), {"beside": value})
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 2**18, 2**19 + 3])
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 0), (0, 2**32), (-(2**63), -(2**63) + 1)])
+def test_integers_narrow_chunk_by_chunk(
+    size: int, low: int, high: int, store: StepStore, same: Same
+) -> None:
+    ids = torch.zeros(size, dtype=torch.int64)
+    ids[::2], ids[size // 2 :] = low, high  # the second chunk is wider than the first
+    ids[:1] = 2**63 - 1
+    store.save(1, {"ids": ids, "narrow": ids.clamp(-100, 100).to(torch.int16)})
+    assert same(store.load(1)["ids"], ids)
+
+
+def test_layout_does_not_matter(store: StepStore) -> None:
+    base = torch.arange(24).reshape(4, 6)
+    kept = {
+        "transposed": base.T,
+        "strided": base[:, ::2],
+        "expanded": base[:1].expand(3, 6),
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "grad": torch.ones(2, requires_grad=True),
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "reversed": np.arange(5)[::-1],
+    }
+    store.save(1, kept)
+    for name, value in store.load(1).items():
+        expected = kept[name]
+        expected = expected.detach() if isinstance(expected, torch.Tensor) else expected
+        assert (value == expected).all(), name
+        assert value.dtype == expected.dtype
+
+
+def test_one_tensor_under_two_names_is_one_again(store: StepStore) -> None:
+    shared = torch.arange(100_000)
+    meta = store.save(1, {"a": shared, "b": [shared], "c": shared.clone()})
+    assert meta.nbytes == 2 * shared.nbytes
+    loaded = store.load(1)
+    assert loaded["a"] is loaded["b"][0]
+    assert loaded["a"] is not loaded["c"]
+
+
+def test_jagged_tensors_that_shared_offsets_still_do(store: StepStore) -> None:
+    offsets = torch.tensor([0, 2, 5])
+    jagged = [torch.nested.nested_tensor_from_jagged(torch.randn(5, 3), offsets) for _ in range(2)]
+    store.save(1, TensorDict({"a": jagged[0], "b": jagged[1]}, [2]))
+    loaded = store.load(1)
+    total = loaded["a"] + loaded["b"]  # torch refuses where the raggedness is not the same one
+    assert torch.equal(total.values(), (jagged[0] + jagged[1]).values())
+
+
+def test_loaded_arrays_are_writable_and_ones_own(store: StepStore) -> None:
+    store.save(1, {"t": torch.zeros(5), "a": np.zeros(5)})
+    first, second = store.load(1), store.load(1)
+    first["t"] += 1
+    first["a"] += 1
+    assert second["t"].sum() == 0
+    assert second["a"].sum() == 0
+
+
+def test_images_keep_their_pixels(store: StepStore) -> None:
+    image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "F", "CMYK", "I;16"):
+        source = image.fromarray(noise, "RGBA")
+        picture = source.convert("L").convert(mode) if mode == "I;16" else source.convert(mode)
+        picture.info["dpi"] = (72, 72)
+        store.save(1, [picture], replace=True)
+        (loaded,) = store.load(1)
+        assert (loaded.mode, loaded.size, loaded.info) == (mode, picture.size, picture.info)
+        assert loaded.tobytes() == picture.tobytes()
+        assert loaded.getpalette() == picture.getpalette()
+
+
+def test_a_cuda_tensor_loads_where_there_is_no_cuda(
+    store: StepStore, forge: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(1, torch.arange(9))
+
+    def elsewhere(index: dict, body: bytearray) -> None:
+        assert index["rollouts"][-1] is None
+        index["rollouts"][-1] = "cuda"
+
+    forge(store.directory / "1" / "gen_batch.dp", elsewhere)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    loaded = store.load(1)
+    assert loaded.device.type == "cpu"
+    assert torch.equal(loaded, torch.arange(9))
+
+
+# -- types of others ---------------------------------------------------------------------
+
+
+def test_a_namedtuple_is_looked_up_but_never_imported(store: StepStore) -> None:
+    module = types.ModuleType("store_codec_turns")
+    module.Turn = namedtuple("Turn", ["role", "tokens"])  # type: ignore[attr-defined]
+    module.Turn.__module__ = module.__name__
+    turn = module.Turn("user", torch.arange(3))
+    sys.modules[module.__name__] = module
+    try:
+        store.save(1, turn)
+        assert type(store.load(1)) is module.Turn
+    finally:
+        del sys.modules[module.__name__]
+    twin = store.load(1)
+    assert type(twin).__name__ == "Turn"
+    assert twin._fields == ("role", "tokens")
+    assert twin.role == "user"
+    assert module.__name__ not in sys.modules
+
+
+def test_a_type_of_ones_own(store: StepStore) -> None:
+    register_codec(
+        fractions.Fraction,
+        "tests.Fraction",
+        lambda f: {"n": f.numerator, "d": f.denominator},
+        lambda plain: fractions.Fraction(plain["n"], plain["d"]),
+    )
+    store.save(1, {"f": [fractions.Fraction(1, 3)]})
+    assert store.load(1) == {"f": [fractions.Fraction(1, 3)]}
+
+
+def test_a_type_nobody_registered_here_is_named_and_its_dump_stays(
+    store: StepStore, forge: Callable[..., None]
+) -> None:
+    store.save(1, (1, 2))
+
+    def rename(index: dict, body: bytearray) -> None:
+        index["rollouts"] = ["user:mine.Thing", None]
+
+    forge(store.directory / "1" / "gen_batch.dp", rename)
+    with pytest.raises(UnknownTypeError, match=r"'mine\.Thing'"):
+        store.load(1)
+    assert store.steps() == [1]
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "kind"),
+    [
+        ({"a": [1, object()]}, r"rollouts\['a'\]\[1\]", "builtins.object"),
+        ({"x": {1: lambda: 0}}, r"rollouts\['x'\]\[1\]", "builtins.function"),
+        (TensorDict({"n": {"s": torch.ones(2, 2).to_sparse()}}, []), r"\['n'\]\['s'\]", "Tensor"),
+        (np.array([(1, 2)], "i4,i4"), "rollouts", "numpy.ndarray"),
+        (np.ma.masked_array([1]), "rollouts", "MaskedArray"),
+        (defaultdict(lambda: 0), "rollouts", "defaultdict"),
+        (torch.empty(2, device="meta"), "rollouts", "Tensor"),
+        # They would come back as plain tensors and arrays.
+        ([torch.nn.Parameter(torch.ones(2))], r"rollouts\[0\]", "Parameter"),
+        (MemoryMappedTensor.from_tensor(torch.ones(2)), "rollouts", "MemoryMappedTensor"),
+        (np.arange(3).view(np.recarray), "rollouts", "recarray"),
+    ],
+)
+def test_what_cannot_be_kept_is_named_before_a_byte_is_written(
+    value: Any, place: str, kind: str, store: StepStore
+) -> None:
+    with pytest.raises(UnsupportedTypeError, match=f"{place}: .*{kind}") as caught:
+        store.save(1, value)
+    assert "register_codec" in caught.value.remedy
+    assert isinstance(caught.value, TypeError)
+    assert not store.directory.exists()
+
+
+def test_endless_nesting_is_refused(store: StepStore) -> None:
+    endless: list = []
+    endless.append(endless)
+    with pytest.raises(UnsupportedTypeError, match="deeper than"):
+        store.save(1, endless)
+
+
+# -- verl --------------------------------------------------------------------------------
+
+
+def test_dataproto_of_verl(store: StepStore, same: Same, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        from verl.protocol import DataProto
+    except ImportError:  # a stand-in of the same make
+        module = types.ModuleType("verl.protocol")
+
+        class DataProto:  # type: ignore[no-redef]
+            def __init__(self, batch: Any, non_tensor_batch: dict, meta_info: dict) -> None:
+                self.batch, self.non_tensor_batch = batch, non_tensor_batch
+                self.meta_info = meta_info
+
+        DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
+        module.DataProto = DataProto  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "verl.protocol", module)
+    proto = DataProto(
+        batch=TensorDict({"ids": torch.arange(6).reshape(2, 3), "x": torch.ones(2)}, [2]),
+        non_tensor_batch={"uid": np.array(["a", "b"], object), "y": np.array([1.0, 2.0])},
+        meta_info={"validate": False, "timing": {"gen": 1.5}, "metrics": [{"a": 1}]},
+    )
+    store.save(1, proto)
+    loaded = store.load(1)
+    assert type(loaded) is DataProto
+    assert same(loaded.batch, proto.batch)
+    assert same(loaded.non_tensor_batch, proto.non_tensor_batch)
+    assert same(loaded.meta_info, proto.meta_info)
+    part = store.load(1, fields=["ids", "uid"])
+    assert list(part.batch.keys()) == ["ids"]
+    assert list(part.non_tensor_batch) == ["uid"]
+    assert same(part.meta_info, proto.meta_info)
+    proto.batch = None
+    store.save(1, proto, replace=True)
+    assert store.load(1).batch is None
+
+
+def test_without_verl_its_dumps_say_so_and_stay(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, forge: Callable[..., None]
+) -> None:
+    store.save(1, (1, 2))
+
+    def pretend(index: dict, body: bytearray) -> None:
+        index["rollouts"] = ["dataproto", None, [], ["dict", []]]
+
+    forge(store.directory / "1" / "gen_batch.dp", pretend)
+    monkeypatch.setitem(sys.modules, "verl.protocol", None)
+    with pytest.raises(UnknownTypeError, match="install verl"):
+        store.load(1)
+    assert store.steps() == [1]
+
+
+# -- a few fields only -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [dict, lambda d: TensorDict(d, [3])])
+def test_fields_reads_only_those(kind: Any, store: StepStore) -> None:
+    batch = {"a": torch.arange(3), "b": torch.zeros(3, 50_000), "c": {"a": torch.ones(3)}}
+    store.save(1, kind(batch))
+    damaged = store.directory / "1" / "gen_batch.dp"
+    assert sorted(store.load(1, fields=["a", "c"]).keys()) == ["a", "c"]
+    data = bytearray(damaged.read_bytes())
+    data[300] ^= 1  # within b
+    damaged.write_bytes(data)
+    part = store.load(1, fields=["a", "c"])
+    assert sorted(part["c"].keys()) == ["a"], "only the outermost mapping is chosen from"
+    with pytest.raises(CorruptDumpError):
+        store.load(1, fields=["b"])
+
+
+def test_a_field_that_is_not_there_is_named(store: StepStore) -> None:
+    store.save(1, {"a": 1})
+    store.save(2, [{"a": 1}, {"a": 2}])
+    with pytest.raises(DumpError, match="no field 'zz'"):
+        store.load(1, fields=["a", "zz"])
+    with pytest.raises(DumpError, match="no field 'a'"):
+        store.load(2, fields=["a"])
+    assert store.steps() == [1, 2]
+
+
+# -- what JSON and tensordict would lose --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["\ud83d\ude00", "a\ud800\udc00b\udbff\udfff", "\ud83d", "\U0001f600"]
+)
+def test_surrogates_stay_what_they_are(text: str, store: StepStore, same: Same) -> None:
+    value = {
+        text: [text, np.str_(text), (text,)],
+        "many": [text] * 9,
+        "wrapped": TensorDict({"x": NonTensorData(data=text)}, []),
+        "names": {text, "a"},
+    }
+    store.save(1, value)
+    assert same(store.load(1), value)
+
+
+def test_the_name_of_a_stacked_dimension_is_kept(store: StepStore, same: Same) -> None:
+    parts = [TensorDict({"x": torch.arange(3)}, [3]) for _ in range(2)]
+    lazy = LazyStackedTensorDict(*parts, stack_dim=1, stack_dim_name="turn")
+    store.save(1, {"lazy": lazy, "plain": LazyStackedTensorDict(*parts, stack_dim=1)})
+    loaded = store.load(1)
+    assert loaded["lazy"].names == [None, "turn"]
+    assert loaded["plain"].names == [None, None]
+    assert same(loaded["lazy"], lazy)
+
+
+def test_what_fails_while_it_is_packed_is_named(store: StepStore) -> None:
+    class Thing:
+        pass
+
+    def fail(thing: Any) -> Any:
+        raise ZeroDivisionError("within the codec")
+
+    register_codec(Thing, "tests.Thing", fail, fail)
+    closed = pytest.importorskip("PIL.Image").new("L", (2, 2))
+    closed.close()
+    for value, why in ((Thing(), "within the codec"), (closed, "closed image")):
+        with pytest.raises(UnsupportedTypeError, match=why) as caught:
+            store.save(1, {"a": [value]})
+        assert caught.value.where == "rollouts['a'][0]"
+    assert not store.directory.exists()
+
+
+def test_what_fails_while_it_is_unpacked_makes_the_dump_corrupt(store: StepStore) -> None:
+    class Thing:
+        pass
+
+    def fail(plain: Any) -> Any:
+        raise ZeroDivisionError("within the codec")
+
+    register_codec(Thing, "tests.Thing", lambda thing: 1, fail)
+    store.save(1, Thing())
+    with pytest.raises(CorruptDumpError, match="within the codec"):
+        store.load(1)
+
+
+def test_sets_are_packed_in_one_order() -> None:
+    """Dumps and fingerprints do not depend on the order of strings in this process."""
+    words = [f"word{i}" for i in range(20)]
+    nodes = {str(Packer().node(set(words[i:] + words[:i]))) for i in range(20)}
+    assert len(nodes) == 1
+    packer = Packer()
+    packer.node(set(words))
+    text = bytes(packer.arrays[1].parts[0]).decode()
+    assert text == "".join(sorted(words))

@@ -1,0 +1,322 @@
+"""What counts as the same prompts."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
+
+from rlskip.store import UnsupportedTypeError, fingerprint
+
+
+def _prompts() -> dict[str, Any]:
+    return {
+        "input_ids": torch.arange(12).reshape(3, 4),
+        "raw_prompt": np.array([[{"role": "user", "content": "hi"}], [], None], dtype=object),
+        "weights": np.ones(3, np.float32),
+        "task": ["a", "b", "c"],
+        "uid": ["1", "2", "3"],
+    }
+
+
+def test_the_same_prompts_have_the_same_fingerprint() -> None:
+    prompts = _prompts()
+    assert fingerprint(prompts) == fingerprint(_prompts())
+    assert len(fingerprint(prompts)) == 32
+    int(fingerprint(prompts), 16)
+
+
+def test_in_another_process_too() -> None:
+    """Neither depends on the order that a process gives to strings in sets."""
+    code = (
+        "import json; from rlskip.store import Identity, fingerprint\n"
+        "a = frozenset('abc'); b = frozenset('xyz')\n"
+        "value = [{a: 1, b: 2, ('t', a): 3}, {a, b, 'u', 'v'}, 1.5]\n"
+        "print(fingerprint(value), json.dumps(Identity(extra={'x': value, a: a}).as_json()))"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        for seed in ("0", "1")
+    ]
+    first, second = (child.communicate(timeout=240)[0] for child in children)
+    assert first == second
+    assert len(first) > 32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.update(uid=["9", "8", "7"]),
+        lambda p: p.update(request_id="r", sample_id="s", global_steps=7, meta_info={"t": 1}),
+        lambda p: p.update(input_ids=p.pop("input_ids")),  # another order of keys
+        lambda p: p.update(input_ids=p["input_ids"].T.contiguous().T),  # another layout
+        lambda p: p.update(input_ids=p["input_ids"].numpy()),
+        lambda p: p.update(task=("a", "b", "c")),
+        lambda p: p.update(task=np.array(["a", "b", "c"], dtype=object)),
+        lambda p: p.update(weights=torch.ones(3)),
+        lambda p: p.update(weights=torch.nn.Parameter(torch.ones(3))),
+    ],
+)
+def test_circumstance_does_not_count(change: Any) -> None:
+    changed = _prompts()
+    change(changed)
+    assert fingerprint(changed) == fingerprint(_prompts())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p["input_ids"].__setitem__((2, 3), 99),
+        lambda p: p.update(input_ids=p["input_ids"].reshape(4, 3)),
+        lambda p: p.update(input_ids=p["input_ids"].to(torch.int32)),
+        lambda p: p.update(input_ids=p["input_ids"][[1, 0, 2]]),  # another order of prompts
+        lambda p: p["raw_prompt"][0][0].update(content="ho"),
+        lambda p: p["raw_prompt"][0][0].update(uid="within a prompt it is content"),
+        lambda p: p.pop("task"),
+        lambda p: p.update(new=None),
+        lambda p: p.update(task=["ab", "", "c"]),
+        lambda p: p.update(task=["a", "b", b"c"]),
+    ],
+)
+def test_content_counts(change: Any) -> None:
+    changed = _prompts()
+    change(changed)
+    assert fingerprint(changed) != fingerprint(_prompts())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_anything_that_dumps_keep_has_a_fingerprint(
+    data: st.DataObject, values: st.SearchStrategy
+) -> None:
+    value = data.draw(values)
+    assert fingerprint(value) == fingerprint(value)
+
+
+@given(st.lists(st.text()), st.lists(st.text()))
+def test_parts_do_not_run_together(a: list[str], b: list[str]) -> None:
+    assert (fingerprint(a) == fingerprint(b)) == (a == b)
+    assert fingerprint([a, b]) != fingerprint([[*a, *b]])
+
+
+def test_batches_count_by_their_fields() -> None:
+    class DataProto:
+        def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
+            self.batch, self.non_tensor_batch = batch, non_tensor_batch
+            self.meta_info = meta_info
+
+    ids, text = torch.arange(4).reshape(2, 2), np.array(["a", "b"], dtype=object)
+    plain = {"ids": ids, "text": text}
+    batch = TensorDict({"ids": ids}, [2])
+    proto = DataProto(batch, {"text": text, "uid": text}, {"global_steps": 7})
+    assert fingerprint(proto) == fingerprint(plain)
+    batch["text"] = NonTensorStack("a", "b")
+    assert fingerprint(batch) == fingerprint(plain)
+    assert fingerprint(DataProto(None, {"text": text}, {})) == fingerprint({"text": text})
+
+
+def test_volatile_fields_are_the_callers_to_choose() -> None:
+    assert fingerprint({"a": 1, "b": 2}, volatile=["b"]) == fingerprint({"a": 1}, volatile=[])
+
+
+def test_what_has_no_codec_is_named() -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"builtins\.object"):
+        fingerprint({"a": [object()]})
+
+
+# -- equal values, dtypes and shapes ------------------------------------------------------
+
+
+def _objects(shape: tuple[int, ...], *values: Any) -> np.ndarray:
+    out = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        out[i] = value
+    return out.reshape(shape)
+
+
+def _lazy(*parts: dict[str, Any]) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*(TensorDict(part, []) for part in parts))
+
+
+_JAGGED = torch.nested.nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5]))
+_ONE_ZERO = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+_ROWS = [torch.arange(2), torch.arange(2, 5)]
+_NEGATIVE_NAN = np.array([0xFFF8_0000_0000_0001], "u8").view("f8")
+
+
+class _Level(enum.IntEnum):
+    HIGH = 3
+
+
+class _Split(enum.Enum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (3, np.int64(3)),
+        (3, np.uint8(3)),
+        (3, torch.tensor(3)),
+        (3, np.array(3)),
+        (3, np.array(3, object)),
+        (3, _Level.HIGH),
+        (0.5, np.float16(0.5)),
+        (0.5, torch.tensor(0.5, dtype=torch.bfloat16)),
+        (True, np.bool_(True)),
+        (True, torch.tensor(True)),
+        (1j, np.complex64(1j)),
+        ("a", np.str_("a")),
+        (b"a", np.bytes_(b"a")),
+        (float("nan"), np.float32("nan")),
+        (float("nan"), float(_NEGATIVE_NAN[0])),
+        (np.array([1.0, np.nan]), np.array([1.0, _NEGATIVE_NAN[0]])),
+        (torch.tensor([np.nan], dtype=torch.bfloat16), -torch.tensor([np.nan]).bfloat16()),
+        (torch.tensor([0.0, 1]), torch.tensor([-0.0, 1])),
+        (torch.tensor([complex(0.0, -0.0)]), torch.tensor([0j])),
+        (0.0, -0.0),
+        ({1: "a"}, {np.int64(1): "a"}),
+        (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
+        (np.array(["a"], ">U1"), np.array(["a"], "<U1")),
+        (np.array([3], ">M8[s]"), np.array([3], "<M8[s]")),
+        (_objects((2,), 1, "a"), [1, "a"]),
+        (_objects((0,)), []),
+        (_objects((2, 2), 1, 2, 3, 4), [[1, 2], [3, 4]]),
+        (np.ma.masked_array([1, 2], [True, False]), np.ma.masked_array([9, 2], [True, False])),
+        (np.ma.masked_array([1, 2], [False, False]), np.array([1, 2])),
+        (_JAGGED, _ROWS),
+        (_JAGGED, _objects((2,), *(row.numpy() for row in _ROWS))),
+        (TensorDict({"x": _JAGGED}, [2]), {"x": _ROWS}),
+        (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), {"x": _JAGGED}),
+        (_lazy({"x": torch.ones(2)}, {"x": torch.zeros(2)}), {"x": _ONE_ZERO}),
+        (
+            _lazy({"x": torch.ones(2), "t": "a"}, {"x": torch.zeros(2), "t": "b"}),
+            {"x": _ONE_ZERO, "t": ["a", "b"]},
+        ),
+        (range(3), [0, 1, 2]),
+        (Path("a/b"), PurePosixPath("a/b")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_equal_values_have_one_fingerprint(a: Any, b: Any) -> None:
+    assert fingerprint({"field": a}) == fingerprint({"field": b})
+    assert fingerprint([a]) == fingerprint((b,))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (1, True),
+        (1, 1.0),
+        (1, "1"),
+        ({1: "a"}, {"1": "a"}),
+        ("a", b"a"),
+        (np.array([1, 2]), np.array([1, 2], np.int32)),
+        (np.array([1, 2]), np.array([1, 2], ">i4").astype("<i4")),
+        (np.array([1], ">i4"), np.array([1 << 24], "<i4")),
+        (np.array([1, 2]), [1, 2]),
+        (_objects((4,), 1, 2, 3, 4), _objects((2, 2), 1, 2, 3, 4)),
+        (_objects((4, 1), 1, 2, 3, 4), _objects((2, 2), 1, 2, 3, 4)),
+        (_objects((0, 2)), _objects((0, 3))),
+        (_objects((0, 2)), _objects((0,))),
+        (np.ma.masked_array([1, 2], [True, False]), np.ma.masked_array([1, 2], [False, True])),
+        (np.ma.masked_array([0, 0], [True, False]), np.ma.masked_array([0, 0], [False, True])),
+        (np.ma.masked_array([1, 2], [True, False]), np.array([1, 2])),
+        (np.zeros(1000), np.where(np.arange(1000) == 500, 1.0, 0.0)),
+        (torch.tensor([np.nan]), torch.tensor([np.inf])),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(0, 3), torch.zeros(0, 2)),
+        (_JAGGED, [_ROWS[1], _ROWS[0]]),
+        (_JAGGED, torch.arange(5)),
+        (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), _lazy({"x": _ROWS[1]}, {"x": _ROWS[0]})),
+        (_lazy({"x": 1, "y": 1}, {"x": 1}), _lazy({"x": 1, "y": 2}, {"x": 1})),
+        ({"a", "b"}, ["a", "b"]),
+        (_Split.TRAIN, _Split.TEST),
+        (Path("a"), "a"),
+        ("\ud83d\ude00", "\U0001f600"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_differ_have_two(a: Any, b: Any) -> None:
+    assert fingerprint({"field": a}) != fingerprint({"field": b})
+
+
+def _closed_image() -> Any:
+    image = pytest.importorskip("PIL.Image").new("L", (2, 2))
+    image.close()
+    return image
+
+
+def _endless() -> list[Any]:
+    value: list[Any] = []
+    value.append({"again": value})
+    return value
+
+
+def _shared() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(90):
+        value = [value, value]
+    return value
+
+
+class _Broken(Mapping):  # type: ignore[type-arg]
+    def __getitem__(self, key: Any) -> Any:
+        raise RuntimeError("broken")
+
+    def __iter__(self) -> Any:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+_INCOMPARABLE: dict[str, Any] = {
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "csr": lambda: torch.eye(2).to_sparse_csr(),
+    "meta": lambda: torch.empty(2, device="meta"),
+    "0-d meta": lambda: torch.tensor(1, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+    "endless": _endless,
+    "shared": _shared,
+    "closed image": _closed_image,
+    "object": object,
+    "function": lambda: fingerprint,
+    "array of objects": lambda: _objects((1,), object()),
+    "structured": lambda: np.zeros(2, "i4,O"),
+    "long double": lambda: np.zeros(2, np.longdouble),
+    "long double scalar": lambda: np.longdouble(1),
+    "void": lambda: np.void(b"ab"),
+    "broken mapping": _Broken,
+    "a key": lambda: {object(): 1},
+    "in a set": lambda: {object()},
+    "nonsense under a TensorDict": lambda: TensorDict({"x": torch.eye(2).to_sparse()}, []),
+    "subclass": lambda: np.zeros(2).view(type("Quantity", (np.ndarray,), {})),
+}
+if hasattr(np.dtypes, "StringDType"):
+    _INCOMPARABLE["StringDType"] = lambda: np.array(["a"], np.dtypes.StringDType())
+
+
+@pytest.mark.parametrize("name", _INCOMPARABLE)
+def test_what_cannot_be_compared_is_named(name: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"prompts\[0\]\['field'\]") as caught:
+        fingerprint([{"field": _INCOMPARABLE[name]()}])
+    assert "annotate(prompts=...)" in caught.value.remedy
+    assert len(str(caught.value)) < 800

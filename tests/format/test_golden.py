@@ -1,0 +1,107 @@
+"""Format 1, frozen: the dump that was written then, and dumps of other versions."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from rlskip.store import DumpMeta, Identity, NewerFormatError, StepStore
+
+_GOLDEN = Path(__file__).parent / "golden"
+
+
+def _as_version(store: StepStore, version: int) -> None:
+    meta = store.directory / "1" / "meta.json"
+    said = DumpMeta.from_bytes(meta.read_bytes(), "")
+    meta.write_bytes(attrs.evolve(said, version=version).to_bytes())
+    dump = store.directory / "1" / "gen_batch.dp"
+    data = bytearray(dump.read_bytes())
+    data[8] = version
+    dump.write_bytes(data)
+
+
+def test_format_0_is_set_aside_with_a_clear_message(
+    store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(1, "x")
+    _as_version(store, 0)
+    assert store.read_meta(1) is None
+    assert "format 0, which no release ever wrote" in caplog.text
+    assert len(list(store.directory.glob("1.bad-*"))) == 1
+
+
+@pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
+def test_a_newer_format_is_refused_with_what_to_install(look: Any, store: StepStore) -> None:
+    store.save(1, "x")
+    _as_version(store, 2)
+    with pytest.raises(NewerFormatError, match=r"format 2.*reads up to 1") as caught:
+        look(store, 1)
+    assert "pip install -U rlskip" in str(caught.value)
+    assert (store.directory / "1").exists(), "it is sound: it stays"
+
+
+def test_golden_dump_of_format_1(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+    """Written when the format was frozen: every later version must read exactly this."""
+    shutil.copytree(_GOLDEN / "v1", tmp_path / "v1")
+    store = StepStore(tmp_path / "v1")
+    assert store.steps() == [3]
+    meta = store.read_meta(3)
+    assert meta is not None
+    assert meta.identity == Identity(
+        prompts_hash="0123", n=2, prompt_len=4, response_len=8, sampling={"temperature": 1.0}
+    )
+    assert meta.info == {"seconds": 2.5}
+    assert same(store.load(3), golden_rollouts())
+    assert same(store.load_sidecar(3), {"rng": torch.arange(16, dtype=torch.uint8)})
+
+
+def golden_rollouts() -> dict[str, Any]:
+    """Every kind that format 1 has; ``python tests/format/test_golden.py`` wrote the dump."""
+    offsets = torch.tensor([0, 2, 5])
+    batch = TensorDict(
+        {
+            "ids": torch.tensor([[1, 2, 300], [70_000, -5, 2**40]]),
+            "mask": torch.tensor([[True, False], [False, True]]),
+            "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+            "jagged": torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets),
+        },
+        [2],
+    )
+    batch.set("task", NonTensorData(data="maths", batch_size=[2]))
+    batch.set("each", NonTensorStack("a", "b"))
+    objects = np.empty(2, object)
+    objects[:] = [None, {"turns": (1, 2.5)}]
+    return {
+        "batch": batch,
+        "long": torch.arange(300_000),
+        "zeros": torch.zeros(1000, 3),
+        "empty": torch.empty(0, 7, dtype=torch.int32),
+        "numpy": np.linspace(0, 1, 5),
+        "names": np.array(["one", "zwei"]),
+        "objects": objects,
+        "runs": [[1, 2, 3], [], [4, 5, 6, 7, 8, 9]],
+        "strings": ["a", "é", "\ud800", "d", "e", "f", "g", "h"],
+        "scalars": [None, True, -1, 2**100, 0.1, float("inf"), 1j, b"\x00", np.float32(1.5)],
+        "kinds": [(1,), {2}, frozenset([3]), torch.Size([4]), torch.int8, bytearray(b"5")],
+        7: {"nested": {None: []}},
+    }
+
+
+if __name__ == "__main__":
+    StepStore(_GOLDEN / "v1").save(
+        3,
+        golden_rollouts(),
+        identity=Identity(
+            prompts_hash="0123", n=2, prompt_len=4, response_len=8, sampling={"temperature": 1.0}
+        ),
+        info={"seconds": 2.5},
+        sidecar={"rng": torch.arange(16, dtype=torch.uint8)},
+    )

@@ -1,0 +1,251 @@
+"""What counts as the same call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from rlskip.store import Identity, NewerFormatError, UnsupportedTypeError
+
+
+def _identity(**changes: Any) -> Identity:
+    values: dict[str, Any] = {
+        "prompts_hash": "ab",
+        "n": 8,
+        "prompt_len": 1024,
+        "response_len": 4096,
+        "sampling": {"temperature": 1.0, "top_p": 0.9, "stop": ("a", "b")},
+        "extra": {"tools": {"search": True}},
+        "model": "some/model",
+        "versions": {"torch": "2.13.0"},
+    }
+    return Identity(**{**values, **changes})
+
+
+def test_equal_identities_do_not_differ() -> None:
+    assert _identity().differences(_identity()) == ([], [])
+    through_json = Identity.from_json(json.loads(json.dumps(_identity().as_json())))
+    assert through_json == _identity()
+    assert _identity().differences(through_json) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "must", "warn"),
+    [
+        ({"n": 4}, ["n: 4 now, 8 in the dump"], []),
+        ({"prompts_hash": "cd"}, ["prompts: 'cd' now, 'ab' in the dump"], []),
+        (
+            {"sampling": {"temperature": 0.7, "stop": ["a", "b"], "min_p": 0.1}},
+            [
+                "sampling.min_p: 0.1 now, absent in the dump",
+                "sampling.temperature: 0.7 now, 1.0 in the dump",
+                "sampling.top_p: absent now, 0.9 in the dump",
+            ],
+            [],
+        ),
+        (
+            {"extra": {"tools": {"search": False}}},
+            ["extra.tools.search: False now, True in the dump"],
+            [],
+        ),
+        ({"model": "another"}, [], ["model: 'another' now, 'some/model' in the dump"]),
+        ({"versions": {"torch": "3"}}, [], ["versions.torch: '3' now, '2.13.0' in the dump"]),
+        ({"response_len": None}, ["response_len: None now, 4096 in the dump"], []),
+    ],
+)
+def test_differences_are_named(changes: dict, must: list[str], warn: list[str]) -> None:
+    assert _identity(**changes).differences(_identity()) == (must, warn)
+
+
+def test_numbers_are_equal_by_value_but_flags_are_no_numbers() -> None:
+    def sampling(value: Any) -> Identity:
+        return _identity(sampling={"x": value})
+
+    assert sampling(1).differences(sampling(1.0)) == ([], [])
+    assert sampling(np.float64(1)).differences(sampling(1.0)) == ([], [])
+    assert sampling(True).differences(sampling(1))[0] == ["sampling.x: True now, 1 in the dump"]
+    assert sampling(1).differences(sampling(True))[0] == ["sampling.x: 1 now, True in the dump"]
+
+
+# -- equal values -------------------------------------------------------------------------
+
+
+def _again(identity: Identity) -> Identity:
+    return Identity.from_json(json.loads(json.dumps(identity.as_json())))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (np.int64(8), 8),
+        (np.float32(0.5), torch.tensor(0.5)),
+        (np.array(3), 3),
+        (np.bool_(True), True),
+        (float("nan"), np.float32("nan")),
+        ([float("nan")], (float("nan"),)),
+        (np.arange(3), torch.arange(3)),
+        (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
+        ({"b", "a", "c"}, frozenset(["c", "a", "b"])),
+        ({1: 2, "x": [None]}, {"x": (None,), np.int64(1): 2}),
+        (OmegaConf.create({"a": [1, {"b": 2}]}), {"a": [1, {"b": 2}]}),
+        ("\ud83d\ude00", "\U0001f600"),  # JSON makes one of two surrogates
+        (b"ab", bytearray(b"ab")),
+        (2**80, 2**80),
+        (Path("a"), Path("a")),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_equal_values_are_one_identity(a: Any, b: Any) -> None:
+    one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
+    assert one == other
+    assert one.differences(other) == ([], [])
+    assert _again(one) == other
+    assert _again(one).differences(other) == ([], [])
+    assert attrs.evolve(one, n=None) == other
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (np.arange(5000), np.where(np.arange(5000) == 2500, 7, np.arange(5000))),
+        (torch.zeros(5000), torch.zeros(5000).index_fill(0, torch.tensor([2500]), 1)),
+        (np.array([1, 2]), np.array([1, 2], np.int32)),
+        (np.array([1, 2]), [1, 2]),
+        (np.zeros((2, 3)), np.zeros((3, 2))),
+        ({1: "a", "1": "b"}, {"1": "b"}),
+        ({1: "a", "1": "b"}, {1: "b", "1": "a"}),
+        ({1: "a"}, {True: "a"}),
+        ({None: 1}, {"None": 1}),
+        ({(1, "a"): 1}, {"(1, 'a')": 1}),
+        ({"a", "b"}, ["a", "b"]),
+        (True, 1),
+        ([True], [1]),
+        ([{"x": True}], [{"x": 1}]),
+        (float("nan"), float("inf")),
+        (float("nan"), None),
+        (b"a", "b'a'"),
+        (2**80, 2**80 + 1),
+        (torch.bfloat16, torch.float16),
+        ("a" * 100 + "b" + "a" * 100, "a" * 100 + "c" + "a" * 100),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_values_are_another(a: Any, b: Any) -> None:
+    one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
+    for old in (other, _again(other)):
+        must, warn = one.differences(old)
+        assert warn == []
+        assert must
+        for line in must:
+            now, then = line.removesuffix(" in the dump").split(": ", 1)[1].split(" now, ")
+            assert now != then, "the line shows what differs"
+            assert len(line) < 200
+
+
+def _endless() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["again"] = [value]
+    return value
+
+
+def _shared() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(90):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object, lambda: torch.eye(2).to_sparse(), lambda: torch.empty(1, device="meta"), _endless,
+     _shared, lambda: np.zeros(1, "i4,O"), lambda: {object()}, lambda: {object(): 1},
+     lambda: OmegaConf.create({"a": "${nowhere}"})],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["extra", "sampling", "versions"])
+def test_what_cannot_be_compared_names_its_field(value: Any, name: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=rf"^{name}") as caught:
+        Identity(**{name: {"tool": [value()]}})
+    assert name == "extra" or "tool" in caught.value.where or "interp" in str(caught.value).lower()
+
+
+# -- versions -----------------------------------------------------------------------------
+
+
+_UNRECORDED = "not compared, because rlskip 0.1 did not record it"
+
+
+def _of_0_1(**changes: Any) -> Identity:
+    """As 0.1 wrote it: neither a role nor a stage nor a version."""
+    plain = _identity(**changes).as_json()
+    for key in ("role", "stage", "version"):
+        del plain[key]
+    return Identity.from_json(json.loads(json.dumps(plain)))
+
+
+def test_role_and_stage_are_compared() -> None:
+    now = _identity(role="critic", stage="Trainer.score")
+    assert now.differences(_identity(role="rollout", stage="Trainer.generate")) == (
+        [
+            "role: 'critic' now, 'rollout' in the dump",
+            "stage: 'Trainer.score' now, 'Trainer.generate' in the dump",
+        ],
+        [],
+    )
+    assert now.differences(_again(now)) == ([], [])
+    # A role used by hand does not record whose call it was.
+    assert now.differences(_identity()) == ([], [])
+
+
+def test_what_0_1_did_not_record_is_not_compared() -> None:
+    old = _of_0_1()
+    assert old.version == 1
+    assert _identity(role="rollout").differences(old) == (
+        [],
+        [f"{_UNRECORDED}: role: 'rollout' now, None in the dump"],
+    )
+    now = _identity(
+        role="rollout",
+        sampling={"temperature": 1.0, "top_p": 0.9, "stop": ["a", "b"], "agent": "tool_agent"},
+        extra={"tools": {"search": True}, "multi_turn": {"enable": True}},
+    )
+    must, (warn,) = now.differences(old)
+    assert must == []
+    for key in ("role", "sampling.agent", "extra.multi_turn"):
+        assert f"{key}: " in warn
+
+
+def test_what_0_1_did_record_is_compared() -> None:
+    assert _identity(n=4).differences(_of_0_1())[0] == ["n: 4 now, 8 in the dump"]
+    now = _identity(sampling={"temperature": 0.7, "top_p": 0.9, "stop": ["a", "b"], "top_k": 5})
+    assert now.differences(_of_0_1())[0] == [
+        "sampling.temperature: 0.7 now, 1.0 in the dump",
+        "sampling.top_k: 5 now, absent in the dump",
+    ]
+    assert _identity(extra={}).differences(_of_0_1())[0] == [
+        "extra.tools: absent now, {'search': True} in the dump"
+    ]
+
+
+def test_an_identity_of_a_newer_rlskip_is_refused_by_name() -> None:
+    plain = {**_identity().as_json(), "version": 3, "whatever": 1}
+    with pytest.raises(NewerFormatError, match="version 3"):
+        Identity.from_json(plain)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [5, None, [], "x", {}, {"prompts": None, "version": "2"}, {"prompts": None, "version": True},
+     {"prompts": None, "version": 0}, {"prompts": None, "sampling": [1]},
+     {"prompts": None, "extra": None}, {"prompts": None, "nonsense": 1}],
+)  # fmt: skip
+def test_what_is_not_an_identity_is_refused(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Identity.from_json(data)

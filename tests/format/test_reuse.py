@@ -1,0 +1,122 @@
+"""Memory that loads use again: never while anybody has it, and only so much of it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from rlskip.format.chunks import CHUNK
+from rlskip.format.reuse import Memory, memory
+from rlskip.store import StepStore
+
+SIZE = CHUNK // 4
+
+
+def address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def test_what_was_let_go_is_used_again_and_nothing_else() -> None:
+    memory = Memory()
+    first = memory.take(SIZE)
+    where = address(first)
+    assert where % CHUNK == 0
+    assert first.nbytes == SIZE
+    second = memory.take(SIZE)
+    assert address(second) != where
+    del first
+    assert address(memory.take(SIZE)) == where  # let go at once, so free again
+    again = memory.take(SIZE - SIZE // 16)
+    assert address(again) == where
+    assert again.nbytes == SIZE - SIZE // 16
+    del again
+    assert address(memory.take(CHUNK // 100)) != where  # too little for so much
+    assert address(memory.take(2 * SIZE)) != where
+    assert address(second) != where
+
+
+def test_a_tensor_and_its_views_keep_it() -> None:
+    memory = Memory()
+    array = memory.take(SIZE)
+    where = address(array)
+    view = torch.from_numpy(array).view(torch.int64)[3:].reshape(-1)
+    del array
+    gc.collect()
+    other = memory.take(SIZE)
+    assert address(other) != where
+    del view
+    assert address(memory.take(SIZE)) == where
+    assert address(other) != where
+
+
+def test_no_more_waits_than_is_kept() -> None:
+    memory = Memory(kept=3 * (SIZE + CHUNK))
+    arrays = [memory.take(SIZE) for _ in range(10)]
+    for array in arrays:
+        array[:] = 1
+    del arrays, array
+    waiting = list(memory._free)
+    assert len(waiting) == 3
+    memory.clear()
+    assert not memory._free
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
+def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> None:
+    memory, living = Memory(), []
+    for number, (drop, which) in enumerate(moves):
+        if drop and living:
+            living.pop(which % len(living))
+        else:
+            array = memory.take(SIZE * (1 + which))
+            array[::4096] = number
+            living.append((number, array))
+    for number, array in living:
+        assert (array[::4096] == number).all()
+
+
+def test_from_many_threads() -> None:
+    memory, wrong = Memory(), []
+
+    def work(mark: int) -> None:
+        for _ in range(200):
+            array = memory.take(SIZE)
+            array[::4096] = mark
+            if not (array[::4096] == mark).all():
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=work, args=[mark]) for mark in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_rollouts_that_are_held_stay_what_they_are(tmp_path: Path) -> None:
+    store = StepStore(tmp_path)
+    steps = {
+        step: TensorDict({"ids": torch.randint(0, 9, (64, 1 << 16)) + step}, batch_size=[64])
+        for step in (1, 2, 3)
+    }
+    for step, rollouts in steps.items():
+        store.save(step, rollouts)
+    memory.clear()
+    held = store.load(1)
+    where = held["ids"].data_ptr()
+    second = store.load(2)
+    assert second["ids"].data_ptr() != where
+    assert torch.equal(held["ids"], steps[1]["ids"])
+    del held
+    gc.collect()  # an older tensordict has cycles
+    assert store.load(3)["ids"].data_ptr() == where
+    assert torch.equal(second["ids"], steps[2]["ids"])
+    memory.clear()

@@ -1,0 +1,104 @@
+"""TRL's stage on a part of its trainer: images, and what is compared. test_trl.py has the rest."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlskip.errors import MismatchError
+from rlskip.hosts import trl
+
+Image = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.usefixtures("verl_process")
+
+
+def image(red: int = 200) -> Any:
+    return Image.fromarray(np.full((4, 6, 3), (red, 10, 20), dtype=np.uint8))
+
+
+def pixels(value: Any) -> Any:
+    return np.asarray(value).tolist()
+
+
+@pytest.fixture
+def trainer() -> Callable[..., Any]:
+    """``trainer(made)``: as much of a GRPOTrainer as `attach` and `_generate` use."""
+
+    def make(made: list[int], **more: Any) -> Any:
+        def generate(prompts: list[Any]) -> tuple[Any, ...]:
+            made.append(1)
+            images = [[message["content"][0]["image"]] for (message,) in prompts]
+            completions = [[{"role": "assistant", "content": "red"}] for _ in prompts]
+            ids = [[1, 2] for _ in prompts]
+            return ids, ids, None, completions, None, {"pixels": torch.ones(2, 3)}, images, []
+
+        args = types.SimpleNamespace(
+            output_dir="out", generation_batch_size=2, num_generations=2, max_completion_length=8,
+            gradient_accumulation_steps=1, steps_per_generation=1, temperature=1.0,
+        )  # fmt: skip
+        state = types.SimpleNamespace(global_step=0, num_input_tokens_seen=0)
+        model = types.SimpleNamespace(training=True)
+        return types.SimpleNamespace(
+            _generate=generate, _metrics={"train": {}}, args=args, state=state, model=model, **more
+        )
+
+    return make
+
+
+def trl_step(trainer: Any, tmp_path: Path, red: int = 200, **skip: Any) -> Any:
+    roles = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
+    trl.attach(trainer, {"skip": roles})
+    content = [{"type": "image", "image": image(red)}, {"type": "text", "text": "what is it"}]
+    return trainer._generate([[{"role": "user", "content": content}]])
+
+
+def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None:
+    made: list[int] = []
+    first, second = (trl_step(trainer(made), tmp_path) for _ in range(2))
+    assert made == [1]
+    assert [type(part) for part in second] == [type(part) for part in first]
+    *same, _, pictures, _ = first
+    assert second[:5] == tuple(same[:5])
+    assert torch.equal(second[5]["pixels"], torch.ones(2, 3))
+    assert pixels(second[6][0][0]) == pixels(pictures[0][0])
+    with pytest.raises(MismatchError, match="prompts: "):
+        trl_step(trainer(made), tmp_path, red=201)
+    assert made == [1]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"tools": [len, print]}, "extra.tools: ['len', 'print'] now"),
+        ({"rollout_func": sorted}, "extra.rollout_func: 'sorted' now"),
+        ({"processing_class": types.SimpleNamespace(chat_template="a")}, "extra.chat_template"),
+    ],
+)
+def test_what_shapes_trls_rollouts_is_compared(
+    trainer: Callable[..., Any], tmp_path: Path, more: dict[str, Any], what: str
+) -> None:
+    made: list[int] = []
+    trl_step(trainer(made), tmp_path)
+    with pytest.raises(MismatchError) as error:
+        trl_step(trainer(made, **more), tmp_path)
+    assert what in str(error.value)
+    assert made == [1]
+
+
+def test_another_engine_is_only_logged(
+    trainer: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[int] = []
+    for use_vllm in (False, True):
+        ours = trainer(made, use_vllm=use_vllm)
+        ours.args.use_vllm = use_vllm
+        trl_step(ours, tmp_path)
+    assert made == [1]
+    assert "versions.engine: 'vllm' now, 'transformers' in the dump" in caplog.text

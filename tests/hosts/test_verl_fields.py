@@ -1,0 +1,171 @@
+"""Fields of verl's rollouts: what a run needs, and the times that a replay forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip.batch.columns import DataProtoParts
+from rlskip.batch.fields import field_names
+from rlskip.errors import MismatchError
+from rlskip.hosts.verl.fields import forget_times, lacking
+from rlskip.hosts.verl.trainer import begin, rollout_stage
+from rlskip.skip.manager import SkipManager
+
+ROLLOUT = {"n": 2, "calculate_log_probs": False, "enable_rollout_routing_replay": False}
+
+
+def rollouts(*more: str) -> DataProtoParts:
+    tensors = {name: torch.zeros(2, 3) for name in ("responses", *more)}
+    metrics = [{"generate_sequences": 1.5, "tool_calls": 0.5, "num_preempted": 2}] * 2
+    timing = {"agent_loop/slowest/generate_sequences": 1.5}
+    return DataProtoParts(
+        TensorDict(tensors, batch_size=2),
+        {"uid": np.array(["a", "b"], dtype=object)},
+        {"timing": timing, "metrics": metrics, "other": 1},
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({}, []),
+        ({"actor_rollout_ref": {"rollout": ROLLOUT}}, []),
+        (
+            {"actor_rollout_ref": {"rollout": {**ROLLOUT, "calculate_log_probs": True}}},
+            ["rollout_log_probs (actor_rollout_ref.rollout.calculate_log_probs=True)"],
+        ),
+        (
+            {"actor_rollout_ref": {"rollout": {**ROLLOUT, "enable_rollout_routing_replay": True}}},
+            ["routed_experts (actor_rollout_ref.rollout.enable_rollout_routing_replay=True)"],
+        ),
+        (
+            {"distillation": {"enabled": True}},
+            [f"teacher_{what} (distillation.enabled=True)" for what in ("ids", "logprobs")],
+        ),
+    ],
+)
+def test_what_a_run_needs(config: Any, fields: list[str]) -> None:
+    assert lacking(config, rollouts()) == fields
+    names = [field.split()[0] for field in fields]
+    assert lacking(config, rollouts(*names)) == []
+    assert lacking({}, rollouts(*names)) == []
+
+
+def test_times_are_forgotten_and_all_else_is_kept() -> None:
+    batch = rollouts()
+    forget_times(batch)
+    assert batch.meta_info == {
+        "timing": {},
+        "metrics": [{"generate_sequences": 0.0, "tool_calls": 0.0, "num_preempted": 2}] * 2,
+        "other": 1,
+    }
+    bare = DataProtoParts(None, {}, {"other": 1})
+    forget_times(bare)
+    assert bare.meta_info == {"other": 1}
+
+
+@pytest.fixture
+def config(tmp_path: Path, verl_process: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Dumps of a DataProto can be read where verl is; this process has its parts only.
+    parts = types.SimpleNamespace(DataProto=DataProtoParts)
+    monkeypatch.setitem(sys.modules, "verl.protocol", parts)
+    return lambda **rollout: {
+        "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}},
+        "actor_rollout_ref": {"rollout": {**ROLLOUT, **rollout}},
+    }
+
+
+def generate(config: Any, *fields: str) -> Any:
+    """A call of a verl stage at step 1 in a run of `config`."""
+
+    async def stage(prompts: Any) -> Any:
+        return rollouts(*fields)
+
+    begin(config)
+    SkipManager.set_step(1)
+    prompts = DataProtoParts(None, {"raw_prompt": np.array(["x"], dtype=object)}, {})
+    return asyncio.run(rollout_stage("rollout")(stage)(prompts))
+
+
+def test_a_replayed_step_does_not_log_the_times_of_the_dumps_run(config: Any) -> None:
+    first = generate(config())
+    assert first.meta_info["timing"] == {"agent_loop/slowest/generate_sequences": 1.5}
+    assert first.meta_info["metrics"][0]["generate_sequences"] == 1.5
+    second = generate(config())
+    assert second.meta_info["timing"] == {}
+    assert second.meta_info["metrics"][0]["generate_sequences"] == 0.0
+
+
+def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(config: Any) -> None:
+    generate(config())
+    with pytest.raises(MismatchError, match=r"rollout_log_probs \(actor_rollout_ref\.rollout\.cal"):
+        generate(config(calculate_log_probs=True), "rollout_log_probs")
+
+
+def test_log_probs_that_nobody_needs_are_no_mismatch(config: Any) -> None:
+    generate(config(calculate_log_probs=True), "rollout_log_probs")
+    replayed = generate(config())
+    assert replayed.meta_info["timing"] == {}
+    assert "rollout_log_probs" in field_names(replayed)
+
+
+# -- prompts with images and videos ----------------------------------------------------------
+
+
+def objects(*values: Any) -> Any:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def multi_modal_step(tmp_path: Path, made: list[int], red: int = 200) -> Any:
+    """A call of verl's V0 stage at step 1: two prompts, one with an image and a video."""
+    fields = [
+        {"pixel_values": torch.arange(12.0).reshape(3, 4), "image_grid_thw": torch.ones(1, 3)},
+        {},
+    ]
+
+    Image = pytest.importorskip("PIL.Image")
+
+    async def generate(prompts: Any) -> Any:
+        made.append(1)
+        tensors = TensorDict({"responses": torch.arange(6).reshape(2, 3)}, batch_size=2)
+        return DataProtoParts(tensors, {"multi_modal_inputs": objects(*fields)}, {"timing": {}})
+
+    begin({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+    SkipManager.set_step(1)
+    video = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).reshape(2, 3, 4, 4)
+    prompts = {
+        "raw_prompt": objects([{"role": "user", "content": "what is it"}], []),
+        "multi_modal_data": objects(
+            {
+                "image": [Image.fromarray(np.full((4, 6, 3), (red, 10, 20), dtype=np.uint8))],
+                "video": [(video, {"fps": 2.0})],
+            },
+            {},
+        ),
+    }
+    return asyncio.run(rollout_stage("rollout")(generate)(DataProtoParts(None, prompts, {})))
+
+
+def test_multi_modal_fields_replay(tmp_path: Path, config: Any) -> None:
+    made: list[int] = []
+    first, second = multi_modal_step(tmp_path, made), multi_modal_step(tmp_path, made)
+    assert made == [1]
+    ours, theirs = (batch.non_tensor_batch["multi_modal_inputs"] for batch in (second, first))
+    assert ours.dtype == object
+    assert ours[0].keys() == theirs[0].keys()
+    assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ours[0])
+    assert ours[1] == {}
+    with pytest.raises(MismatchError, match="prompts: "):
+        multi_modal_step(tmp_path, made, red=201)
+    assert made == [1]

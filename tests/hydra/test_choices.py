@@ -1,0 +1,228 @@
+"""Options that a later value overrides, and an application's own key `skip`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+
+from rlskip import SkipManagerConfig
+from rlskip.config.choices import lost_choices
+from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
+
+REGISTRY = {role: RoleSpec() for role in BUILT_IN_ROLES}
+
+
+def composed(folder: Path, name: str, *overrides: str) -> SkipSettings:
+    with initialize_config_dir(str(folder), version_base=None):
+        return read_skip(compose(name, list(overrides), return_hydra_config=True), REGISTRY)
+
+
+def settings_of(folder: Path, text: str, *overrides: str) -> SkipSettings:
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    return composed(folder, "config", *overrides)
+
+
+OFF = "skip: {rollout: {enable: false}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "lost"),
+    [
+        ("a: 1\n", [], ["skip: the config has no such node; add +skip=rollout_cache"]),
+        (OFF, [], ["skip: no role is enabled"]),
+        (OFF, ["+skip=rollout_cache"], []),
+        (f"defaults: [_self_, skip: rollout_cache]\n{OFF}", [], []),
+        (
+            f"defaults: [skip: rollout_cache, _self_]\n{OFF}",
+            [],
+            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
+        ),
+        (
+            "a: 1\n",
+            ["+skip=rollout_cache", "skip.rollout.enable=false"],
+            ["skip.rollout.enable: skip.rollout.enable=false overrides the option rollout_cache"],
+        ),
+        ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
+        # Another role is on; what was chosen is lost all the same.
+        (
+            "defaults: [skip: rollout_cache, _self_]\n"
+            + OFF.replace("rollout:", "rollout_tq: {enable: true}, rollout:"),
+            [],
+            ["skip.rollout.enable: it is false, although"],
+        ),
+        (
+            "a: 1\n",
+            ["+skip=[rollout_cache,async_rollout_cache]", "skip.async_rollout.enable=False"],
+            ["skip.async_rollout.enable: skip.async_rollout.enable=False overrides"],
+        ),
+        (
+            "defaults: [skip: rollout_repeat, _self_]\nskip: {rollout: {action: cache}}\n",
+            [],
+            ["skip.rollout.action: it is cache, although the option rollout_repeat was chosen"],
+        ),
+        # A user's own choice of more than the option says is no loss.
+        ("skip: {rollout: {action: repeat}}\n", ["+skip=rollout_cache"], []),
+    ],
+)
+def test_what_is_lost(tmp_path: Path, text: str, overrides: list[str], lost: list[str]) -> None:
+    found = list(map(str, lost_choices(settings_of(tmp_path, text, *overrides))))
+    assert len(found) == len(lost), found
+    for problem, expected in zip(found, lost, strict=True):
+        assert problem.startswith(expected)
+
+
+# -- every primary config of verl --------------------------------------------------------------
+VERL = ("0.9.1", "0.8.0")
+PRIMARY = (
+    "trainer/config/ppo_trainer.yaml",
+    "trainer/config/ppo_megatron_trainer.yaml",
+    "trainer/config/sft_trainer_engine.yaml",
+    "trainer/config/evaluation.yaml",
+    "trainer/config/_generated_ppo_trainer.yaml",
+    "trainer/config/_generated_ppo_megatron_trainer.yaml",
+    "trainer/config/_generated_ppo_veomni_trainer.yaml",
+    "trainer/config/_generated_ppo_torchtitan_trainer.yaml",
+    "experimental/fully_async_policy/config/fully_async_ppo_trainer.yaml",
+    "experimental/fully_async_policy/config/fully_async_ppo_megatron_trainer.yaml",
+    "experimental/one_step_off_policy/config/one_step_off_ppo_trainer.yaml",
+    "experimental/one_step_off_policy/config/one_step_off_ppo_megatron_trainer.yaml",
+)
+
+
+@pytest.fixture
+def verl_file(verl_configs: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+    """``verl_file(version, file)``: a copy that finds its includes, as text, and its folder."""
+
+    def copied(version: str, file: str) -> tuple[str, Path]:
+        package = verl_configs(version).parents[1]
+        shutil.copytree(package / "trainer" / "config", tmp_path / "conf")
+        text = (package / file).read_text(encoding="utf-8")
+        for elsewhere in ("file://verl/trainer/config", "pkg://verl.trainer.config"):
+            text = text.replace(elsewhere, f"file://{tmp_path / 'conf'}")
+        return text, tmp_path / "conf"
+
+    return copied
+
+
+def with_option(text: str, *, first: bool) -> str:
+    """`text` with the option at the start of its own defaults list, or as late as possible."""
+    entry, end = "  - skip: rollout_cache\n", "  - _self_\n"
+    if "defaults:" not in text:
+        return f"defaults:\n{entry}{end}{text}" if first else f"defaults:\n{end}{entry}{text}"
+    if first:
+        return text.replace("defaults:\n", f"defaults:\n{entry}")
+    if "  - override" in text:  # Hydra wants these last
+        return text.replace("  - override", f"{entry}  - override", 1)
+    return text.replace(end, end + entry, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", VERL)
+@pytest.mark.parametrize("file", PRIMARY)
+def test_the_option_in_every_primary_config_of_verl(
+    verl_file: Any, version: str, file: str
+) -> None:
+    text, folder = verl_file(version, file)
+    assert "_self_" in text or "defaults:" not in text
+
+    # In a config that includes verl's.
+    (folder / "theirs.yaml").write_text(text, encoding="utf-8")
+    search = yaml.safe_load(text).get("hydra", {}).get("searchpath", [])
+    (folder / "theirs.yaml").write_text(text.replace("hydra:\n  searchpath:", "hydra_: \n  s:"))
+    mine = {
+        "defaults": ["theirs", {"skip": "rollout_cache"}, "_self_"],
+        "hydra": {"searchpath": search},
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(mine), encoding="utf-8")
+    assert list(composed(folder, "mine").roles) == ["rollout"]
+
+    # In verl's own file, after what sets `skip` ...
+    (folder / "edited.yaml").write_text(with_option(text, first=False))
+    after = composed(folder, "edited")
+    assert list(after.roles) == ["rollout"]
+    assert lost_choices(after) == []
+
+    # ... and before it.
+    (folder / "edited.yaml").write_text(with_option(text, first=True))
+    before = composed(folder, "edited")
+    if composed(folder, "theirs").config.get("skip") is None:
+        assert list(before.roles) == ["rollout"]
+    else:
+        (lost,) = lost_choices(before)
+        assert not before.roles
+        assert "put `- skip: rollout_cache` after that entry" in lost.remedy
+
+
+# -- an application's own key ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ("skip: 5\n", ["+skip=rollout_cache"]),
+        ("skip: fast\n", ["+skip=rollout_cache", "skip.steps=[1]"]),
+        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", []),
+    ],
+)
+def test_an_own_value_of_skip_is_not_replaced(
+    make_app: Callable[..., Any], config: str, overrides: list[str]
+) -> None:
+    app = make_app(config=config)
+    (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
+    run = app.run(*overrides)
+    assert run.returncode == 1
+    assert app.generated == []
+    if "defaults" not in config:
+        assert run.said.count("the application has its own key `skip`") == 1
+        assert "rename the application's key" in run.err
+
+
+def test_an_own_value_is_found_before_a_sweep_starts(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="skip: 5\na: 1\n")
+    run = app.run("-m", "+skip=rollout_cache", "a=1,2")
+    assert run.returncode == 1
+    assert "the application has its own key `skip` (5)" in run.err
+    assert app.generated == []
+
+
+def test_an_own_node_of_skip_is_told_to_be_renamed(tmp_path: Path) -> None:
+    from rlskip.errors import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        settings_of(tmp_path, "skip: {eval_batches: 5}\n", "+skip=rollout_cache")
+    assert caught.value.where == "skip.eval_batches"
+    assert "the application's own node, give it another name" in caught.value.remedy
+    assert len(str(caught.value)) < 250
+
+
+# -- typed configs ------------------------------------------------------------------------------
+@dataclass
+class AnyField:
+    skip: Any = None
+
+
+@dataclass
+class DictField:
+    skip: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TypedField:
+    skip: SkipManagerConfig = field(default_factory=SkipManagerConfig)
+
+
+@pytest.mark.parametrize("schema", [AnyField, DictField, TypedField])
+def test_a_dataclass_with_a_field_for_the_node(schema: type) -> None:
+    ConfigStore.instance().store("rlskip_test_typed", schema)
+    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
+    with initialize(version_base=None):
+        config = compose("rlskip_test_typed", given, return_hydra_config=True)
+    role = read_skip(config, REGISTRY).roles["rollout"]
+    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)

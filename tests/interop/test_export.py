@@ -1,0 +1,263 @@
+"""export: rows of JSON, and files that the real DataProto of verl 0.9.1 reads back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip.interop.pickles import read_data_proto, read_queue_batch
+from rlskip.store import StepStore
+
+RUN = "exp_proj/GBS2_N2_in6_out5"
+
+
+@pytest.fixture
+def imported(rlskip: Any, verl_files: Path, tmp_path: Path) -> Path:
+    """A run that was imported from verl: one step of `rollout`, one of `rollout_tq`."""
+    for step, name in ((1, "verl-0.9.1-torch.dp"), (7, "verl-0.9.1-queue.pt")):
+        arguments = ("--trust-pickle", "--step", step, "--run", RUN)
+        assert rlskip("import", verl_files / name, "-d", tmp_path / "ours", *arguments).code == 0
+    return tmp_path / "ours"
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def test_rows_of_json_have_no_padding(rlskip: Any, run_dir: Path) -> None:
+    said = rlskip("export", run_dir / "2", "--to", "jsonl")
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    rollouts = StepStore(run_dir).load(2)
+    assert len(rows) == 8
+    for i, row in enumerate(rows):
+        length = int(rollouts["response_mask"][i].sum())
+        assert row["response"] == rollouts["responses"][i, :length].tolist()
+        assert row["log_probs"] == pytest.approx(rollouts["rollout_log_probs"][i, :length].tolist())
+        assert (row["step"], row["row"], row["uid"]) == (2, i, f"s2p{i // 2}")
+
+
+def test_rows_of_a_whole_run_in_a_file(rlskip: Any, imported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert rlskip("export", imported / RUN, "--to", "jsonl", "--out", out).code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1] * 4 + [7] * 5
+    assert rows[3]["raw_prompt"] == [{"role": "user", "content": "3 + 2?"}]
+    assert rows[4]["key"].endswith("_1_0")
+    said = rlskip("export", imported / RUN, "--to", "jsonl", "--out", out)
+    assert said.code == 2
+    assert "exists already" in said.err
+
+
+def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
+    texts = ["half a \ud83d", "né \u2603", "\udc00\\", "\U0001f600"]
+    rows = {"responses": torch.arange(4).reshape(4, 1), "rewards": torch.tensor(numbers)}
+    StepStore(run).save(1, {**rows, "text": texts, "more": [[x, {"x": x}] for x in numbers]})
+    out = tmp_path / "rows.jsonl"
+    assert rlskip("export", run / "1", "--to", "jsonl", "--out", out).code == 0
+    printed = rlskip("export", run / "1", "--to", "jsonl").out
+    assert out.read_text(encoding="utf-8") == printed
+    assert "né \u2603" in printed
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    read = [json.loads(line, parse_constant=refuse) for line in printed.splitlines()]
+    assert [row["reward"] for row in read] == [None, None, None, 1.5]
+    assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
+    assert [row["text"] for row in read] == texts
+
+
+# -- verl --------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_what_was_imported(
+    rlskip: Any, imported: Path, verl_files: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "for-verl"
+    assert rlskip("export", imported / RUN, "--to", "verl", "--out", out).code == 0
+    assert json.loads((out / RUN / "1" / "meta.json").read_text()) == {"global_steps": 1}
+    batch, others, meta_info = read_data_proto(out / RUN / "1" / "gen_batch.dp")
+    before, _, meta_before = read_data_proto(verl_files / "verl-0.9.1-torch.dp")
+    assert all(torch.equal(batch[k], before[k]) for k in list(before.keys()))
+    assert others["uid"].tolist() == ["a", "a", "b", "b"]
+    assert meta_info == meta_before
+    queue = read_queue_batch(out / RUN / "7" / "0" / "tq_batch.pt")
+    original = read_queue_batch(verl_files / "verl-0.9.1-queue.pt")
+    assert queue["keys"] == original["keys"]
+    assert queue["tags"] == original["tags"]
+    again = rlskip("export", imported / RUN, "--to", "verl", "--out", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_rollouts_without_columns_are_no_data_proto(rlskip: Any, tmp_path: Path) -> None:
+    StepStore(tmp_path / "e_p" / "s").save(1, [1, 2, 3])
+    said = rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "named columns" in said.err
+
+
+@pytest.fixture(scope="session")
+def verl_python() -> str:
+    """A Python with verl 0.9.1 and rlskip."""
+    python = os.environ.get("RLSKIP_VERL091", "")
+    if not Path(python).is_file():
+        pytest.skip(f"RLSKIP_VERL091 names no python with verl 0.9.1: {python!r}")
+    return python
+
+
+@pytest.fixture
+def in_verl(verl_python: str, tmp_path: Path) -> Callable[..., str]:
+    """``in_verl(source, *arguments)``: what that program prints last, in verl's environment."""
+
+    def run(source: str, *arguments: object, **env: str) -> str:
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(source), encoding="utf-8")
+        done = subprocess.run(
+            [verl_python, str(program), *map(str, arguments)],
+            capture_output=True, text=True, timeout=240, env={**os.environ, **env},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.strip().splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.verl
+def test_the_real_data_proto_reads_it_back(
+    rlskip: Any, imported: Path, run_dir: Path, tmp_path: Path, in_verl: Callable[..., str],
+    verl_files: Path,
+) -> None:  # fmt: skip
+    out = tmp_path / "for-verl"
+    rlskip("export", imported / RUN / "1", "--to", "verl", "--out", out)
+    rlskip("export", run_dir / "2", "--to", "verl", "--out", out)
+    said = in_verl(
+        """
+        import sys, torch
+        from verl.protocol import DataProto
+        a, b, ours = map(DataProto.load_from_disk, sys.argv[1:])
+        for one in (a, b, ours):
+            assert type(one) is DataProto
+            one.check_consistency()
+        assert all(torch.equal(a.batch[k], b.batch[k]) for k in list(b.batch.keys()))
+        assert a.non_tensor_batch.keys() == b.non_tensor_batch.keys()
+        assert list(a.non_tensor_batch["uid"]) == list(b.non_tensor_batch["uid"])
+        assert a.meta_info == b.meta_info
+        assert len(DataProto.concat([a, b])) == 8 and len(a[:2]) == 2
+        print(len(ours), sorted(ours.batch.keys()), ours.non_tensor_batch["uid"][7])
+        """,
+        out / RUN / "1" / "gen_batch.dp",
+        verl_files / "verl-0.9.1-torch.dp",
+        out / "grpo_tiny/GBS4_N2_in6_out8/2/gen_batch.dp",
+    )
+    fields = sorted(StepStore(run_dir).load(2).keys())
+    fields.remove("uid")
+    assert said == f"8 {fields} s2p3"
+
+
+@pytest.mark.verl
+def test_a_tokenizer_makes_text_of_tokens(
+    run_dir: Path, tmp_path: Path, in_verl: Callable[..., str]
+) -> None:
+    """verl's environment has transformers; ours has not."""
+    said = in_verl(
+        """
+        import sys
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+        words = {f"w{i}": i for i in range(100)}
+        made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+        PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(sys.argv[2])
+        from rlskip.cli.main import main
+        main(["show", sys.argv[1], "--tokenizer", sys.argv[2], "--rows", "1"])
+        main(["report", sys.argv[3], "--html", sys.argv[4], "--tokenizer", sys.argv[2], "--json"])
+        page = open(sys.argv[4]).read()
+        assert main(["show", sys.argv[1], "--tokenizer", sys.argv[3]]) == 2
+        print([line for line in page.split("<pre") if "w88 w11" in line][0].strip())
+        """,
+        run_dir / "2",
+        tmp_path / "tokenizer",
+        run_dir,
+        tmp_path / "page.html",
+    )
+    assert said.startswith('class="dim">w88 w11 w29 w39 w24 w56</pre>')
+
+
+@pytest.mark.verl
+def test_verl_finds_it_and_its_queue_role_reads_it(
+    rlskip: Any, imported: Path, tmp_path: Path, in_verl: Callable[..., str]
+) -> None:
+    out = tmp_path / "for-verl"
+    rlskip("export", imported / RUN, "--to", "verl", "--out", out)
+    said = in_verl(
+        """
+        import sys, torch
+        from omegaconf import OmegaConf
+        from verl.utils.skip.config import RolloutSkipConfig
+        from verl.utils.skip.rollout_skip import RolloutSkip, RolloutTqSkip
+        from verl.utils.tensordict_utils import index_select_tensor_dict
+        config = OmegaConf.create({
+            "trainer": {"experiment_name": "exp", "project_name": "proj",
+                        "v1": {"trainer_mode": "sync"}},
+            "data": {"train_batch_size": 2, "max_prompt_length": 6, "max_response_length": 5},
+            "actor_rollout_ref": {"rollout": {"n": 2}},
+        })
+        local = RolloutSkipConfig(enable=True, dump_dir=sys.argv[1], steps=[1, 7])
+        v0, v1 = RolloutSkip(local, config), RolloutTqSkip(local, config)
+        assert v0.meet_precondition(1, None) and not v0.meet_precondition(2, None)
+        rollouts = v0.warp_function(1, None)
+        assert v1.has_v1_cache(7)
+        payload = torch.load(v1._get_v1_inner_dir(7, 0) / "tq_batch.pt", weights_only=False)
+        rows = index_select_tensor_dict(payload["tensordict"], [4, 0])
+        print(len(rollouts), rows["responses"].unbind()[0].tolist(), len(payload["keys"]))
+        """,
+        out,
+    )
+    assert said == "4 [100, 101, 102, 103, 104] 5"
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("method", ["torch", "numpy"])
+def test_what_verl_writes_today_is_replayed_as_its_own_data_proto(
+    rlskip: Any, verl_files: Path, tmp_path: Path, in_verl: Callable[..., str], method: str
+) -> None:
+    folder = tmp_path / "verl" / RUN / "1"
+    folder.mkdir(parents=True)
+    make = (verl_files / "make.py").read_text()
+    in_verl(make + "\n    print('made')\n", folder / "gen_batch.dp", method)
+    assert rlskip("import", tmp_path / "verl", "-d", tmp_path / "ours", "--trust-pickle").code == 0
+    said = in_verl(
+        """
+        import sys, torch
+        from rlskip import SkipManager
+        from verl.protocol import DataProto
+
+        @SkipManager.annotate(role="rollout")
+        def generate(prompts):
+            raise AssertionError("it was called")
+
+        shape = dict(gbs=2, n=2, prompt_len=6, response_len=5)
+        SkipManager.init({"skip": {"dump_dir": sys.argv[1], "experiment_name": "exp",
+                          "project_name": "proj", **shape, "rollout": {"enable": True}}})
+        SkipManager.set_step(1)
+        rollouts = generate(DataProto.from_dict({"x": torch.zeros(2, 1)}))
+        original = DataProto.load_from_disk(sys.argv[2])
+        assert type(rollouts) is DataProto
+        assert all(torch.equal(rollouts.batch[k], original.batch[k]) for k in original.batch.keys())
+        assert list(rollouts.non_tensor_batch["uid"]) == list(original.non_tensor_batch["uid"])
+        print(len(rollouts), rollouts.meta_info == original.meta_info)
+        """,
+        tmp_path / "ours",
+        folder / "gen_batch.dp",
+        VERL_DATAPROTO_SERIALIZATION_METHOD=method,
+    )
+    assert said == "4 True"

@@ -1,0 +1,198 @@
+"""import: verl's dumps, written by verl itself, and dumps that try to do something else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.keys import status_tag
+from rlskip.queue import MemoryQueue, to_rows
+from rlskip.replay import ReplayBuffer
+from rlskip.runs.on_disk import Selection, the_run
+from rlskip.store import StepStore, UnknownTypeError
+
+RUN = "exp_proj/GBS2_N2_in6_out5"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, verl_files: Path) -> Path:
+    """A dump_dir of verl's: two steps of `rollout`, one of `rollout_tq` in two mini-batches."""
+    run = tmp_path / "verl" / RUN
+    for step, name in ((1, "verl-0.9.1-torch"), (2, "verl-0.9.1-numpy")):
+        (run / str(step)).mkdir(parents=True)
+        shutil.copy(verl_files / f"{name}.dp", run / str(step) / "gen_batch.dp")
+        (run / str(step) / "meta.json").write_text(f'{{"global_steps": {step}}}')
+    (run / "7" / "0").mkdir(parents=True)
+    shutil.copy(verl_files / "verl-0.9.1-queue.pt", run / "7" / "0" / "tq_batch.pt")
+    return tmp_path / "verl"
+
+
+# -- what verl wrote ---------------------------------------------------------------------------
+
+
+def test_they_become_dumps_of_the_same_run(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+    assert said.code == 0
+    assert [(one["role"], one["step"], one["rows"]) for one in said.json] == [
+        ("rollout", 1, 4),
+        ("rollout", 2, 4),
+        ("rollout_tq", 7, 5),
+    ]
+    run = tmp_path / "ours" / RUN
+    store = StepStore(run)
+    assert store.steps() == [1, 2]
+    meta = store.read_meta(1)
+    assert meta is not None
+    assert meta.identity is None
+    assert meta.info["imported"].endswith("1/gen_batch.dp")
+    shown = rlskip("show", 1, "-d", run).out
+    assert "not recorded: it is replayed without a comparison" in shown
+    assert "row 0, group a" in shown
+    with pytest.raises(UnknownTypeError, match="verl cannot be imported"):
+        store.load(1)
+
+
+def test_a_dump_that_is_there_stays(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    StepStore(tmp_path / "ours" / RUN).save(1, ["ours"])
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+    assert [one["nbytes"] is None for one in said.json] == [True, False, False]
+    assert StepStore(tmp_path / "ours" / RUN).load(1) == ["ours"]
+
+
+def test_verl_0_8_names_its_steps_otherwise(rlskip: Any, verl_files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "verl" / RUN / "genstep_000012"
+    folder.mkdir(parents=True)
+    shutil.copy(verl_files / "verl-0.8.0-torch.dp", folder / "gen_batch.dp")
+    (folder / "meta.json").write_text('{"global_steps": 9, "gen_steps": 12}')
+    (one,) = rlskip(
+        "import", tmp_path / "verl", "-d", tmp_path / "o", "--trust-pickle", "--json"
+    ).json
+    assert (one["step"], one["run"]) == (9, RUN)
+
+
+def test_a_single_file_says_run_and_step_itself(
+    rlskip: Any, verl_files: Path, tmp_path: Path
+) -> None:
+    file, out = verl_files / "verl-0.9.1-torch.dp", tmp_path / "o"
+    assert "--step" in rlskip("import", file, "-d", out, "--trust-pickle").err
+    assert "--run" in rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3).err
+    for run in ("../out/side", "a b/GBS1_N1_in1_out1", "/abs/GBS1_N1_in1_out1"):
+        said = rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3, "--run", run)
+        assert said.code == 2, run
+    assert not out.exists()
+    said = rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3, "--run", RUN)
+    assert said.code == 0
+    assert StepStore(out / RUN).steps() == [3]
+
+
+def test_it_refuses_pickles_that_nobody_trusts(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    said = rlskip("import", foreign, "-d", tmp_path / "ours")
+    assert said.code == 2
+    assert "add --trust-pickle" in said.err
+    assert not (tmp_path / "ours").exists()
+
+
+# -- replaying a queue's batch -----------------------------------------------------------------
+
+
+class Trainer:
+    """Submits prompts that have content, and samples the real buffer."""
+
+    def __init__(self) -> None:
+        self.queue = MemoryQueue()
+        self.buffer = ReplayBuffer(self.queue, {"replay": {"timeout_s": 20.0}})
+        self.submitted: list[str] = []
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_, **__: self.queue)
+    def submit(self, prompts: dict[str, Any]) -> None:
+        self.submitted += prompts["uid"]
+        for uid in prompts["uid"]:
+            self.queue.put([uid], "train", tags=[status_tag(7, "finished", 2)])
+
+
+@pytest.fixture
+def replaying(rlskip: Any, foreign: Path, tmp_path: Path) -> Callable[..., Trainer]:
+    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+
+    def start(**more: Any) -> Trainer:
+        shape = {"gbs": 2, "n": 2, "prompt_len": 6, "response_len": 5}
+        names = {"experiment_name": "exp", "project_name": "proj"}
+        skip = {"dump_dir": str(tmp_path / "ours"), **shape, **names, **more}
+        SkipManager.init({"skip": {**skip, "rollout_tq": {"enable": True}}})
+        SkipManager.set_step(7)
+        return Trainer()
+
+    return start
+
+
+@pytest.fixture(autouse=True)
+def _fresh_manager(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("RLSKIP_JOB", "job")
+    yield SkipManager.reset()
+    SkipManager.reset()
+
+
+def test_a_queue_batch_is_replayed_group_by_group_in_order(
+    replaying: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = replaying()
+    assert trainer.submit({"uid": ["x_1", "y"], "text": ["what", "else"]}) is None
+    assert trainer.submitted == []
+    batch, _ = trainer.buffer.sample(7, "train")
+    rows = dict(zip(batch.keys, to_rows(trainer.queue.get(batch.keys, "train")), strict=True))
+    # Every session and every row of it, which verl's own replay loses.
+    assert sorted(rows) == ["x_1_0_0", "x_1_1_0", "y_0_0", "y_0_1", "y_1_0"]
+    assert rows["x_1_1_0"]["responses"].tolist() == [100, 101, 102, 103]
+    assert rows["y_0_1"]["prompts"].tolist() == [20, 21, 22, 23, 24]
+    assert rows["y_0_1"]["uid"] == "y"
+    assert "record no prompts; they are not compared" in caplog.text
+
+
+def test_it_goes_by_place_so_the_number_of_prompts_must_be_the_same(
+    replaying: Callable[..., Trainer],
+) -> None:
+    with pytest.raises(MismatchError, match="holds 2 groups for the batch's 3 prompts"):
+        replaying().submit({"uid": ["x", "y", "z"], "text": ["a", "b", "c"]})
+
+
+def test_nothing_is_imported_through_a_link(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    for path in ("ours", "outside"):
+        (tmp_path / path).mkdir()
+    (tmp_path / "ours" / "exp_proj").symlink_to(tmp_path / "outside")
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    assert said.code == 2
+    assert "is a symbolic link" in said.err
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_a_short_group_is_generated_again(
+    rlskip: Any, foreign: Path, tmp_path: Path, replaying: Callable[..., Trainer]
+) -> None:
+    lacking = tmp_path / "ours" / RUN.replace("N2", "N3")
+    lacking.parent.mkdir(exist_ok=True)
+    (foreign / RUN).rename(foreign / RUN.replace("N2", "N3"))
+    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    trainer = replaying(n=3, on_mismatch="regenerate")
+    trainer.submit({"uid": ["x", "y"], "text": ["a", "b"]})
+    assert trainer.submitted == ["x", "y"], "two sessions of three were dumped"
+
+
+def test_restore_rng_is_refused_for_what_was_imported(replaying: Callable[..., Trainer]) -> None:
+    with pytest.raises(ConfigError, match="has no states of the random generators"):
+        replaying(restore_rng=True).submit({"uid": ["x", "y"], "text": ["a", "b"]})
+
+
+# -- hostile files -----------------------------------------------------------------------------
+
+
+def test_the_imported_run_is_one_of_ours(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    target = Selection(the_run(tmp_path / "ours"))
+    assert [dump.name for dump in target.dumps()] == ["1", "2", "7/0"]
+    assert rlskip("verify", "-d", tmp_path / "ours").code == 0

@@ -1,0 +1,473 @@
+"""The reader of verl's pickles: files that verl wrote, and files that attack the reader."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pickle
+import random
+import resource
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+from tensordict._reductions import _make_td as make_batch
+
+from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.pickles import read_data_proto, read_queue_batch
+
+RUN = "exp_proj/GBS2_N2_in6_out5"
+SERIALISATIONS = ["verl-0.9.1-torch", "verl-0.9.1-numpy", "verl-0.8.0-torch", "verl-0.8.0-numpy"]
+
+
+@pytest.mark.parametrize("name", SERIALISATIONS)
+def test_every_serialisation_gives_the_same_rollouts(verl_files: Path, name: str) -> None:
+    batch, others, meta_info = read_data_proto(verl_files / f"{name}.dp")
+    assert isinstance(batch, TensorDict)
+    assert batch["responses"].shape == (4, 5)
+    assert batch["responses"][1, 3:].tolist() == [0, 0]
+    assert batch["rm_scores"].sum() == 4
+    reference, _, _ = read_data_proto(verl_files / "verl-0.9.1-torch.dp")
+    assert all(torch.equal(batch[k], reference[k]) for k in list(reference.keys()))
+    assert others["uid"].tolist() == ["a", "a", "b", "b"]
+    assert others["multi_modal_inputs"][1]["pixel_values"].tolist() == [0, 1, 2]
+    assert others["raw_prompt"][3] == [{"role": "user", "content": "3 + 2?"}]
+    assert others["score"].dtype == np.float64
+    assert meta_info["timing"]["gen"] == 1.5
+
+
+class Evil:
+    """Runs a command when it is unpickled by anybody careless."""
+
+    def __init__(self, proof: Path, call: Callable[..., Any] = os.system) -> None:
+        self.call, self.argument = call, f"touch {proof}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, (self.argument,)
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+def proto(state: Any) -> bytes:
+    """A gen_batch.dp with this state, as export writes it."""
+    inner = pickle.dumps(state, protocol=4)
+    head = b"\x80\x04cverl.protocol\nDataProto\n)\x81"
+    return head + inner[2:-1] + b"b."
+
+
+def test_the_attacks_below_would_work(tmp_path: Path) -> None:
+    """Else the tests that nothing happened would prove nothing."""
+    for i, data in enumerate([pickle.dumps(Evil(tmp_path / "0")), saved(Evil(tmp_path / "1"))]):
+        if i:
+            torch.load(io.BytesIO(data), weights_only=False)
+        else:
+            pickle.loads(data)
+        assert (tmp_path / str(i)).exists()
+
+
+def attacks(proof: Path) -> dict[str, bytes]:
+    evil = Evil(proof)
+    batch = {"x": torch.zeros(1)}
+    storage = torch.storage._load_from_bytes
+    legacy = saved(evil, _use_new_zipfile_serialization=False)
+
+    class InStorage:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return storage, (saved(evil),)
+
+    class InLegacyStorage:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return storage, (legacy,)
+
+    class Getattr:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return getattr, (TensorDict, "load_memmap")
+
+    class Torch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return torch.load, (str(proof),)
+
+    polyglot = io.BytesIO(legacy)
+    with zipfile.ZipFile(polyglot, "a") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(batch))
+    return {
+        "a bare pickle": pickle.dumps(evil),
+        "in the state": proto((saved(batch), {}, {"x": evil})),
+        "in a column": proto((saved(batch), {"x": np.array([evil], object)}, {})),
+        "within the zip of the tensors": proto((saved({"x": evil}), {}, {})),
+        "instead of the tensors": proto((saved(evil), {}, {})),
+        "legacy bytes of torch": proto((legacy, {}, {})),
+        "a zip behind legacy bytes": proto((polyglot.getvalue(), {}, {})),
+        "within a storage's bytes": proto((saved(batch), {}, {"x": InStorage()})),
+        "within a storage's legacy bytes": proto((saved(batch), {}, {"x": InLegacyStorage()})),
+        "the numpy form": proto((([1], None, {"x": evil}), {}, {})),
+        "getattr": proto((saved({"x": Getattr()}), {}, {})),
+        "torch.load": proto((saved({"x": Torch()}), {}, {})),
+        "eval": pickle.dumps(Evil(proof, eval)),
+        "a dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93.",
+    }
+
+
+@pytest.mark.parametrize("which", list(attacks(Path("x"))))
+def test_a_dump_that_would_run_a_command_is_refused(
+    rlskip: Any, tmp_path: Path, which: str
+) -> None:
+    proof = tmp_path / "proof"
+    file = tmp_path / "gen_batch.dp"
+    file.write_bytes(attacks(proof)[which])
+    out = tmp_path / "ours"
+    arguments = ("import", file, "-d", out, "--trust-pickle", "--step", 1, "--run", RUN)
+    said = rlskip(*arguments)
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert not proof.exists()
+    assert not out.exists()
+
+
+class Made:
+    """Pickled as ``call(*arguments)``; with keywords as ``call.__new__(call, ...)``."""
+
+    def __init__(self, call: Any, *arguments: Any, **keywords: Any) -> None:
+        self.call, self.arguments, self.keywords = call, arguments, keywords
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, self.arguments
+
+
+class Stated:
+    """Something that is given states, one after the other."""
+
+    def __init__(self, made: Any, *states: Any) -> None:
+        self.made, self.states = made, states
+
+
+class New:
+    """An object of a type, before it has a state."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+
+class Crafting(pickle._Pickler):  # type: ignore[name-defined]
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if isinstance(obj, Made) and obj.keywords:
+            for part in (obj.call, obj.arguments, obj.keywords):
+                self.save(part)
+            self.write(pickle.NEWOBJ_EX)
+        elif isinstance(obj, New):
+            self.save(obj.kind)
+            self.write(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+        elif isinstance(obj, Stated):
+            self.save(obj.made)
+            for state in obj.states:
+                self.save(state)
+                self.write(pickle.BUILD)
+        else:
+            super().save(obj, save_persistent_id)
+
+
+def crafted(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    Crafting(buffer, 4).dump((None, {"x": value}, {}))
+    return b"\x80\x04cverl.protocol\nDataProto\n)\x81" + buffer.getvalue()[2:-1] + b"b."
+
+
+def dtype(code: str, *state: Any) -> Stated:
+    return Stated(Made(np.dtype, code, False, True), state)
+
+
+def memory_attacks() -> dict[str, Any]:
+    """What would make Python read or write at an address of the file's choice, or beyond an end."""
+    reconstruct = np.array(0).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    buffered = np.arange(2).__reduce_ex__(5)[0]
+    retyped = torch._tensor._rebuild_from_type_v2
+    a, objects, flags = b"A" * 8, np.dtype("O"), np.dtype("O").flags
+    hidden = dtype("O8", 3, "|", None, None, None, -1, -1, 0)
+    beyond = dtype("S8", 3, "|", None, ("x",), {"x": (np.dtype("i8"), 1 << 40)}, 8, 1, 0)
+    field = dtype("S8", 3, "|", None, ("x",), {"x": (objects, 0)}, 8, 1, flags)
+    part = dtype("S8", 3, "|", (objects, (1,)), None, None, 8, 1, flags)
+    growing = dtype("S8", 3, "|", None, None, None, 8, 1, 0)
+    grown = (3, "|", None, None, None, 1 << 30, 1, 0)
+
+    def array(*states: Any, shape: tuple[int, ...] = (0,)) -> Stated:
+        return Stated(Made(reconstruct, np.ndarray, shape, b"b"), *states)
+
+    def column(kind: Any, data: Any, n: int = 1) -> Stated:
+        return array((1, (n,), kind, False, data))
+
+    return {
+        "an array of addresses": Made(np.ndarray, (1,), objects, a),
+        "memory as it is": Made(np.ndarray, (1000,)),
+        "by way of a tensor": Made(retyped, np.ndarray, np.ndarray, ((1,), objects, a), None),
+        "a state of addresses": column(objects, a),
+        "a state of too few objects": column(objects, [], 100_000),
+        "not empty at first": array(shape=(1000,)),
+        "filled twice": array(*[(1, (n,), np.dtype("u1"), False, bytes(n)) for n in (8, 4000)]),
+        "objects that a state hides": column(hidden, a),
+        "objects that a buffer hides": Made(buffered, a, hidden, (1,), "C"),
+        "objects that a scalar hides": Made(scalar, hidden, a),
+        "a field of objects": column(field, a),
+        "a field beyond the end": column(beyond, a),
+        "a part of objects": Made(scalar, part, a),
+        "a dtype that grows": [growing, column(growing, a), Stated(growing, grown)],
+        "a structure": Made(np.dtype, "O,i8", False, True),
+        "a structure's mapping": Made(np.dtype, {"x": (objects, 0)}, False, True),
+        "objects in a buffer": Made(buffered, a, objects, (1,), "C"),
+        "a buffer that may move": Made(buffered, np.zeros(100), np.dtype("i8"), (100,), "C"),
+        "a tensor at an address": Made(torch.Tensor, cdata=0x41414141),
+        "a storage of an allocator": Made(torch.UntypedStorage, 8, allocator=0x41414141),
+        "a function's defaults": Stated(torch._utils._rebuild_parameter, (None, {"x": 1})),
+    }
+
+
+@pytest.mark.parametrize("which", list(memory_attacks()))
+def test_a_dump_that_would_reach_into_memory_is_refused(tmp_path: Path, which: str) -> None:
+    file = tmp_path / "gen_batch.dp"
+    file.write_bytes(crafted(memory_attacks()[which]))
+    with pytest.raises(ForeignDumpError):
+        read_data_proto(file)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_every_kind_of_array_is_read_as_pickle_would(tmp_path: Path, protocol: int) -> None:
+    arrays = {
+        "big": np.arange(3, dtype=">i4"),
+        "text": np.array(["a", "bcd"]),
+        "bytes": np.array([b"a", b"xx"]),
+        "times": np.array(["2026-01-01"], "M8[s]"),
+        "spans": np.array([3], "m8[D]"),
+        "objects": np.array([[None, {"a": np.arange(2)}], ["x", 1.5]], object),
+        "no objects": np.zeros((0, 2), object),
+        "empty": np.zeros((0, 3)),
+        "one": np.array(1.5),
+        "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "complex": np.ones(2, "c16"),
+        "scalar": np.float32(3),
+        "flag": np.bool_(True),
+        "half": torch.rand(2).bfloat16(),
+        "parameter": torch.nn.Parameter(torch.rand(3)),
+    }
+    file = tmp_path / "gen_batch.dp"
+    inner = pickle.dumps((None, arrays, {}), protocol=protocol)
+    head = b"\x80" + bytes([protocol]) + b"cverl.protocol\nDataProto\n)\x81"
+    file.write_bytes(head + inner[2:-1] + b"b.")
+    _, found, _ = read_data_proto(file)
+    assert repr(found) == repr(pickle.loads(inner)[1])
+    assert found["columns first"].flags.f_contiguous
+    found["big"][0] = 7  # memory of its own
+
+
+def test_images_and_batches_of_every_kind_are_read(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").fromarray(np.arange(12, dtype="u1").reshape(2, 2, 3))
+    lists = [torch.ones(2), torch.ones(3)]
+    batch = TensorDict(
+        {
+            "ragged": torch.nested.nested_tensor(lists, layout=torch.jagged),
+            "strided": torch.nested.nested_tensor(lists, layout=torch.strided),
+            "texts": NonTensorStack("a", "b"),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+            "within": TensorDict({"x": torch.ones(2, dtype=torch.uint8)}, [2]),
+        },
+        [2],
+    )
+    lazy = LazyStackedTensorDict(*(TensorDict({"x": x}, []) for x in lists))
+    images = np.empty(1, object)
+    images[0] = {"image": [image]}
+    file = tmp_path / "gen_batch.dp"
+    for packed in (batch, saved(batch)):
+        file.write_bytes(proto((packed, {"images": images}, {"lazy": lazy})))
+        found, others, meta_info = read_data_proto(file)
+        assert [len(x) for x in found["ragged"].unbind()] == [2, 3]
+        assert [len(x) for x in found["strided"].unbind()] == [2, 3]
+        assert found["texts"] == ["a", "b"]
+        assert found["within", "x"].tolist() == [1, 1]
+        assert isinstance(found["parameter"], torch.nn.Parameter)
+        assert others["images"][0]["image"][0].tobytes() == bytes(range(12))
+        assert meta_info["lazy"][1]["x"].tolist() == [1, 1, 1]
+
+
+def test_a_queue_batch_that_would_run_a_command_is_refused(tmp_path: Path) -> None:
+    proof, file = tmp_path / "proof", tmp_path / "tq_batch.pt"
+    payload = {"tensordict": TensorDict({}, [0]), "tags": [], "keys": [], "global_steps": 1}
+    for place in payload:
+        file.write_bytes(saved({**payload, place: Evil(proof)}))
+        with pytest.raises(ForeignDumpError, match=r"names posix\.system.*nothing of it was run"):
+            read_queue_batch(file)
+    assert not proof.exists()
+
+
+def test_scripted_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tq_batch.pt"
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(file))
+    with pytest.raises(ForeignDumpError, match="holds code"):
+        read_queue_batch(file)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 2000, -1])
+def test_a_torn_file_is_an_error_of_one_line(verl_files: Path, tmp_path: Path, cut: int) -> None:
+    for name, read in (
+        ("verl-0.9.1-torch.dp", read_data_proto),
+        ("verl-0.9.1-queue.pt", read_queue_batch),
+    ):
+        file = tmp_path / name
+        file.write_bytes((verl_files / name).read_bytes()[:cut])
+        with pytest.raises(ForeignDumpError):
+            read(file)
+
+
+# -- small files that would make large values ----------------------------------------------------
+
+EQUAL = (1 << 61) - 1  # multiples of it have equal hashes
+HUGE = 10**12
+
+
+def tensor(size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Made:
+    """A tensor of that size in a storage of four elements."""
+    storage = torch.zeros(4).storage()
+    hooks: Any = collections.OrderedDict()
+    return Made(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, hooks)
+
+
+def array(shape: tuple[int, ...], code: Any, data: bytes) -> Stated:
+    empty = Made(np.array(0).__reduce__()[0], np.ndarray, (0,), b"b")
+    return Stated(empty, (1, shape, code, False, data))
+
+
+def laughs(depth: int) -> list[Any]:
+    """A list of ten times the same list of ten times ..."""
+    value: list[Any] = [0] * 10
+    for _ in range(depth):
+        value = [value] * 10
+    return value
+
+
+def batch(**state: Any) -> Made:
+    good = TensorDict({}, [1]).__getstate__()
+    return Made(make_batch, TensorDict, {**good, **state})
+
+
+def image(size: tuple[int, int]) -> Stated:
+    module = pytest.importorskip("PIL.Image")
+    state = module.new("1", (8, 8)).__getstate__()
+    return Stated(New(module.Image), [*state[:2], size, *state[3:]])
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ATTACKS: dict[str, Any] = {
+    "a tensor beyond its storage": lambda: tensor((10**9,), (1,)),
+    "a few elements beyond": lambda: tensor((4,), (1,), 2),
+    "a tensor before its storage": lambda: tensor((2,), (1,), -1),
+    "one element, expanded": lambda: tensor((10**9,), (0,)),
+    "rows without elements": lambda: tensor((HUGE, 0), (1, 1)),
+    "a set of a range": lambda: Made(set, range(HUGE)),
+    "a frozenset of a range": lambda: Made(frozenset, range(HUGE)),
+    "a dict of a range": lambda: Made(collections.OrderedDict, range(HUGE)),
+    "a size of a range": lambda: Made(torch.Size, range(HUGE)),
+    "a range": lambda: range(HUGE),
+    "a range without a length": lambda: range(10**30),
+    "bytes of a number": lambda: Made(bytes, 4 * 10**9),
+    "a bytearray of a number": lambda: Made(bytearray, 4 * 10**9),
+    "keys of equal hashes": lambda: {i * EQUAL: i for i in range(3000)},
+    "members of equal hashes": lambda: {i * EQUAL for i in range(3000)},
+    "text without characters": lambda: array((2**50,), Made(np.dtype, "U0", False, True), b""),
+    "an array of empty rows": lambda: array((2**40, 0), np.dtype("f4"), b""),
+    "an array larger than its memory": lambda: array((1000,), np.dtype("f4"), b"four"),
+    "a scalar of zeros": lambda: Made(
+        np.float64(0).__reduce__()[0], Made(np.dtype, "S999999999", False, True)
+    ),
+    "a huge image": lambda: image((50_000, 50_000)),
+    "lists of lists of lists": lambda: laughs(30),
+    "a list that contains itself": itself,
+    "a list 900 deep": lambda: nested(900),
+    "a batch of false length": lambda: batch(_batch_size=[HUGE]),
+    "a batch without its fields": lambda: batch(_tensordict=None),
+    "a batch with a class of its choice": lambda: batch(__class__=dict),
+    "a batch without a state": lambda: New(TensorDict),
+    "data of false length": lambda: NonTensorData("a", batch_size=[HUGE]),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("which", list(ATTACKS))
+def test_a_small_file_cannot_make_a_large_value(tmp_path: Path, which: str) -> None:
+    file = tmp_path / "gen_batch.dp"
+    sys.setrecursionlimit(5000)
+    try:
+        file.write_bytes(crafted(ATTACKS[which]()))
+    finally:
+        sys.setrecursionlimit(1000)
+    assert file.stat().st_size < 100_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    with pytest.raises(ForeignDumpError) as caught:
+        read_data_proto(file)
+    assert str(file) in str(caught.value)
+    assert time.monotonic() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
+
+
+# -- any bytes -------------------------------------------------------------------------------------
+
+
+def mutated(data: bytes, random: random.Random) -> bytes:
+    """`data` with a few bytes changed, removed, repeated, or made an opcode of pickle."""
+    made = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(made))
+        part = made[at : at + random.randint(1, 40)]
+        change = random.randrange(4)
+        if change == 0:
+            made[at] ^= 1 << random.randrange(8)
+        elif change == 1:
+            made[at] = random.choice(b"Rb}](.0123QstuaehjqrG\x81\x85\x86\x8f\x90\x92\x93\x94")
+        elif change == 2:
+            del made[at : at + len(part)]
+        else:
+            made[random.randrange(len(made)) : 0] = part * random.randint(1, 3)
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    "files", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_any_file_is_read_or_refused_by_name(verl_files: Path, tmp_path: Path, files: int) -> None:
+    generator = random.Random(files)
+    samples = [*sorted(verl_files.glob("*.dp")), verl_files / "verl-0.9.1-queue.pt"]
+    refused = 0
+    for i in range(files):
+        sample = samples[i % len(samples)]
+        file = tmp_path / "file"
+        file.write_bytes(mutated(sample.read_bytes(), generator))
+        read = read_data_proto if sample.suffix == ".dp" else read_queue_batch
+        began = time.monotonic()
+        try:
+            read(file)
+        except ForeignDumpError:
+            refused += 1
+        assert time.monotonic() - began < 10
+    assert 0.2 * files < refused < files

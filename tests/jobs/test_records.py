@@ -1,0 +1,145 @@
+"""The records of hits and misses: appended by many, read by anybody, never in the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.jobs.records import (
+    FOLDER,
+    JOB_VARIABLE,
+    Recorder,
+    Tally,
+    acknowledge,
+    acknowledged,
+    tally,
+    tally_steps,
+)
+from rlskip.testing import each_fault
+
+
+@pytest.fixture(autouse=True)
+def _job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+
+
+def _write(dump_dir: Path) -> Recorder:
+    recorder = Recorder(dump_dir, "rollout")
+    recorder.write("consulted", run="e_p/shape")
+    recorder.write("hit", step=3, source=2, bytes=10, seconds_saved=1.5)
+    recorder.write("miss", step=4)
+    recorder.write("dumped", step=4, bytes=7)
+    return recorder
+
+
+_EXPECTED = Tally(True, 1, 1, 10, 7, 1.5)
+
+
+def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert _write(tmp_path).unwritten == Tally()
+    dump_dirs = {"rollout": str(tmp_path), "other": str(tmp_path)}
+    assert tally(dump_dirs, "job") == {"rollout": _EXPECTED + _EXPECTED, "other": Tally()}
+    assert tally(dump_dirs, "another job")["rollout"] == Tally()
+    steps = tally_steps(tmp_path)["e_p/shape"]
+    assert (steps[2].hits, steps[2].seconds_saved, steps[4].misses) == (2, 3.0, 2)
+    assert 3 not in steps, "the step whose dump was replayed counts"
+
+
+def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
+    assert not acknowledged(tmp_path, "rollout", "job")
+    for _ in range(2):
+        acknowledge(tmp_path, "rollout", by="a test")
+        assert acknowledged(tmp_path, "rollout", "job")
+    assert not acknowledged(tmp_path, "other", "job")
+    assert not acknowledged(tmp_path, "rollout", "another job")
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_what_cannot_be_written_is_counted_and_in_nobodys_way(
+    lasting: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, fault in enumerate(each_fault(tmp_path, lasting=lasting)):
+        dump_dir = tmp_path / str(number)
+        dump_dir.mkdir()
+        caplog.clear()
+        with fault:
+            recorder = _write(dump_dir)
+        seen = tally({"rollout": str(dump_dir)}, "job")["rollout"] + recorder.unwritten
+        assert seen == _EXPECTED, fault
+        warned = [r for r in caplog.records if "no records can be written" in r.getMessage()]
+        assert len(warned) == (recorder.unwritten != Tally()), fault
+
+
+def test_a_value_that_is_not_json_ends_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "rollout")
+    recorder.write("hit", step=object())
+    assert recorder.unwritten.hits == 1
+    recorder.write("hit", step=3)
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"].hits == 1
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    _write(tmp_path)
+    acknowledge(tmp_path, "rollout")
+    for fault in each_fault(tmp_path):
+        with fault:
+            found = tally({"rollout": str(tmp_path)}, "job")["rollout"]
+            steps = tally_steps(tmp_path)
+            known = acknowledged(tmp_path, "rollout", "job")
+        assert found in (_EXPECTED, Tally()), fault
+        assert set(steps) <= {"e_p/shape"}
+        assert known or fault.happened
+
+
+def _zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("level", ["records", "records/job", "records/job/x.jsonl"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: p.symlink_to(p.parents[2] / "outside"), lambda p: p.symlink_to(p), os.mkfifo, _zero],
+    ids=["link", "loop", "FIFO", "device"],
+)
+def test_nothing_is_followed_or_waited_for(
+    make: Callable[[Path], Any], level: str, tmp_path: Path
+) -> None:
+    outside, dump_dir = tmp_path / "outside", tmp_path / "a" / "b" / "dumps"
+    for folder in (outside, tmp_path / "a" / "b" / "outside", tmp_path / "a" / "outside"):
+        (folder / "job").mkdir(parents=True)
+    (dump_dir / level).parent.mkdir(parents=True)
+    make(dump_dir / level)
+    before = sorted(tmp_path.rglob("outside/**/*"))
+    recorder = _write(dump_dir)
+    found = tally({"rollout": str(dump_dir)}, "job")["rollout"]
+    assert found + recorder.unwritten == _EXPECTED
+    assert not acknowledged(dump_dir, "rollout", "job")
+    if level.endswith("jsonl"):
+        acknowledge(dump_dir, "rollout")
+    else:
+        with pytest.raises(OSError):
+            acknowledge(dump_dir, "rollout")
+    assert sorted(tmp_path.rglob("outside/**/*")) == before
+
+
+@pytest.mark.parametrize("value", ["x", None, True, -1, 1.5, 10**400, [1]])
+def test_a_forged_number_counts_as_none(value: Any, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "rollout")
+    recorder.write("hit", run="e_p/shape", step=value, bytes=value)
+    recorder.write("miss", run="e_p/shape", step=2)
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 1, 1)
+    assert set(tally_steps(tmp_path)["e_p/shape"]) == {2}
+
+
+def test_a_huge_file_is_left_out(tmp_path: Path) -> None:
+    _write(tmp_path)
+    huge = tmp_path / FOLDER / "job" / "huge.jsonl"
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == _EXPECTED

@@ -1,0 +1,235 @@
+"""A field of an odd type, or a row or a token of one, is refused by name and never crashes."""
+
+import copy
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from rlskip.config.merge import MergeConfig
+from rlskip.merge import MergeError, concatenate_generator_outputs, merge, merge_stepwise_output
+
+ON = MergeConfig(stepwise_output=True)
+
+
+class Odd:
+    """Compares and has a length in the most unhelpful way."""
+
+    def __len__(self):
+        raise RuntimeError("no length")
+
+    def __eq__(self, other):
+        raise RuntimeError("no comparison")
+
+    __hash__ = None
+
+
+VALUES = {
+    "int": lambda: 5,
+    "float": lambda: 0.5,
+    "str": lambda: "ab",
+    "bytes": lambda: b"ab",
+    "None": lambda: None,
+    "dict": lambda: {"x": [1, 2]},
+    "empty dict": dict,
+    "set": lambda: {1, 2},
+    "tuple": lambda: (1, 2),
+    "range": lambda: range(2),
+    "list": lambda: [1, 2],
+    "nested list": lambda: [[1], [1, 2]],
+    "list of None": lambda: [None, None],
+    "array": lambda: np.zeros((2, 3), np.int64),
+    "flat array": lambda: np.zeros(2),
+    "0-d array": lambda: np.array(1.0),
+    "object array": lambda: np.array([[1], [1, 2]], dtype=object),
+    "arrays": lambda: [np.zeros((2, 3)), np.zeros((4, 3))],
+    "equal arrays": lambda: [np.zeros(2), np.zeros(2)],
+    "tensor": lambda: torch.zeros(2, 3),
+    "0-d tensor": lambda: torch.tensor(1.0),
+    "tensors": lambda: [torch.zeros(2, 3), torch.zeros(4, 3)],
+    "meta tensors": lambda: [torch.zeros(2, device="meta"), torch.zeros(2, device="meta")],
+    "0-d tensors": lambda: [torch.tensor(1), torch.tensor(1)],
+    "TensorDict": lambda: TensorDict({"x": torch.zeros(2)}, [2]),
+    "generator": lambda: (i for i in range(2)),
+    "object": object,
+    "odd": Odd,
+    "odds": lambda: [Odd(), Odd()],
+    "strings": lambda: ["a", "b"],
+    "nan": lambda: [float("nan"), float("nan")],
+    "huge": lambda: [10**400, 10**400],
+    "complex": lambda: [1j, 1j],
+    "decimals": lambda: [Decimal(1), Decimal(2)],
+}
+
+FIELDS = [
+    "prompt_token_ids",
+    "response_ids",
+    "rewards",
+    "loss_masks",
+    "rollout_logprobs",
+    "stop_reasons",
+    "trajectory_ids",
+    "is_last_step",
+    "rollout_metrics",
+    "trajectory_generation_times",
+    "trajectory_time_splits",
+    "rollout_expert_indices",
+    "rollout_sample_support",
+    "pixel_values",
+    "image_grid_thw",
+    "multi_modal_inputs",
+    "custom",
+]
+CALLS = {
+    "merge": lambda out: merge(out, ON),
+    "chain": lambda out: merge(out, MergeConfig(stepwise_output=True, strategy="chain")),
+    "stepwise": merge_stepwise_output,
+    "concatenate": lambda out: concatenate_generator_outputs([out, copy.copy(out)]),
+    "step-wise": lambda out: concatenate_generator_outputs([out], step_wise=True),
+}
+
+
+# A row that is odd only beside others is found when they are compared.
+FOUND_AT = {
+    "trajectory_ids": ("trajectory_ids", "is_last_step"),
+    "response_ids": ("response_ids", "loss_masks"),
+}
+
+
+def refused_by_name(call, out, name):
+    """Whether the call refused the batch; a refusal names the field, and nothing else is raised."""
+    where = None
+    try:
+        call(out)
+    except MergeError as error:
+        where = error.where
+    assert where is None or where.startswith(FOUND_AT.get(name, name))
+    return where is not None
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_an_odd_type(two_turns, call, name):
+    for make in VALUES.values():
+        refused_by_name(CALLS[call], two_turns | {name: make()}, name)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "rollout_metrics"])
+def test_a_row_of_an_odd_type(two_turns, call, name):
+    for make in VALUES.values():
+        rows = [make(), *list(two_turns.get(name) or [1, 2])[1:]]
+        refused_by_name(CALLS[call], two_turns | {name: rows}, name)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "name", ["prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs"]
+)
+def test_a_token_of_an_odd_type(two_turns, call, name):
+    for make in VALUES.values():
+        rows = [list(row) for row in two_turns[name]]
+        rows[1][0] = make()
+        refused_by_name(CALLS[call], two_turns | {name: rows}, name)
+
+
+@pytest.mark.parametrize("call", ["merge", "chain", "stepwise"])
+@pytest.mark.parametrize("name", FIELDS[11:16])
+def test_unsupported_fields_are_refused_whatever_their_type(two_turns, call, name):
+    for value, make in VALUES.items():
+        if value != "None":
+            with pytest.raises(MergeError, match=f"{name} not supported for prefix-aware merging"):
+                CALLS[call](two_turns | {name: make()})
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_batch_or_a_list_of_batches_of_an_odd_type(value):
+    for call in (lambda out: merge(out, ON), merge_stepwise_output, concatenate_generator_outputs):
+        with pytest.raises(MergeError):
+            call(VALUES[value]())
+
+
+def test_uids_of_an_odd_type(two_turns):
+    refused = {
+        value
+        for value, make in VALUES.items()
+        if refused_by_name(lambda uids: merge(two_turns, ON, uids), make(), "uids")
+    }
+    assert refused >= {"int", "dict", "set", "generator", "object", "odd", "0-d array"}
+    assert not refused & {"None", "tuple", "flat array", "list", "strings"}
+
+
+def jagged(*rows, dtype=torch.int64):
+    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(
+        torch.tensor([x for row in rows for x in row], dtype=dtype), offsets
+    )
+
+
+PACKED_VALUES = {
+    "dense": lambda: torch.zeros(2, 3),
+    "one per row": lambda: torch.zeros(2),
+    "strings": lambda: NonTensorStack("a", "b"),
+    "lists": lambda: NonTensorStack([1], [1, 2]),
+    "TensorDict": lambda: TensorDict({"x": torch.zeros(2)}, [2]),
+    "floats": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float32),
+    "half": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float16),
+    "bfloat16": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.bfloat16),
+    "float8": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float8_e4m3fn),
+    "bool": lambda: jagged([True], [True, False], dtype=torch.bool),
+    "complex": lambda: jagged([1j], [1j, 2j], dtype=torch.complex64),
+    "with a gradient": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float32).requires_grad_(),
+    "meta": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float32).to("meta"),
+    "strided": lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
+    "rows of vectors": lambda: torch.nested.nested_tensor(
+        [torch.zeros(1, 3), torch.zeros(2, 3)], layout=torch.jagged
+    ),
+    "rows of vectors of ids": lambda: torch.nested.nested_tensor(
+        [torch.ones(1, 3, dtype=torch.int32), torch.ones(2, 3, dtype=torch.int32)],
+        layout=torch.jagged,
+    ),
+    "ragged in the second dimension": lambda: torch.nested.nested_tensor(
+        [torch.zeros(3, 1), torch.zeros(3, 2)], layout=torch.jagged
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("strategy", ["adjacent", "chain"])
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "rollout_metrics"])
+def test_a_packed_field_of_an_odd_type(pack, two_turns, strategy, name):
+    for make in PACKED_VALUES.values():
+        batch = pack(two_turns)
+        batch[name] = make()
+        refused_by_name(lambda batch: merge(batch, MergeConfig(True, strategy)), batch, name)
+
+
+@pytest.mark.parametrize(
+    "value", ["float8", "bfloat16", "half", "complex", "bool", "rows of vectors"]
+)
+def test_packed_values_of_any_dtype_stay_with_their_tokens(pack, turns, value):
+    batch = pack(turns(([10], [20]), ([10, 20, 30], [40, 41])))
+    batch["custom"] = PACKED_VALUES[value]()
+    was, (now,) = batch["custom"].values(), merge(batch, ON)[0]["custom"].unbind()
+    assert now.dtype == was.dtype
+    assert torch.equal(now[[0, 2, 3]].to(torch.complex64), was.to(torch.complex64))
+    assert not now[1].to(torch.complex64).any()
+
+
+def test_packed_ids_that_would_overflow_are_refused(pack, two_turns):
+    batch = pack(two_turns, response_ids=torch.int16)
+    merged = merge(batch, ON)[0]["response_ids"]
+    assert merged.dtype == torch.int16
+    two_turns["prompt_token_ids"][1][2] = 40_000
+    with pytest.raises(MergeError, match=r"prompt_token_ids: some ids do not fit into the int16"):
+        merge(pack(two_turns, response_ids=torch.int16), ON)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_packed_values_that_vary_in_another_dimension_are_refused(pack, two_turns):
+    batch = pack(two_turns)
+    batch["custom"] = PACKED_VALUES["ragged in the second dimension"]()
+    with pytest.raises(MergeError, match="custom: its rows must vary in length in their first"):
+        merge(batch, ON)

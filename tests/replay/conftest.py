@@ -1,0 +1,80 @@
+"""A queue written as sessions write it, and buffers on it."""
+
+import pytest
+
+from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
+from rlskip.queue import MemoryQueue, TransferQueueAdapter
+from rlskip.replay import ReplayBuffer
+
+
+class Rollouts:
+    """Writes to a queue as sessions do."""
+
+    def __init__(self, queue, partition="train"):
+        self.queue, self.partition = queue, partition
+
+    def tag(self, key, tag):
+        self.queue.put([key], self.partition, None, [tag])
+
+    def session(self, uid, session_id, rows=1, step=1, error=None, marker=True, attempt=0):
+        keys = [f"{uid}_{session_id}_{index}" for index in range(rows)]
+        if keys:
+            fields = [{"x": index} for index in range(rows)]
+            self.queue.put(keys, self.partition, fields, [row_tag(step, attempt)] * rows)
+        if marker:
+            self.tag(f"{uid}_sess{session_id}", session_tag(session_id, attempt, error))
+
+    def counted(self, uid, n=2, step=1, **session):
+        self.tag(uid, prompt_tag(step, n))
+        for session_id in range(n):
+            self.session(uid, session_id, step=step, **session)
+
+    def finished(self, uid, n=2, step=1, status="finished"):
+        for session_id in range(n):
+            self.session(uid, session_id, step=step, marker=False)
+        self.tag(uid, status_tag(step, status, expected=n))
+
+
+@pytest.fixture
+def queue():
+    return MemoryQueue()
+
+
+@pytest.fixture
+def make_rollouts(queue):
+    """Writers to a partition of the queue."""
+
+    def make(partition="train", queue=queue):
+        return Rollouts(queue, partition)
+
+    return make
+
+
+@pytest.fixture
+def rollouts(make_rollouts):
+    return make_rollouts()
+
+
+@pytest.fixture
+def make_buffer(queue):
+    def make(refill=None, **replay):
+        config = {"replay": {"timeout_s": 0.02, **replay}}
+        return ReplayBuffer(queue, config, refill=refill)
+
+    return make
+
+
+@pytest.fixture
+def buffer(make_buffer):
+    return make_buffer()
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    """A real TransferQueue on a local Ray."""
+    ray = pytest.importorskip("ray")
+    transfer_queue = pytest.importorskip("transfer_queue")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield TransferQueueAdapter()
+    transfer_queue.close()
+    ray.shutdown()

@@ -1,0 +1,259 @@
+"""An attempt that was given up changes nothing, whenever it writes."""
+
+import threading
+import uuid
+from contextlib import nullcontext, suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_tag
+from rlskip.queue import MemoryQueue, MissingKeysError, to_rows
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer
+
+RAW, OWN = "the same keys for every attempt", "a key of its own for every attempt"
+
+
+@st.composite
+def histories(draw):
+    """Writes of several attempts at one session, the last of which counts, in any order.
+
+    Each write is (attempt, row, copy). Those of the attempt that counts come in order, before its
+    marker; all others, and duplicates, come whenever they like.
+    """
+    last = draw(st.integers(1, 2))
+    rows = [draw(st.integers(1, 3)) for _ in range(last + 1)]
+    mine = [(last, row) for row in range(rows[last])]
+    others = [(a, row) for a in range(last) for row in range(rows[a])]
+    late = draw(st.lists(st.sampled_from(others), min_size=1, max_size=6))
+    again = draw(st.lists(st.sampled_from(mine), max_size=2))
+    steps = [*mine, "marker", "sample", "get"]
+    for write in late:
+        steps.insert(draw(st.integers(0, len(steps))), write)
+    for write in again:
+        first = steps.index(write)
+        steps.insert(draw(st.integers(first + 1, len(steps))), write)
+    return last, rows[last], steps
+
+
+class Session:
+    """One session of one prompt, on a queue, whose attempts write what `histories` says."""
+
+    def __init__(self, queue, keys, counted):
+        self.queue, self.keys, self.counted = queue, keys, counted
+        self.partition = uuid.uuid4().hex
+        self.buffer = ReplayBuffer(queue, {"replay": {"timeout_s": 5}})
+        queue.put(["u"], self.partition, None, [prompt_tag(1, 1)])
+
+    def write(self, attempt, row):
+        key = f"u_0_{row}"
+        if self.keys == OWN:
+            key = str(TrajectoryKey.of_attempt("u", 0, row, attempt))
+        # Every attempt has a field of its own beside the common one: nothing may mix.
+        fields = {"x": [attempt, row], f"only{attempt}": row}
+        self.queue.put([key], self.partition, [fields], [row_tag(1, attempt)])
+
+    def mark(self, attempt, rows):
+        tag = session_tag(0, attempt, rows=rows if self.counted else None)
+        self.queue.put(["u_sess0"], self.partition, None, [tag])
+
+    def play(self, last, rows, steps):
+        """The rows that a trainer gets; all steps before the sample happen before it."""
+        got = None
+        for step in steps:
+            if step == "marker":
+                self.mark(last, rows)
+            elif step == "sample":
+                batch, _ = self.buffer.sample(1, self.partition)
+            elif step == "get":
+                got = to_rows(self.buffer.get(batch))
+            else:
+                self.write(*step)
+        return got
+
+
+def whole(last, rows):
+    return [{"x": [last, row], f"only{last}": row} for row in range(rows)]
+
+
+@pytest.mark.parametrize("keys", [RAW, OWN])
+@pytest.mark.parametrize("counted", [True, False])
+@given(history=histories())
+@settings(max_examples=150, deadline=None)
+def test_a_memory_queue_returns_the_last_attempt_whatever_others_write(keys, counted, history):
+    last, rows, steps = history
+    assert Session(MemoryQueue(), keys, counted).play(last, rows, steps) == whole(last, rows)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("keys", [RAW, OWN])
+@given(history=histories())
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(adapter, keys, history):
+    last, rows, steps = history
+    session = Session(adapter, keys, counted=True)
+    # Where attempts share no key, nothing needs to be detected.
+    with suppress(IncompleteRolloutError) if keys == RAW else nullcontext():
+        assert session.play(last, rows, steps) == whole(last, rows)
+
+
+class SharedQueue(MemoryQueue):
+    """Replaces by key, as a queue does that cannot compare attempts."""
+
+    def put(self, keys, partition, fields=None, tags=None):
+        there = self.list(partition)
+        attempts = {
+            key: tag["attempt"] for key, tag in zip(keys, tags, strict=True) if "attempt" in tag
+        }
+        late = [
+            k for k, attempt in attempts.items() if there.get(k, {}).get("attempt", 0) > attempt
+        ]
+        self.delete(late, partition)
+        return super().put(keys, partition, fields, tags)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(row):
+    session = Session(SharedQueue(), RAW, counted=True)
+    with pytest.raises(
+        IncompleteRolloutError, match=r"u: .*session 0 failed: found 1 of its 2 rows"
+    ):
+        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, row), "sample"])
+
+
+def test_without_a_count_a_gap_in_the_rows_shows_a_replaced_row():
+    session = Session(SharedQueue(), RAW, counted=False)
+    with pytest.raises(IncompleteRolloutError, match="session 0 failed: row 0 was replaced"):
+        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, 0), "sample"])
+
+
+def test_rows_of_given_up_attempts_beside_those_that_count_are_left_out():
+    session = Session(SharedQueue(), OWN, counted=False)
+    rows = session.play(1, 2, [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), "marker", "sample", "get"])
+    assert rows == whole(1, 2)
+
+
+def test_a_marker_without_an_attempt_takes_the_rows_of_the_last_one(rollouts, buffer, queue):
+    rollouts.tag("u", prompt_tag(1, 1))
+    rollouts.session("u", 0, rows=3, marker=False)
+    rollouts.session("u", 0, rows=2, marker=False, attempt=1)
+    rollouts.tag("u_sess0", {"is_session": True, "session_id": 0, "status": "success"})
+    batch, _ = buffer.sample(1, "train")
+    assert batch.keys == ["u_0_0", "u_0_1"]
+    assert [tag["attempt"] for tag in batch.tags] == [1, 1]
+
+
+@pytest.mark.parametrize(("rows", "announced"), [(1, 2), (3, 2)])
+def test_another_number_of_rows_than_announced_is_incomplete(rollouts, buffer, rows, announced):
+    rollouts.tag("u", prompt_tag(1, 1))
+    rollouts.session("u", 0, rows=rows, marker=False)
+    rollouts.tag("u_sess0", session_tag(0, rows=announced))
+    with pytest.raises(IncompleteRolloutError, match=f"found {rows} of its {announced} rows"):
+        buffer.sample(1, "train")
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.write(0, 1), r"session 0 failed: another attempt replaced row u_0_1\)"),
+        (lambda s: s.queue.delete(["u_0_1"], s.partition), "row u_0_1 was deleted"),
+        (
+            lambda s: s.queue.put(["u_0_1"], s.partition, None, [{"status": "failure"}]),
+            "replaced row u_0_1",
+        ),
+    ],
+)
+def test_a_change_after_the_sample_is_found(change, message, chunks):
+    session = Session(SharedQueue(), RAW, counted=True)
+    for row in range(2):
+        session.write(1, row)
+    session.mark(1, 2)
+    batch, _ = session.buffer.sample(1, session.partition)
+    session.buffer.check(batch)
+    change(session)
+    part = batch.chunk(chunks)[-1]
+    with pytest.raises(IncompleteRolloutError, match=message) as error:
+        session.buffer.get(part)
+    assert error.value.partition == session.partition
+    assert error.value.prompts[0].succeeded == ()
+
+
+def test_changed_rows_are_not_read_at_all():
+    class Read(SharedQueue):
+        def get(self, *args):
+            reads.append(args)
+            return super().get(*args)
+
+    reads = []
+    session = Session(Read(), RAW, counted=False)
+    with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
+        session.play(1, 1, [(1, 0), "marker", "sample", (0, 0), "get"])
+    assert reads == []
+
+
+def test_a_session_that_lost_a_row_did_not_succeed():
+    session = Session(MemoryQueue(), RAW, counted=False)
+    for row in range(2):
+        session.write(1, row)
+    session.mark(1, 2)
+    batch, _ = session.buffer.sample(1, session.partition)
+    session.queue.delete(["u_0_1"], session.partition)
+    with pytest.raises(IncompleteRolloutError, match="u: expected 1, got 0") as error:
+        session.buffer.check(batch)
+    (prompt,) = error.value.prompts
+    assert (prompt.succeeded, prompt.failed) == ((), ((0, "row u_0_1 was deleted"),))
+
+
+def test_a_change_while_the_rows_are_read_is_found():
+    class Raced(SharedQueue):
+        def get(self, *args):
+            rows = super().get(*args)
+            session.write(0, 0)
+            return rows
+
+    session = Session(Raced(), RAW, counted=True)
+    with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
+        session.play(1, 1, [(1, 0), "marker", "sample", "get"])
+
+
+def test_other_tags_may_change_after_the_sample(rollouts, buffer):
+    rollouts.counted("u")
+    batch, _ = buffer.sample(1, "train")
+    rollouts.tag("u_0_0", {"score": 0.5})
+    assert len(buffer.get(batch, ["x"])) == 2
+    with pytest.raises(MissingKeysError, match="nope"):
+        buffer.get(batch, ["nope"])
+
+
+def test_a_worker_past_its_deadline_writes_late_and_harms_nothing(queue):
+    """Attempt 0 hangs past its deadline, attempt 1 writes its rows, then attempt 0 writes."""
+    second_wrote, first_wrote = threading.Event(), threading.Event()
+
+    def worker(prompt, sampling, session):
+        if session.attempt == 0:
+            second_wrote.wait(20)
+        rows = [{"x": session.attempt}] * 2
+        queue.put(
+            [session.key(0), session.key(1)],
+            session.partition,
+            rows,
+            [session.tag(), session.tag()],
+        )
+        (second_wrote if session.attempt else first_wrote).set()
+
+    config = {
+        "dispatch": {"session_timeout_s": 0.3, "max_retries": 3, "n": 1, "rollout_level": True}
+    }
+    pool = LocalPool(worker, workers=1)
+    with RolloutDispatcher(pool, queue, config) as dispatcher:
+        dispatcher.submit([{"uid": "u"}], step=1).result(20)
+        assert first_wrote.wait(20)
+        buffer = ReplayBuffer(queue)
+        batch, _ = buffer.sample(1, "train")
+    assert [row["x"] for row in to_rows(queue.get(batch.keys, "train"))] == [1, 1]

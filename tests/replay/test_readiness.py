@@ -1,0 +1,126 @@
+"""When a group is finished and complete, whatever else the queue holds."""
+
+import pytest
+
+from rlskip.keys import prompt_tag, status_tag
+from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+
+
+def test_a_batch_is_complete_groups_and_names_its_roots(buffer, rollouts):
+    rollouts.counted("counted", rows=2)
+    rollouts.finished("finished")
+    batch, metrics = buffer.sample(1, "train")
+    assert batch.keys == [
+        *("counted_0_0", "counted_0_1", "counted_1_0", "counted_1_1"),
+        *("finished_0_0", "finished_1_0"),
+    ]
+    assert batch.extra_info["rollout_root_keys"] == ["counted", "finished"]
+    assert batch.partition_id == "train"
+    assert all(tag["status"] == "success" for tag in batch.tags)
+    assert not any(metrics.values())
+
+
+def test_rows_come_by_session_and_index_however_they_were_written(buffer, rollouts):
+    rollouts.tag("u", prompt_tag(1, 12))
+    for session_id in reversed(range(12)):
+        rollouts.session("u", session_id, rows=11)
+    batch, _ = buffer.sample(1, "train")
+    assert batch.keys == [f"u_{s}_{i}" for s in range(12) for i in range(11)]
+
+
+def test_markers_do_not_finish_a_status_prompt(buffer, rollouts):
+    rollouts.tag("u", status_tag(1, "running", expected=2))
+    rollouts.session("u", 0)
+    rollouts.session("u", 1)
+    with pytest.raises(ReplayTimeoutError, match=r"u: expected 2, got 2 .*status running"):
+        buffer.sample(1, "train")
+
+
+def test_a_status_does_not_finish_a_counted_prompt(buffer, rollouts):
+    rollouts.tag("u", {**prompt_tag(1, 2), "status": "finished"})
+    rollouts.session("u", 0)
+    with pytest.raises(ReplayTimeoutError, match=r"u: expected 2, got 1 .session 1 missing"):
+        buffer.sample(1, "train")
+
+
+def test_a_marker_without_a_status_does_not_count(buffer, rollouts):
+    rollouts.counted("u", n=1)
+    rollouts.tag("u", {"n": 2})
+    rollouts.tag("u_sess1", {"is_session": True, "session_id": 1})
+    with pytest.raises(ReplayTimeoutError, match=r"u: expected 2, got 1 .session 1 missing"):
+        buffer.sample(1, "train")
+
+
+def test_a_marker_may_come_before_its_prompt(buffer, rollouts):
+    rollouts.session("u", 0)
+    assert buffer.get_sampleable_count(1, "train") == 0
+    rollouts.tag("u", prompt_tag(1, 1))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+
+
+def test_uids_may_look_like_other_keys(buffer, rollouts):
+    uids = ["a_1_2", "a_sess3", "a_sess3_0_1", "a"]
+    for uid in uids:
+        rollouts.tag(uid, {"status": "running"})  # the key looks like a row of `a`
+        rollouts.counted(uid, n=1)
+    batch, _ = buffer.sample(1, "train")
+    assert sorted(batch.keys) == sorted(f"{uid}_0_0" for uid in uids)
+
+
+def test_tags_without_a_kind_are_read_by_the_form_of_their_key(buffer, rollouts):
+    rollouts.tag("prompt_a", {"global_steps": 1, "status": "finished", "expected_rollouts": 2})
+    for key in ("prompt_a_0_0", "prompt_a_0_1", "prompt_a_1_0"):
+        rollouts.tag(key, {"global_steps": 1, "status": "success"})
+    batch, _ = buffer.sample(1, "train")
+    assert batch.keys == ["prompt_a_0_0", "prompt_a_0_1", "prompt_a_1_0"]
+    assert batch.extra_info["rollout_root_keys"] == ["prompt_a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        ("bare", {"status": "finished"}),
+        ("bare", {"status": "failure"}),
+        ("stray", {"global_steps": 1}),
+        ("stray", {"global_steps": 1, "status": "success"}),
+        ("odd", {"is_session": True, "status": "success", "global_steps": 1}),
+        ("other_0_0", {"is_session": True, "status": "failure"}),
+        ("u_0_1", {"is_session": True, "status": "failure"}),
+        ("other_0_0", {}),
+        ("other_sess0", {"status": "failure"}),
+        ("step", {"is_prompt": True, "global_steps": "one", "status": "finished"}),
+        ("step", {"is_prompt": True, "global_steps": None, "n": 1}),
+        ("u_0_0", {"attempt": None}),
+        ("", {"is_prompt": True}),
+    ],
+)
+def test_keys_without_information_neither_crash_nor_block(buffer, rollouts, key, tag):
+    rollouts.counted("u")
+    rollouts.tag(key, tag)
+    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["u"]
+
+
+def test_an_invalid_count_is_never_ready_and_named(buffer, rollouts):
+    rollouts.counted("u")
+    rollouts.tag("u", {"n": "two"})
+    with pytest.raises(ReplayTimeoutError, match="u: expected some, got 2"):
+        buffer.sample(1, "train")
+
+
+def test_numpy_integers_are_numbers(buffer, rollouts):
+    numpy = pytest.importorskip("numpy")
+    rollouts.counted("u", n=numpy.int64(2), step=numpy.int64(1))
+    assert len(buffer.sample(numpy.int64(1), "train")[0]) == 2
+
+
+def test_rows_of_a_counted_session_without_a_marker_are_not_sampled(buffer, rollouts):
+    rollouts.counted("u", n=1)
+    rollouts.session("u", 1, marker=False)
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+
+
+def test_expected_rollouts_take_precedence_over_n(buffer, rollouts):
+    rollouts.counted("u", n=2)
+    rollouts.tag("u", {"expected_rollouts": 3})
+    with pytest.raises(IncompleteRolloutError, match=r"u: expected 3, got 2 \(session 2 missing"):
+        buffer.sample(1, "train")

@@ -1,0 +1,138 @@
+"""Incomplete groups are replaced: replay.on_incomplete=refill."""
+
+import pytest
+
+from rlskip.errors import ConfigError, RlskipError
+from rlskip.keys import prompt_tag
+from rlskip.queue import MemoryQueue
+from rlskip.queue.transfer_queue import PollingWatch
+from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+
+
+def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue):
+    evicted = []
+
+    def refill(partition, prompts):
+        evicted.append((partition, [prompt.uid for prompt in prompts], list(queue.list("train"))))
+        for prompt in prompts:
+            rollouts.counted(prompt.uid, error="again" if len(evicted) < 2 else None, attempt=1)
+
+    buffer = make_buffer(refill, on_incomplete="refill")
+    rollouts.counted("u", error="boom")
+    batch, metrics = buffer.sample(1, "train")
+    assert batch.keys == ["u_0_0", "u_1_0"]
+    assert evicted == [("train", ["u"], [])] * 2  # evicted before it is refilled
+    assert metrics["training/rollout_failure/refilled_samples"] == 2
+    assert metrics["training/rollout_failure/evicted_samples"] == 2
+
+
+class PolledQueue(MemoryQueue):
+    """Watched as TransferQueue is, by polling."""
+
+    def watch(self):
+        return PollingWatch(self, 0.001, 0.01)
+
+    def kv_list(self):
+        return {name: self.list(name) for name in list(self._partitions)}
+
+
+def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
+    queue = PolledQueue()
+    rollouts = make_rollouts(queue=queue)
+
+    def refill(partition, prompts):
+        rollouts.counted("u", 2)  # deleted and put again between two listings
+
+    config = {"replay": {"on_incomplete": "refill", "timeout_s": 2}}
+    rollouts.tag("u", prompt_tag(1, 2))
+    rollouts.session("u", 0)
+    rollouts.session("u", 1, error="oops")
+    batch, _ = ReplayBuffer(queue, config, refill=refill).sample(1, "train")
+    assert batch.keys == ["u_0_0", "u_1_0"]
+
+
+def test_a_uid_submitted_again_at_another_step_is_another_prompt(make_buffer, rollouts, queue):
+    buffer = make_buffer()
+    rollouts.counted("u", 2, step=1)
+    batch, _ = buffer.sample(1, "train")
+    queue.delete([*batch.keys, "u", "u_sess0", "u_sess1"], "train")  # not through the buffer
+    rollouts.counted("u", 2, step=2)
+    assert buffer.sample(2, "train")[0].keys == ["u_0_0", "u_1_0"]
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(2, "train")
+
+
+def test_refill_gives_up_after_max_refills_in_a_row(make_buffer, rollouts):
+    fresh = iter(f"fresh{i}" for i in range(100))
+
+    def refill(partition, prompts):
+        uids = [next(fresh) for _ in prompts]
+        for uid in uids:
+            rollouts.counted(uid, error="always")
+        return uids
+
+    buffer = make_buffer(refill, on_incomplete="refill", max_refills=3)
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    with pytest.raises(IncompleteRolloutError, match="after 3 refills") as error:
+        buffer.sample(1, "train")
+    assert [prompt.uid for prompt in error.value.prompts] == ["fresh2"]
+
+
+def test_an_evicted_uid_starts_its_refills_from_zero(make_buffer, rollouts):
+    def refill(partition, prompts):
+        rollouts.counted("u", error="again")
+
+    buffer = make_buffer(refill, on_incomplete="refill", max_refills=1)
+    for _ in range(2):
+        rollouts.counted("u", error="boom")
+        with pytest.raises(IncompleteRolloutError, match="after 1 refills") as error:
+            buffer.sample(1, "train")
+        assert error.value.prompts[0].failed == ((0, "again"), (1, "again"))
+        buffer.evict(["u"], "train")
+
+
+def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, rollouts):
+    buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    with pytest.raises(ReplayTimeoutError, match="refills that have not arrived: later"):
+        buffer.sample(1, "train")
+    rollouts.counted("later")
+    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
+
+
+def test_a_refill_names_one_uid_per_prompt(make_buffer, rollouts):
+    buffer = make_buffer(lambda partition, prompts: [], on_incomplete="refill")
+    rollouts.counted("u", error="boom")
+    with pytest.raises(RlskipError, match="returned 0 uids for 1 prompts"):
+        buffer.sample(1, "train")
+
+
+def test_refill_without_a_callback_is_refused(queue):
+    with pytest.raises(ConfigError, match=r"replay\.on_incomplete: refill needs a callback"):
+        ReplayBuffer(queue, {"replay": {"on_incomplete": "refill"}})
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_validation_is_dropped_and_never_refilled(make_buffer, make_rollouts, batch_size, queue):
+    refilled = []
+    buffer = make_buffer(lambda *args: refilled.append(args), on_incomplete="refill", timeout_s=30)
+    rollouts = make_rollouts("val")
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    batch, metrics = buffer.sample(1, "val", batch_size)
+    assert batch.extra_info["rollout_root_keys"] == ["complete"]
+    assert metrics["validation/rollout_failure/evicted_samples"] == 1
+    assert metrics["validation/rollout_failure/refilled_samples"] == 0
+    assert not refilled
+    assert "u" not in queue.list("val")
+
+
+def test_a_refill_of_one_partition_delays_no_other(make_buffer, make_rollouts):
+    buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
+    make_rollouts("train").counted("u", error="boom")
+    with pytest.raises(ReplayTimeoutError, match="refills that have not arrived: later"):
+        buffer.sample(1, "train")
+    make_rollouts("val").counted("v")
+    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]

@@ -1,0 +1,181 @@
+"""No row is sampled twice, none is lost, the oldest come first, stale ones not at all."""
+
+import pytest
+
+from rlskip.errors import RlskipError
+from rlskip.keys import prompt_tag
+from rlskip.queue import KVBatchMeta
+from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+
+
+def test_one_call_cleans_up_rows_roots_and_markers(buffer, rollouts, queue):
+    rollouts.counted("u", rows=2)
+    rollouts.counted("next", step=2)
+    batch, _ = buffer.sample(1, "train")
+    buffer.clear(batch)
+    assert sorted(queue.list("train")) == [
+        "next",
+        "next_0_0",
+        "next_1_0",
+        "next_sess0",
+        "next_sess1",
+    ]
+
+
+def test_clean_up_after_chunks_and_concatenation(buffer, rollouts, queue):
+    batches = []
+    for step in (1, 2):
+        rollouts.counted(f"u{step}", step=step)
+        batches.append(buffer.sample(step, "train")[0])
+    joined = KVBatchMeta.concat([chunk for batch in batches for chunk in batch.chunk(2)])
+    assert joined.extra_info["rollout_root_keys"] == ["u1", "u2"]
+    buffer.clear(joined)
+    assert queue.list("train") == {}
+
+
+def test_clearing_what_was_not_sampled_is_refused(buffer):
+    with pytest.raises(RlskipError, match="does not name its prompts"):
+        buffer.clear(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"))
+
+
+@pytest.mark.parametrize("clean_up", [True, False])
+def test_two_complete_validation_batches_at_one_step(make_buffer, queue, clean_up, make_rollouts):
+    buffer, rollouts = make_buffer(), make_rollouts("val")
+    for uid in ("a", "b"):
+        rollouts.finished(uid, n=1)
+        batch, metrics = buffer.sample(1, "val")
+        assert batch.keys == [f"{uid}_0_0"]
+        assert "validation/rollout_failure/evicted_samples" in metrics
+        if clean_up:
+            buffer.clear(batch)
+
+
+def test_a_cleared_uid_may_come_again(buffer, rollouts):
+    for step in (1, 2):
+        rollouts.counted("u", step=step)
+        batch, _ = buffer.sample(step, "train")
+        assert len(batch) == 2
+        buffer.clear(batch)
+
+
+def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue):
+    rollouts.counted("u", n=1)
+    buffer.sample(1, "train")
+    queue.delete(["u"], "train")
+    assert buffer.get_sampleable_count(2, "train") == 0
+    rollouts.counted("u", n=1, step=2)
+    assert buffer.sample(2, "train")[0].keys == ["u_0_0"]
+
+
+def test_a_root_put_again_at_the_same_step_is_a_new_prompt(buffer, rollouts, queue):
+    rollouts.counted("u", n=1)
+    buffer.sample(1, "train")
+    queue.delete(["u"], "train")
+    assert buffer.get_sampleable_count(1, "train") == 0
+    rollouts.tag("u", prompt_tag(1, 1))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+
+
+def test_what_a_late_session_writes_to_a_sampled_group_changes_nothing(buffer, rollouts):
+    rollouts.counted("u")
+    buffer.sample(1, "train")
+    rollouts.session("u", 2)
+    rollouts.tag("u", {"status": "finished"})
+    with pytest.raises(ReplayTimeoutError, match="1 were sampled before"):
+        buffer.sample(1, "train")
+
+
+def test_a_retried_session_counts_once_with_its_last_rows(buffer, rollouts):
+    rollouts.tag("u", prompt_tag(1, 1))
+    rollouts.session("u", 0, rows=3, marker=False)
+    rollouts.session("u", 0, rows=2, attempt=1)
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0", "u_0_1"]
+
+
+def test_an_incomplete_prompt_can_be_evicted_and_the_rest_sampled(buffer, rollouts):
+    rollouts.counted("complete")
+    rollouts.counted("incomplete", error="boom")
+    with pytest.raises(IncompleteRolloutError) as error:
+        buffer.sample(1, "train")
+    buffer.evict([prompt.uid for prompt in error.value.prompts], "train")
+    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete"]
+
+
+def test_batches_of_a_size_take_the_oldest_first(buffer, rollouts):
+    for uid, step in (("c", 3), ("a", 1), ("b", 2), ("a2", 1)):
+        rollouts.counted(uid, step=step)
+    assert buffer.get_sampleable_count(3, "train") == 4
+    roots = [buffer.sample(3, "train", 2)[0].extra_info["rollout_root_keys"] for _ in range(2)]
+    assert roots == [["a", "a2"], ["b", "c"]]
+    with pytest.raises(ReplayTimeoutError, match="0 of 1 prompts are complete"):
+        buffer.sample(3, "train", 1)
+
+
+def test_batch_size_must_be_positive(buffer):
+    with pytest.raises(ValueError, match="at least 1"):
+        buffer.sample(1, "train", 0)
+
+
+def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
+    replaced = []
+
+    def refill(partition, prompts):
+        replaced.extend(prompts)
+        for prompt in prompts:
+            rollouts.counted(prompt.uid + "-new", step=5)
+        return [prompt.uid + "-new" for prompt in prompts]
+
+    buffer = make_buffer(refill, max_off_policy_threshold=2, max_off_policy_strategy="drop")
+    for step in (3, 4, 5):
+        rollouts.counted(f"u{step}", step=step)
+    rollouts.counted("stale and incomplete", step=1, error="boom")
+    assert buffer.get_sampleable_count(5, "train") == 2
+    batch, metrics = buffer.sample(5, "train", 3)
+    assert batch.extra_info["rollout_root_keys"][:2] == ["u4", "u5"]
+    prefix = "training/off_policy/evicted_samples"
+    names = [prefix, *(f"{prefix}_staleness/{name}" for name in ("mean", "max", "min"))]
+    assert [metrics[name] for name in names] == [2, 4, 5, 3]
+    assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
+    assert not any(key.startswith("u3_") for key in queue.list("train"))
+
+
+def test_staleness_is_logged_only_of_evicted_groups(make_buffer, rollouts):
+    buffer = make_buffer(max_off_policy_threshold=2, max_off_policy_strategy="drop")
+    rollouts.counted("u", step=5)
+    _, metrics = buffer.sample(5, "train", 1)
+    assert metrics["training/off_policy/evicted_samples"] == 0
+    assert not any("staleness" in name for name in metrics)
+
+
+def test_a_refill_that_is_stale_itself_is_not_sampled_either(make_buffer, rollouts):
+    def refill(partition, prompts):
+        for prompt in prompts:
+            rollouts.counted(prompt.uid, step=1)
+
+    buffer = make_buffer(refill, max_off_policy_threshold=1, max_off_policy_strategy="drop")
+    rollouts.counted("u", step=1)
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(5, "train", 1)
+
+
+def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, rollouts):
+    buffer = make_buffer(max_off_policy_threshold=2, max_off_policy_strategy="wait")
+    rollouts.counted("new", step=3)
+    rollouts.tag("old", prompt_tag(2, 1))
+    assert len(buffer.sample(2, "train", 1)[0]) == 2  # at step 2 `old` is not yet at the threshold
+    rollouts.counted("new2", step=3)
+    with pytest.raises(ReplayTimeoutError, match=r"about to be stale.*\n  old: expected 1, got 0"):
+        buffer.sample(3, "train", 1)
+    rollouts.session("old", 0, step=2)
+    assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
+
+
+def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_rollouts):
+    for strategy, partition in (("drop", "val"), ("wait", "val"), ("none", "train")):
+        buffer = make_buffer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
+        rollouts = make_rollouts(partition)
+        rollouts.counted(strategy, step=1)
+        rollouts.tag("in flight", prompt_tag(1, 1))
+        batch, _ = buffer.sample(9, partition, 1)
+        assert batch.extra_info["rollout_root_keys"] == [strategy]
+        buffer.clear(batch)

@@ -1,0 +1,181 @@
+"""report: the page's figures, that nothing in it runs or is fetched, and how it opens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from rlskip.dispatch.timeline import Span, write_trace
+from rlskip.report.charts import histogram
+from rlskip.runs.trajectories import columns_of, lengths_of, rewards_of, rows_of
+from rlskip.store import StepStore
+
+EVIL = "</pre><script>document.title='owned'</script><img src=http://192.0.2.1/x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        pytest.skip("no chromium here (Debian package chromium)")
+    return found
+
+
+def open_page(chromium: str, page: Path, *flags: str) -> str:
+    """What the browser made of the page, without any network."""
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,2200",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}",
+        *flags, page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_the_page_tells_what_the_records_and_dumps_say(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out" / "page.html"
+    said = rlskip("report", run_dir, "--html", out, "--json").json
+    assert (said["steps"], said["hits"], said["misses"], said["sessions_counted"]) == (3, 3, 3, 24)
+    assert said["seconds_saved"] == pytest.approx(42.75)
+    page = out.read_text()
+    assert "24 of 24 sessions; from 3 to 8" in page
+    assert page.count("<details") == 24
+    rollouts = StepStore(run_dir).load(1)
+    length = int(rollouts["response_mask"][0].sum())
+    assert " ".join(map(str, rollouts["responses"][0, :length].tolist())) in page
+    few = rlskip("report", run_dir, "--html", out, "--rows", 4, "--json").json
+    assert few["sessions_shown"] == 4
+
+
+def test_turns_are_told_apart_by_the_mask(rlskip: Any, tmp_path: Path) -> None:
+    row = {"prompt_ids": [1], "completion_ids": [5, 6, 7, 8, 9], "completion_mask": [1, 1, 0, 0, 1]}
+    StepStore(tmp_path / "e_p" / "s").save(1, [{**row, "reward": 0.25}])
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert '<span class="sampled">5 6</span> <span class="other">7 8</span>' in page
+    assert "reward 0.25, 5 tokens, 3 of them sampled" in page
+
+
+def test_figures_of_whole_columns_are_those_of_the_rows(run_dir: Path) -> None:
+    columns = columns_of(StepStore(run_dir).load(2))
+    rows = rows_of(columns)
+    assert lengths_of(columns) == [len(row.response) for row in rows]
+    assert rewards_of(columns) == pytest.approx([row.reward for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(7, "7"), (100_894, "100,894"), (1_234_567, "1.23e+06")]
+)
+def test_an_axis_has_room_for_its_figure(rows: int, said: str) -> None:
+    assert f'text-anchor="end">{said}</text>' in histogram([1.0] * rows, "tokens")
+
+
+def test_a_damaged_dump_is_named_and_the_rest_is_shown(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    file = run_dir / "2" / "gen_batch.dp"
+    file.write_bytes(file.read_bytes()[:-3])
+    out = tmp_path / "page.html"
+    assert rlskip("report", run_dir, "--html", out, "--json").json["sessions_counted"] == 16
+    assert "bytes of" in out.read_text()
+    assert file.exists()
+
+
+def test_nothing_in_a_dump_runs_or_is_fetched(rlskip: Any, tmp_path: Path, chromium: str) -> None:
+    store = StepStore(tmp_path / "e_p" / "s")
+    rows = {
+        "responses": torch.ones(2, 3, dtype=torch.int64),
+        "uid": NonTensorStack(EVIL, EVIL),
+    }
+    store.save(1, TensorDict(rows, [2]), info={"seconds": 1.0, "job": EVIL})
+    span = Span(0, 0, EVIL, 0, 0, 0.0, 0.1, 1.0, tokens=3)
+    write_trace([span], tmp_path / "train-1.json")
+    out = tmp_path / "page.html"
+    said = rlskip("report", tmp_path, "--html", out, "--timeline", tmp_path, "--json")
+    assert said.json["timelines"] == ["train-1"]
+    page = out.read_text()
+    assert EVIL not in page
+    assert not re.findall(r"<(script|img|link|iframe|object)|<[^>]*\b(src|href|on\w+)=", page)
+    dom = open_page(chromium, out, "--dump-dom")
+    assert "<title>e_p/s</title>" in dom
+    assert "owned</title>" not in dom
+    assert "<script" not in dom
+    assert "alert(1)" in dom, "it is there, as text"
+
+
+def test_it_opens_at_once_with_ten_thousand_rows(
+    rlskip: Any, tmp_path: Path, chromium: str
+) -> None:
+    rng = np.random.default_rng(0)
+    n, width = 10_000, 256
+    lengths = torch.from_numpy(rng.integers(10, width, n))
+    real = torch.arange(width) < lengths[:, None]
+    batch = {
+        "prompts": torch.from_numpy(rng.integers(0, 99, (n, 16))),
+        "responses": torch.from_numpy(rng.integers(0, 99, (n, width))) * real,
+        "response_mask": real.long(),
+        "rewards": torch.from_numpy(rng.random(n)),
+    }
+    StepStore(tmp_path / "e_p" / "s").save(1, TensorDict(batch, [n]), info={"seconds": 60.0})
+    out = tmp_path / "page.html"
+    began = time.monotonic()
+    said = rlskip("report", tmp_path, "--html", out, "--json").json
+    assert said["sessions_counted"] == n
+    assert said["sessions_shown"] == 50
+    assert said["bytes"] < 300_000
+    made = time.monotonic() - began
+    began = time.monotonic()
+    picture = tmp_path / "page.png"
+    open_page(chromium, out, f"--screenshot={picture}")
+    opened = time.monotonic() - began
+    assert picture.stat().st_size > 10_000
+    assert made < 20
+    assert opened < 30
+
+
+def test_a_timeline_of_another_program_is_passed_over(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train-1.json").write_text(json.dumps({"other": []}))
+    (tmp_path / "train-2.json").write_text("{")
+    out = tmp_path / "page.html"
+    said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json")
+    assert (said.code, said.json["timelines"]) == (0, [])
+
+
+def test_what_is_left_out_of_the_dispatch_is_said(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    def trace(name: str, attempts: int) -> None:
+        spans = [
+            Span(0, 0, "u", i, 0, float(i), i + 0.1, i + 0.9, tokens=3) for i in range(attempts)
+        ]
+        write_trace(spans, tmp_path / f"{name}.json")
+
+    out = tmp_path / "page.html"
+    for step in range(1, 7):
+        trace(f"train-{step}", 1)
+    said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json").json
+    assert said["timelines"] == [f"train-{step}" for step in range(1, 7)]
+    assert "of 6 timelines" not in out.read_text()
+    trace("train-10", 5_001)
+    trace("train-9", 5_000)
+    (tmp_path / "other-11.json").write_text("{")
+    said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json").json
+    assert said["timelines"] == [f"train-{step}" for step in (3, 4, 5, 6, 9, 10)]
+    page = out.read_text()
+    assert "<p>The last 6 of 8 timelines.</p>" in page
+    assert page.count("<p>5000 of its 5001 attempts are shown.</p>") == 1
+    assert page.count("attempts are shown") == 1

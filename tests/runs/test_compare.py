@@ -1,0 +1,137 @@
+"""`diff`: which prompts, tokens, log-probs and rewards differ."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.runs.compare import Difference, compare
+from rlskip.runs.trajectories import columns_of
+from rlskip.store import StepStore
+
+
+def test_diff_says_from_which_token_on(rlskip: Any, dumps: Path) -> None:
+    said = rlskip("diff", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny", "--json")
+    assert said.code == 1
+    (found,) = said.json["differences"]
+    assert [one["same"] for one in said.json["steps"]] == [8, 7, 8]
+    assert (found["step"], found["a"], found["b"], found["token"]) == (2, 7, 7, 3)
+    assert (found["log_prob"], found["reward"]) == (None, None)
+    same = rlskip("diff", 1, 1, "-d", dumps / "grpo_tiny")
+    assert same.code == 0
+    assert "no difference" in same.out
+
+
+def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_path: Path) -> None:
+    def rows(**change: Any) -> list[dict[str, Any]]:
+        made = [
+            {
+                "prompt_ids": [prompt, 1],
+                "completion_ids": [5, 6, 7],
+                "logprobs": [-0.1, -0.2, -0.3],
+                "reward": 1.0,
+            }
+            for prompt in (1, 2, 3)
+        ]
+        made[1].update(change)
+        return made
+
+    store = StepStore(tmp_path / "e_p" / "s")
+    store.save(1, rows())
+    store.save(2, rows()[::-1])
+    store.save(3, rows(logprobs=[-0.1, -0.25, -0.3], reward=0.5))
+    store.save(4, rows(prompt_ids=[9, 9]))
+    store.save(5, rows(completion_ids=[5, 6]))
+
+    def found(a: int, b: int, *more: object) -> list[dict[str, Any]]:
+        return rlskip("diff", a, b, "-d", tmp_path, "--json", *more).json["differences"]
+
+    assert found(1, 2) == []
+    (one,) = found(1, 3)
+    assert (one["log_prob"], one["reward"], one["token"]) == (1, [1.0, 0.5], None)
+    assert one["by"] == pytest.approx(0.05)
+    assert found(1, 3, "--tolerance", 0.6) == []
+    assert [(one["a"], one["b"]) for one in found(1, 4)] == [(1, None), (None, 1)]
+    assert [one["token"] for one in found(1, 5)] == [2]
+
+
+def test_diff_of_runs_names_steps_that_one_lacks(rlskip: Any, dumps: Path) -> None:
+
+    shutil.rmtree(dumps / "grpo-lr2_tiny/GBS4_N2_in6_out8/3")
+    said = rlskip("diff", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny")
+    assert said.code == 1
+    assert "only in A: steps 3" in said.out
+
+
+NAN = float("nan")
+
+
+def difference(tolerance: float = 0.0, **pair: tuple[Any, Any]) -> dict[str, Any]:
+    """How a row with the first of each pair differs from a row with the second."""
+    rows: list[dict[str, Any]] = [{"prompt_ids": [1], "completion_ids": [5, 6, 7]} for _ in "ab"]
+    for name, values in pair.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
+    found, count = compare(*([columns_of([row])] for row in rows), 1, tolerance)
+    assert count == 1
+    return {} if not found else {k: v for k, v in vars_of(found[0]).items() if v}
+
+
+def vars_of(one: Difference) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in ("token", "log_prob", "by", "reward", "mask")}
+
+
+def test_nan_equals_nan_and_nothing_else() -> None:
+    assert difference(logprobs=([-0.1, NAN, -0.3], [-0.1, NAN, -0.3])) == {}
+    assert difference(logprobs=([-0.1, NAN, -0.3], [-0.1, -0.2, -0.3])) == {
+        "log_prob": 1,
+        "by": 1.0,
+    }
+    assert difference(logprobs=([-0.1, -0.2, -0.3], [-0.1, NAN, -0.3])) == {
+        "log_prob": 1,
+        "by": 1.0,
+    }
+    assert difference(reward=(NAN, NAN)) == {}
+    assert "reward" in difference(reward=(NAN, 1.0))
+
+
+def test_the_largest_gap_beyond_the_tolerance_is_reported() -> None:
+    pair = ([-0.1, -0.2, -0.3], [-0.1, -0.25, -0.9])
+    assert difference(logprobs=pair) == {"log_prob": 1, "by": pytest.approx(0.6)}
+    assert difference(0.1, logprobs=pair) == {"log_prob": 2, "by": pytest.approx(0.6)}
+    assert difference(0.7, logprobs=pair) == {}
+    assert difference(0.5, reward=(1.0, 0.5)) == {}
+    assert difference(0.4, reward=(1.0, 0.5)) == {"reward": (1.0, 0.5)}
+
+
+def test_what_one_side_lacks_differs() -> None:
+    (found,), _ = compare(
+        [columns_of([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
+        [columns_of([{"prompt_ids": [1], "completion_ids": [5]}])],
+        1,
+        0.0,
+    )
+    assert found.log_prob == 0
+    assert found.by is None
+    assert difference(reward=(None, 1.0)) == {"reward": (None, 1.0)}
+    assert difference(completion_mask=([1, 1, 1], [1, 0, 1])) == {"mask": True}
+
+
+def test_log_probs_count_up_to_the_first_token_that_differs() -> None:
+    tokens = ([5, 6, 7], [5, 9, 7])
+    pair = ([-0.1, -0.2, -0.3], [-0.1, -0.7, -0.8])
+    assert difference(completion_ids=tokens, logprobs=pair) == {"token": 1}
+    pair = ([-0.1, -0.2, -0.3], [-0.4, -0.7, -0.8])
+    found = difference(completion_ids=tokens, logprobs=pair)
+    assert (found["token"], found["by"]) == (1, pytest.approx(0.3))
+
+
+def test_steps_that_only_b_has_are_a_difference(rlskip: Any, dumps: Path) -> None:
+    shutil.rmtree(dumps / "grpo-lr2_tiny")
+    shutil.copytree(dumps / "grpo_tiny", dumps / "other_tiny")
+    shutil.rmtree(dumps / "grpo_tiny/GBS4_N2_in6_out8/3")
+    answer = rlskip("diff", dumps / "grpo_tiny", dumps / "other_tiny", "--json")
+    assert (answer.code, answer.json["only_in_a"], answer.json["only_in_b"]) == (1, [], [3])

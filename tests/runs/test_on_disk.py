@@ -1,0 +1,127 @@
+"""Runs, steps and dumps on disk: `ls` and `verify` report them and change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.config.steps import Steps
+from rlskip.runs.on_disk import compact
+from rlskip.store import StepStore
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def damage(run_dir: Path, step: int) -> None:
+    file = run_dir / str(step) / "gen_batch.dp"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+
+
+def test_ls_counts_runs_and_the_hits_of_other_jobs(rlskip: Any, dumps: Path) -> None:
+    first, second = rlskip("ls", dumps, "--json").json
+    assert first["run"] == "grpo-lr2_tiny/GBS4_N2_in6_out8"
+    assert first["steps"] == [1, 2, 3]
+    assert (first["hits"], second["hits"], second["misses"]) == (0, 3, 3)
+    assert second["seconds_saved"] == pytest.approx(3 * 12.25 + 6)
+    assert second["size"] == sum(p.stat().st_size for p in dumps.glob("grpo_tiny/*/*/*"))
+
+
+def test_ls_of_a_run_lists_its_steps(rlskip: Any, run_dir: Path) -> None:
+    (run,) = rlskip("ls", run_dir, "--json").json
+    assert [one["step"] for one in run["dumps"]] == [1, 2, 3]
+    assert [one["hits"] for one in run["dumps"]] == [1, 1, 1]
+    assert run["dumps"][1]["seconds"] == 14.5
+    said = rlskip("ls", run_dir)
+    assert "20260921-141300-11aa22bb" in said.out
+    assert said.code == 0
+
+
+def test_records_say_which_run_they_are_of(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlskip import SkipManager
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return [10 * prompt for prompt in prompts]
+
+    monkeypatch.setenv("RLSKIP_JOB", "job")
+    for name in ("one", "two", "one"):
+        config = {"dump_dir": str(tmp_path / "d"), "experiment_name": name}
+        SkipManager.init({"skip": {**config, "rollout": {"enable": True}}})
+        SkipManager.set_step(1)
+        generate([1, 2])
+    SkipManager.reset()
+    hits = {
+        run["run"].split("_")[0]: run["hits"] for run in rlskip("ls", tmp_path / "d", "--json").json
+    }
+    assert hits == {"one": 1, "two": 0}
+
+
+def test_verify_tells_the_bad_ones_and_touches_none(rlskip: Any, run_dir: Path) -> None:
+    assert rlskip("verify", "-d", run_dir).code == 0
+    damage(run_dir, 2)
+    (run_dir / "3" / "meta.json").unlink()
+    before = listing(run_dir)
+    said = rlskip("verify", "-d", run_dir)
+    assert said.code == 1
+    assert "1 of 3 dumps are sound" in said.out
+    verdicts = {v["dump"]: v["problem"] for v in rlskip("verify", "-d", run_dir, "--json").json}
+    assert verdicts["1"] is None
+    assert "altered" in verdicts["2"]
+    assert "missing" in verdicts["3"]
+    assert rlskip("verify", 1, "-d", run_dir).code == 0
+    assert rlskip("verify", run_dir / "2").code == 1
+    assert listing(run_dir) == before
+
+
+def test_looking_at_damage_sets_nothing_aside(rlskip: Any, run_dir: Path) -> None:
+    damage(run_dir, 2)
+    before = listing(run_dir)
+    said = rlskip("show", 2, "-d", run_dir)
+    assert said.code == 2
+    assert "altered" in said.err
+    assert rlskip("ls", run_dir).code == 0
+    assert rlskip("diff", 1, 2, "-d", run_dir).code == 1
+    assert listing(run_dir) == before
+
+
+def test_shards_and_mini_batches_are_dumps_of_their_step(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "e_p" / "s"
+    for rank in (0, 1):
+        StepStore(run, rank=rank, world_size=2).save(1, [{"rank": rank}])
+    for inner in (0, 1):
+        StepStore(run).save(2, [{"inner": inner}], part=inner)
+    (listed,) = rlskip("ls", run, "--json").json
+    names = [one["dump"] for one in listed["dumps"]]
+    assert names == ["1 (rank 0 of 2)", "1 (rank 1 of 2)", "2/0", "2/1"]
+    assert rlskip("verify", "-d", run).code == 0
+    assert [one["dump"] for one in rlskip("show", "2/1", "-d", run, "--json").json] == ["2/1"]
+    (run / "1" / "gen_batch.r1-of-2.dp").unlink()
+    assert rlskip("verify", "-d", run).code == 1
+
+
+def test_a_directory_that_cannot_be_read_is_bad_input(rlskip: Any, run_dir: Path) -> None:
+    (run_dir / "2" / "meta.json").write_text("{")
+    assert rlskip("show", 2, "-d", run_dir).code == 2
+    (run_dir / "4").symlink_to(run_dir / "1")
+    assert 4 not in rlskip("ls", run_dir, "--json").json[0]["dumps"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [([], ""), ([1], "1"), ([1, 2], "1,2"), ([1, 2, 3], "1-3"), ([1, 2, 3, 7], "1-3,7"),
+     ([10, 20, 30, 31], "10-30:10,31"), ([0, 5, 6, 7, 8], "0,5-8")],
+)  # fmt: skip
+def test_steps_are_written_as_the_grammar_reads_them(steps: list[int], text: str) -> None:
+
+    assert compact(steps) == text
+    if steps:
+        parsed = Steps.parse(text)
+        assert [step for step in range(100) if step in parsed] == steps

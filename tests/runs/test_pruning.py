@@ -1,0 +1,145 @@
+"""prune: what it chooses, that it only tells, and that it spares what is being read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.store import StepStore, commit
+
+
+def steps(run: Path) -> list[int]:
+    return StepStore(run).steps()
+
+
+def chosen(said: Any) -> list[str]:
+    return sorted(f"{one['run'].split('_')[0]}/{one['name']}" for one in said.json)
+
+
+def test_it_only_tells_without_yes(rlskip: Any, dumps: Path, run_dir: Path) -> None:
+    said = rlskip("prune", dumps, "--keep-last", 1)
+    assert said.code == 0
+    assert "would remove 4 dumps" in said.out
+    assert "add --yes" in said.out
+    assert steps(run_dir) == [1, 2, 3]
+
+
+def test_keep_last_counts_per_run_by_when_they_were_written(
+    rlskip: Any, dumps: Path, run_dir: Path
+) -> None:
+    os.utime(run_dir / "1" / "gen_batch.dp", (2e9, 2e9))  # generated again, the last of all
+    said = rlskip("prune", dumps, "--keep-last", 1, "--yes", "--json")
+    assert chosen(said) == ["grpo-lr2/1", "grpo-lr2/2", "grpo/2", "grpo/3"]
+    assert all(one["removed"] for one in said.json)
+    assert steps(run_dir) == [1]
+    assert rlskip("verify", "-d", dumps).code == 0
+
+
+def test_older_than(rlskip: Any, dumps: Path, run_dir: Path) -> None:
+    for step in (2, 3):
+        for file in (run_dir / str(step)).iterdir():
+            os.utime(file)
+    said = rlskip("prune", run_dir, "--older-than", "2h", "--json")
+    assert chosen(said) == ["grpo/1"]
+    assert rlskip("prune", dumps, "--older-than", "9999d", "--json").json == []
+
+
+def test_max_size_is_for_all_runs_together_and_takes_the_oldest(rlskip: Any, dumps: Path) -> None:
+    sizes = {
+        f"{p.parts[-3].split('_')[0]}/{p.name}": sum(f.stat().st_size for f in p.iterdir())
+        for p in dumps.glob("grpo*/*/*")
+    }
+    room = sum(sizes.values()) - 1
+    said = rlskip("prune", dumps, "--max-size", room, "--json")
+    assert chosen(said) in (["grpo/1"], ["grpo-lr2/1"]), "one of the oldest is enough"
+    rlskip("prune", dumps, "--max-size", room - max(sizes.values()) * 2, "--yes")
+    left = sum(f.stat().st_size for f in dumps.glob("grpo*/*/*/*"))
+    assert 0 < left <= room
+    assert rlskip("prune", dumps, "--max-size", "1GB", "--json").json == []
+
+
+def test_quarantined_dumps_go_only_on_request(rlskip: Any, run_dir: Path) -> None:
+    StepStore(run_dir).quarantine(2, "a test")
+    assert "quarantined" in rlskip("ls", run_dir.parents[1]).out
+    said = rlskip("prune", run_dir, "--quarantined", "--yes", "--json")
+    assert [one["name"].split(".")[0] for one in said.json] == ["2"]
+    assert not list(run_dir.glob("*.bad-*"))
+    assert steps(run_dir) == [1, 3]
+
+
+READER = """
+import sys
+from rlskip.store import commit
+with commit.reading(__import__("pathlib").Path(sys.argv[1]), 1):
+    print("reading", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("limit", [("--keep-last", 0), ("--older-than", "1s"), ("--max-size", 0)])
+def test_what_another_process_reads_is_never_removed(
+    rlskip: Any, run_dir: Path, limit: tuple[str, object]
+) -> None:
+    pipe = subprocess.PIPE
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(run_dir)], stdin=pipe, stdout=pipe, text=True
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    try:
+        assert reader.stdout.readline() == "reading\n"
+        said = rlskip("prune", run_dir, *limit, "--yes")
+        assert "kept: it is being read" in said.out
+        assert steps(run_dir) == [1]
+    finally:
+        reader.communicate("\n", timeout=60)
+    rlskip("prune", run_dir, *limit, "--yes")
+    assert steps(run_dir) == []
+
+
+def test_a_reader_that_was_killed_blocks_nothing_for_long(rlskip: Any, run_dir: Path) -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(run_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"reading\n"
+    reader.kill()
+    reader.communicate()
+    (mark,) = (run_dir / commit.WORK).glob("reading-1-*")
+    assert "kept: it is being read" in rlskip("prune", run_dir, "--keep-last", 0).out
+    past = time.time() - commit.STALE_S - 10
+    os.utime(mark, (past, past))
+    rlskip("prune", run_dir, "--keep-last", 0, "--yes")
+    assert steps(run_dir) == []
+
+
+def test_limits_together_count_what_another_limit_has_chosen(
+    rlskip: Any, dumps: Path, run_dir: Path
+) -> None:
+    """What --keep-last removes leaves room, and what is older counts once."""
+    sizes = {p.name: sum(f.stat().st_size for f in p.iterdir()) for p in run_dir.iterdir()}
+    room = sizes["2"] + sizes["3"]
+    answer = rlskip("prune", run_dir, "--keep-last", 2, "--max-size", room, "--json")
+    assert [(one["name"], one["why"]) for one in answer.json] == [("1", "not among the last 2")]
+    answer = rlskip("prune", run_dir, "--keep-last", 2, "--max-size", room - 1, "--json")
+    assert [one["name"] for one in answer.json] == ["1", "2"]
+
+
+def test_a_dump_that_cannot_be_removed_is_reported(
+    rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run_dir / commit.WORK, ignore_errors=True)
+    (run_dir / commit.WORK).symlink_to("/proc")
+    answer = rlskip("prune", run_dir, "--keep-last", 2, "--yes")
+    assert "Traceback" not in answer.err
+    assert answer.code in (0, 1)
+    assert ("kept: it cannot be removed" in answer.out) == (answer.code == 1)

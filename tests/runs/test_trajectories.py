@@ -1,0 +1,109 @@
+"""Rollouts of any shape as fields and rows: `show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip.store import StepStore
+
+
+def test_show_gives_figures_and_rows(rlskip: Any, run_dir: Path) -> None:
+    (shown,) = rlskip("show", 2, "-d", run_dir, "--rows", 2, "--json").json
+    rollouts = StepStore(run_dir).load(2)
+    fields = {field["name"]: field for field in shown["fields"]}
+    assert fields["responses"]["shape"] == "8x8"
+    assert fields["responses"]["max"] == int(rollouts["responses"].max())
+    assert fields["rm_scores"]["mean"] == pytest.approx(float(rollouts["rm_scores"].sum(1).mean()))
+    real = rollouts["response_mask"].bool()
+    assert fields["responses"]["mean"] == pytest.approx(
+        float(rollouts["responses"][real].double().mean())
+    )
+    assert fields["rollout_log_probs"]["max"] < 0, "not the padding's zero"
+    assert fields["uid"]["note"] == "4 distinct"
+    row = shown["sample"][1]
+    length = int(rollouts["response_mask"][1].sum())
+    assert row["prompt"] == rollouts["prompts"][1].tolist()
+    assert row["response"] == rollouts["responses"][1, :length].tolist(), "without the padding"
+    assert len(row["log_probs"]) == length
+    assert row["reward"] == float(rollouts["rm_scores"][1].sum())
+    assert len(shown["sample"]) == 2
+    assert "row 1, group s2p0, session 1, reward 1" in rlskip("show", run_dir / "2").out
+
+
+@pytest.mark.parametrize(
+    "rollouts",
+    [
+        [10, 20, 30],
+        [{"text": "a"}, {"text": "b", "more": 1}],
+        {"prompt_token_ids": [[1, 2], [3]], "response_ids": [[4], [5, 6]], "rewards": [0.5, 1.0]},
+        {"note": "no rows at all"},
+        TensorDict({"x": torch.zeros(0, 3)}, [0]),
+        TensorDict({"x": torch.tensor([float("nan"), float("inf")])}, [2]),
+        "just text",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_show_takes_rollouts_of_any_shape(rlskip: Any, tmp_path: Path, rollouts: Any) -> None:
+    StepStore(tmp_path / "e_p" / "s").save(1, rollouts)
+    said = rlskip("show", 1, "-d", tmp_path)
+    assert (said.code, said.err) == (0, "")
+    assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["dump"] == "1"
+    assert rlskip("diff", 1, 1, "-d", tmp_path).code == 0
+    assert rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").code == 0
+
+
+def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:
+    StepStore(tmp_path / "e_p" / "s").save(1, [{"text": "\x1b[2J[red]boo[/red]\x07"}])
+    out = rlskip("show", 1, "-d", tmp_path).out
+    assert "\\x1b[2J[red]boo[/red]\\x07" in out
+    assert "\x1b" not in out
+
+
+def test_decoding_needs_a_tokenizer_that_is_there(rlskip: Any, run_dir: Path) -> None:
+    said = rlskip("show", 1, "-d", run_dir, "--tokenizer", run_dir / "nowhere")
+    assert said.code == 2
+    assert "transformers" in said.err or "no such directory" in said.err
+
+
+_OFFSETS = torch.tensor([0, 2, 5])
+_UNUSUAL = {
+    "bfloat16": torch.arange(5).bfloat16(),
+    "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
+    "other float8": torch.arange(5.0).to(torch.float8_e5m2),
+    "complex": torch.arange(5).to(torch.complex64),
+    "unsigned": torch.arange(5).to(torch.uint16),
+    "two numbers each": torch.arange(10.0).reshape(5, 2),
+}
+
+
+@pytest.mark.parametrize("layout", ["plain", "jagged", "strided"])
+@pytest.mark.parametrize("kind", list(_UNUSUAL))
+def test_every_tensor_is_shown(rlskip: Any, tmp_path: Path, kind: str, layout: str) -> None:
+    flat = _UNUSUAL[kind]
+    if layout == "jagged":
+        column = torch.nested.nested_tensor_from_jagged(flat, _OFFSETS)
+    elif layout == "strided" and kind in ("bfloat16", "complex", "two numbers each"):
+        column = torch.nested.nested_tensor([flat[:2], flat[2:]], layout=torch.strided)
+    else:
+        column = flat
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, {"x": column, "response_ids": column})
+    (field, _) = rlskip("show", 1, "-d", run, "--json").json[0]["fields"]
+    if kind != "complex":
+        assert (field["min"], field["max"]) == (0, 9 if kind == "two numbers each" else 4)
+    assert field["shape"] == ("2x2..3" if column.is_nested else "x".join(map(str, flat.shape)))
+    assert rlskip("show", 1, "-d", run).code == 0
+    assert rlskip("report", run, "--html", tmp_path / "page.html").code == 0
+    assert rlskip("export", run / "1", "--to", "jsonl").code == 0
+
+
+def test_responses_that_are_text_are_shown_as_any_field(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, {"responses": np.array(["Yes.", "No."]), "score": [1.0, 0.0]})
+    assert "Yes." in rlskip("show", 1, "-d", run).out

@@ -1,0 +1,99 @@
+"""Arguments that cannot be right are refused; nothing is skipped or run without notice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> list[int]:
+    return prompts
+
+
+@SkipManager.annotate(role="async_rollout")
+def generate_one(prompts: list[int]) -> list[int]:
+    return prompts
+
+
+@pytest.mark.parametrize("config", ["rollout_cache", 5, ["skip"], {}, {"trainer": {}}], ids=repr)
+def test_what_is_not_a_config_is_refused(config: Any) -> None:
+    with pytest.raises(ConfigError, match="skip"):
+        SkipManager.init(config)
+
+
+@pytest.mark.parametrize("step", ["1", 1.0, None, [1], torch.tensor([1, 2])], ids=repr)
+def test_what_is_not_a_step_is_refused(init: Callable[..., Path], step: Any) -> None:
+    init()
+    SkipManager.set_step(3)
+    with pytest.raises(ConfigError, match=r"SkipManager\.set_step: .* is not a step"):
+        SkipManager.set_step(step)
+    assert SkipManager.step == 3
+
+
+@pytest.mark.parametrize("step", [4, np.int64(4), np.uint8(4), torch.tensor(4)], ids=repr)
+def test_any_integer_is_a_step(init: Callable[..., Path], step: Any) -> None:
+    init()
+    SkipManager.set_step(step)
+    assert SkipManager.step == 4
+    assert type(SkipManager.step) is int
+
+
+@pytest.mark.parametrize("role", ["rolout", "rollouts", "asyncrollout", "rollout-tq"])
+def test_a_misspelt_role_is_refused(role: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean '.*rollout(_tq)?'"):
+        SkipManager.annotate(role=role)
+
+
+@pytest.mark.parametrize("role", ["", "my role", 5])
+def test_what_is_not_an_identifier_is_not_a_role(role: Any) -> None:
+    with pytest.raises(ConfigError, match="there is no role"):
+        SkipManager.annotate(role=role)
+
+
+def test_a_role_may_be_registered_later() -> None:
+    SkipManager.annotate(role="value_model")(lambda batch: batch)
+
+
+def test_two_roles_do_not_share_a_directory(tmp_path: Path) -> None:
+    roles = {"rollout": {"enable": True}, "async_rollout": {"enable": True}}
+    with pytest.raises(
+        ConfigError, match=r"skip\.async_rollout\.dump_dir: roles rollout and async"
+    ):
+        SkipManager.init({"skip": {"dump_dir": str(tmp_path), **roles}})
+    roles["async_rollout"]["dump_dir"] = str(tmp_path / "other")  # type: ignore[assignment]
+    SkipManager.init({"skip": {"dump_dir": str(tmp_path), **roles}})
+    assert set(SkipManager.skip_instances) == set(roles)
+
+
+def test_a_function_of_another_role_is_named(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    init("async_rollout")
+    SkipManager.set_step(1)
+    generate([1])
+    assert caplog.text == ""
+    for step in (2, 3, 4):
+        SkipManager.set_step(step)
+        generate([1])
+    what = "up to step 1 no function of role async_rollout was called; functions of role rollout"
+    assert caplog.text.count(what) == 1
+    assert SkipManager.bypassed == {"rollout"}
+    init("rollout")
+    assert SkipManager.bypassed == set()
+    SkipManager.set_step(1)
+    generate([1])
+    caplog.clear()
+    generate_one([1])
+    SkipManager.set_step(2)
+    assert caplog.text == ""

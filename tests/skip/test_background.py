@@ -1,0 +1,195 @@
+"""Dumps that are written in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.jobs.records import tally
+from rlskip.store import SingleFlight, Writer
+
+
+@pytest.mark.parametrize(
+    ("said", "promised", "background"),
+    [
+        ("auto", False, False),
+        ("auto", True, True),
+        (True, False, True),
+        (False, True, False),
+    ],
+)
+def test_background_writes_only_where_a_flush_is_certain(
+    Stage: Any, steps_on_disk: Any, tmp_path: Path, said: Any, promised: bool, background: bool
+) -> None:
+    skip = {"dump_dir": str(tmp_path), "background_write": said, "rollout": {"enable": True}}
+    SkipManager.init({"skip": skip}, flush_at_end=promised)
+    role: Any = SkipManager.skip_instances["rollout"]
+    held = threading.Event()
+    write = role.store.write
+    role.store.write = lambda *args: (held.wait(5), write(*args))[1]
+    if not background:
+        held.set()
+    stage = Stage()
+    assert stage.at(1) == 1
+    assert steps_on_disk(tmp_path) == ([] if background else ["1"])
+    held.set()
+    SkipManager.flush()
+    assert steps_on_disk(tmp_path) == ["1"]
+    assert stage.at(1) == 1
+    counts = tally({"rollout": str(tmp_path)}, "job")["rollout"]
+    assert (counts.hits, counts.misses) == (1, 1)
+    assert counts.bytes_written > 0
+
+
+def test_repeat_sees_what_is_still_being_written(Stage: Any, init: Callable[..., Path]) -> None:
+    init(action="repeat", background_write=True)
+    stage = Stage()
+    assert [stage.at(step) for step in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_background_dump_that_fails_warns(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = init(background_write=True)
+    role: Any = SkipManager.skip_instances["rollout"]
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    role.store.write = full
+    stage = Stage()
+    assert stage.at(1) == 1
+    SkipManager.flush()
+    assert "No space left on device" in caplog.text
+    assert steps_on_disk(dumps) == []
+
+
+def test_a_disk_too_slow_for_the_writer_does_not_end_training(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = init(background_write=True)
+    role: Any = SkipManager.skip_instances["rollout"]
+    role.writer = Writer(role.store, timeout_s=0.1)
+    held, write = threading.Event(), role.store.write
+    role.store.write = lambda *args: (held.wait(20), write(*args))[1]
+    stage = Stage()
+    assert [stage.at(1), stage.at(2)] == [1, 2]
+    assert "the dumps of steps 1 were not written within 0.1 s" in caplog.text
+    held.set()
+    deadline = time.monotonic() + 60
+    while role.writer.pending and time.monotonic() < deadline:  # longer than its timeout_s
+        time.sleep(0.02)
+    SkipManager.flush()
+    assert steps_on_disk(dumps) == ["1", "2"]
+    assert [stage.at(1), stage.at(2)] == [1, 2]
+    assert stage.calls == 2
+
+
+_FULL = """
+    import json, resource, sys
+    import torch
+    from rlskip import SkipManager
+    background = sys.argv[2] == "background"
+    SkipManager.init(
+        {"skip": {"dump_dir": sys.argv[1], "background_write": background,
+                  "rollout": {"enable": True}}}
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts):
+        return torch.rand(1_000_000) if prompts[0] < 3 else torch.rand(10)
+
+    for step in (1, 2, 3):
+        SkipManager.set_step(step)
+        assert len(generate([step])) == (10 if step == 3 else 1_000_000)
+    SkipManager.flush()
+"""
+
+
+@pytest.mark.parametrize("writing", ["foreground", "background"])
+def test_a_full_disk_does_not_end_training(
+    steps_on_disk: Any, leases: Any, tmp_path: Path, writing: str
+) -> None:
+    """Really: no file may grow past 100 KB."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_FULL), str(tmp_path), writing],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert steps_on_disk(tmp_path) == ["3"]
+    for step in (1, 2):
+        assert re.search(rf"step {step} .*NOT dumped.*File too large", done.stderr)
+    assert not leases(tmp_path)
+    assert not list(tmp_path.rglob(".work/*"))
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> torch.Tensor:
+    return torch.rand(3)
+
+
+def test_a_writer_that_refuses_gives_the_lease_back(leases: Any, init: Callable[..., Path]) -> None:
+    dumps = init(background_write=True)
+    role: Any = SkipManager.skip_instances["rollout"]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        assert leases(dumps)
+        raise RuntimeError("no memory")
+
+    role.writer.save = refuse
+    SkipManager.set_step(1)
+    generate([1])
+    assert not leases(dumps)
+
+
+def test_repeat_restores_the_generators_of_the_step_that_it_replays(
+    init: Callable[..., Path],
+) -> None:
+    init(restore_rng=True)
+    SkipManager.set_step(3)
+    generate([3])
+    expected = torch.rand(3).tolist()
+    init(action="repeat", restore_rng=True)
+    SkipManager.set_step(5)
+    generate([5])
+    assert torch.rand(3).tolist() == expected
+
+
+def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
+    init("async_rollout", wait_s=60)
+    role: Any = SkipManager.skip_instances["async_rollout"]
+    other = SingleFlight(role.directory).enter(7, lambda: False)
+    assert other is not None
+
+    @SkipManager.annotate(role="async_rollout")
+    async def one(prompts: list[int], sample_id: str) -> list[int]:
+        return prompts
+
+    began = time.monotonic()
+    assert asyncio.run(one([1], "sample_0_7")) == [1]
+    assert time.monotonic() - began < 5
+    other.release()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_dump_is_what_the_stage_returned(init: Callable[..., Path], background: bool) -> None:
+    init(background_write=background)
+    SkipManager.set_step(1)
+    made = generate([1])
+    kept = made.clone()
+    made.zero_()  # the trainer may change it at once
+    SkipManager.flush()
+    assert torch.equal(generate([1]), kept)

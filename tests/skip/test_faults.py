@@ -1,0 +1,358 @@
+"""After the start, storage is never a reason for training to end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.errors import MismatchError, MissError
+from rlskip.keys import row_tag, status_tag
+from rlskip.queue import KVBatchMeta, MemoryQueue
+from rlskip.store import RankTimeoutError, StepStore
+from rlskip.testing import ERRNOS, each_fault
+
+FEW = (errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOTDIR)
+ERRNOS_TOO = pytest.mark.parametrize(
+    "errnos", [FEW, pytest.param(ERRNOS, marks=pytest.mark.long)], ids=["some", "all"]
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of saves need not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> dict[str, Any]:
+    return {"ids": prompts, "made": torch.arange(3)}
+
+
+@SkipManager.annotate(role="async_rollout")
+async def generate_one(prompts: list[int], sample_id: str) -> dict[str, Any]:
+    return {"ids": prompts}
+
+
+def _one(step: int) -> dict[str, Any]:
+    got: dict[str, Any] = asyncio.run(generate_one([step], sample_id=f"sample_0_{step}"))
+    return got
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.queue = MemoryQueue()
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
+    def submit(self, prompts: dict[str, Any]) -> None:
+        for uid in prompts["uid"]:
+            self.queue.put([uid], "train", tags=[status_tag(1, "finished")])
+            self.queue.put([f"{uid}_0_0"], "train", [{"x": torch.arange(2)}], [row_tag(1)])
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
+    def sample(self) -> KVBatchMeta:
+        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
+        return KVBatchMeta(keys, [{}] * len(keys), "train")
+
+
+def _queued(step: int) -> dict[str, Any]:
+    loop = Loop()
+    loop.submit({"uid": ["a", "b"], "text": ["x", str(step)]})
+    return {"ids": [step]} if len(loop.sample()) == 2 else {}
+
+
+STAGES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "rollout": lambda step: generate([step]),
+    "async_rollout": _one,
+    "rollout_tq": _queued,
+}
+
+
+@ERRNOS_TOO
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("role", STAGES)
+@pytest.mark.parametrize("action", ["cache", "repeat"])
+def test_a_faulty_file_system_never_ends_training(
+    init: Callable[..., Path],
+    role: str,
+    action: str,
+    lasting: bool,
+    errnos: tuple[int, ...],
+    tmp_path: Path,
+) -> None:
+    keys = {"action": action, "n": 1, "wait_s": 0.2}
+    init(role, **keys)
+    SkipManager.set_step(1)
+    STAGES[role](1)
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "dumps", kept)
+    for fault in each_fault(tmp_path, errnos=errnos, lasting=lasting):
+        shutil.rmtree(tmp_path / "dumps", ignore_errors=True)
+        shutil.copytree(kept, tmp_path / "dumps")
+        init(role, **keys)
+        with fault:
+            for step in (1, 2):
+                SkipManager.set_step(step)
+                assert STAGES[role](step)["ids"] in ([step], [1]), fault
+            SkipManager.flush()
+
+
+def _spoil(folder: Path, how: str) -> None:
+    shutil.rmtree(folder)
+    if how == "a file":
+        folder.write_text("x")
+    elif how == "a looping link":
+        folder.symlink_to(folder)
+    elif how == "a FIFO":
+        os.mkfifo(folder)
+
+
+@pytest.mark.parametrize("role", STAGES)
+@pytest.mark.parametrize("how", ["a file", "a looping link", "a FIFO", "nothing"])
+@pytest.mark.parametrize("below", ["", "*_*", "*_*/GBS*", "*_*/GBS*/1"])
+def test_what_takes_a_directorys_place_costs_a_miss(
+    init: Callable[..., Path], role: str, how: str, below: str
+) -> None:
+    dumps = init(role, n=1, wait_s=0.2)
+    SkipManager.set_step(1)
+    STAGES[role](1)
+    (folder,) = dumps.glob(below) if below else [dumps]
+    _spoil(folder, how)
+    assert STAGES[role](1)["ids"] == [1]
+
+
+def test_on_miss_error_names_the_step_instead(init: Callable[..., Path]) -> None:
+    dumps = init()
+    SkipManager.set_step(1)
+    generate([1])
+    init(on_miss="error")
+    SkipManager.set_step(1)
+    _spoil(dumps, "a file")
+    with pytest.raises(MissError, match="step 1 has no usable dump"):
+        generate([1])
+
+
+@pytest.mark.parametrize("error", [OSError(5, "bad disk"), MemoryError(), MemoryError("big")])
+@pytest.mark.parametrize("where", ["read_meta", "load_with_meta"])
+def test_whatever_the_store_raises_while_reading_is_a_miss(
+    init: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    where: str,
+) -> None:
+    init()
+    SkipManager.set_step(1)
+    generate([1])
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(StepStore, where, fail)
+    assert generate([1])["ids"] == [1]
+    assert "step 1 counts as a miss" in caplog.text
+
+
+def test_ranks_that_do_not_answer_end_training(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init()
+    role: Any = SkipManager.skip_instances["rollout"]
+
+    def fail(*_: Any) -> None:
+        raise RankTimeoutError("rank 1 is gone")
+
+    monkeypatch.setattr(role.ranks, "agree", fail)
+    SkipManager.set_step(1)
+    with pytest.raises(RankTimeoutError):
+        generate([1])
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), OSError(24, "files")])
+def test_without_a_lease_the_step_is_generated(
+    init: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failure: Exception,
+) -> None:
+    init()
+    role: Any = SkipManager.skip_instances["rollout"]
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(role.flight, "enter", fail)
+    SkipManager.set_step(1)
+    assert generate([1])["ids"] == [1]
+    assert "no lease for step 1" in caplog.text
+
+
+_NO_THREADS = """
+    import asyncio, sys, threading
+    from rlskip import SkipManager
+    SkipManager.init(
+        {"skip": {"dump_dir": sys.argv[1], "wait_s": 5,
+                  "rollout": {"enable": True}}}
+    )
+    def start(self):
+        raise RuntimeError("can't start new thread")
+    threading.Thread.start = start
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts):
+        return list(prompts)
+
+    @SkipManager.annotate(role="rollout")
+    async def generate_async(prompts):
+        return list(prompts)
+
+    for step in (1, 1, 2):
+        SkipManager.set_step(step)
+        assert generate([step]) == [step]
+    async def main():
+        for step in (4, 3, 3):
+            SkipManager.set_step(step)
+            assert await generate_async([step]) == [step]
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    SkipManager.flush()
+"""
+
+
+def test_without_threads_training_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_NO_THREADS), str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# -- forged dumps --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"job": 5, "config": 7, "lacks": "x"},
+        {"seconds": 0.0, "config": "../../etc/passwd"},
+        {"seconds": 0, "config": "a" * 300, "lacks": [1, None]},
+        {},
+    ],
+)
+@pytest.mark.parametrize("role", ["rollout", "async_rollout"])
+def test_whatever_a_dump_says_of_itself_is_replayed(
+    init: Callable[..., Path], role: str, info: dict[str, Any]
+) -> None:
+    init(role)
+    SkipManager.set_step(1)
+    skip: Any = SkipManager.skip_instances[role]
+    STAGES[role](1)
+    identity = skip.store.read_meta(1).identity
+    shutil.rmtree(skip.directory)
+    skip.store.save(1, {"ids": ["forged"]}, identity=identity, info=info)
+    assert STAGES[role](1)["ids"] == ["forged"]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    ["x", 5, None, [1], [[1, 2]], [["c", "p", True]], [[[], 0, True]], [[None, 0, True]] * 2],
+    ids=repr,
+)
+@pytest.mark.parametrize("content", [None, {"groups": [], "keys": ["x"], "fields": 5}, {}])
+def test_a_forged_part_of_a_queue_is_a_miss(
+    init: Callable[..., Path], groups: Any, content: Any
+) -> None:
+    init("rollout_tq", n=1, on_mismatch="regenerate")
+    SkipManager.set_step(1)
+    _queued(1)
+    skip: Any = SkipManager.skip_instances["rollout_tq"]
+    meta = skip.store.read_meta(1, 0)
+    shutil.rmtree(skip.directory)
+    skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups}, part=0)
+    init("rollout_tq", n=1, on_mismatch="regenerate")
+    SkipManager.set_step(1)
+    assert _queued(1)["ids"] == [1]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        5,
+        {},
+        {"python": 5},
+        {"python": {"version": 3, "words": [1], "gauss": None}, "numpy": {}, "torch": 1},
+    ],
+    ids=repr,
+)
+def test_forged_generator_states_are_a_miss_and_change_nothing(
+    init: Callable[..., Path], forged: Any
+) -> None:
+    init(restore_rng=True)
+    SkipManager.set_step(1)
+    generate([1])
+    skip: Any = SkipManager.skip_instances["rollout"]
+    meta = skip.store.read_meta(1)
+    shutil.rmtree(skip.directory)
+    skip.store.save(1, {"ids": ["forged"]}, identity=meta.identity, sidecar=forged)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert generate([1])["ids"] == [1]
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert before == after
+
+
+def test_a_mismatch_is_not_a_miss(init: Callable[..., Path]) -> None:
+    init()
+    SkipManager.set_step(1)
+    generate([1])
+    with pytest.raises(MismatchError):
+        generate([2])
+
+
+def test_a_record_that_cannot_be_written_costs_a_warning(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = init()
+    dumps.mkdir(parents=True)
+    (dumps / "records").write_text("a file")
+    SkipManager.set_step(1)
+    assert [generate([1])["ids"], generate([1])["ids"]] == [[1], [1]]
+    assert "no records can be written" in caplog.text
+
+
+def test_no_descriptor_is_left(init: Callable[..., Path]) -> None:
+    import resource
+
+    init()
+    SkipManager.set_step(1)
+    generate([1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        while True:
+            try:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        for step in (1, 2):
+            SkipManager.set_step(step)
+            assert generate([step])["ids"] == [step]
+    finally:
+        for handle in held:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert threading.active_count() >= 1

@@ -1,0 +1,463 @@
+"""What a replay compares: role, stage, prompts, and the keys of the config that shape rollouts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from omegaconf import OmegaConf
+
+from rlskip import RoleConfig, SkipManager, register_skip
+from rlskip.config.legacy import LegacyFlagWarning
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.skip import SKIP_REGISTRY, RolloutSkip
+from rlskip.skip.config_copy import MASKED, flat_config
+from rlskip.skip.shaping import COMPARED, NOT_COMPARED, sampling_of
+from rlskip.store import UnsupportedTypeError
+
+ROOT = Path(__file__).parents[2]
+
+VERL: dict[str, Any] = {
+    "actor_rollout_ref": {
+        "rollout": {
+            "name": "vllm",
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "seed": 1,
+            "n": 8,
+            "gpu_memory_utilization": 0.5,
+            "request_timeout_s": 5,
+            "logprobs_mode": "raw",
+            "stop": None,
+            "agent": {"default_agent_loop": "single_turn_agent", "num_workers": 8},
+            "multi_turn": {"enable": False, "format": "hermes", "_target_": "a.B"},
+        },
+        "model": {"path": "some/model", "custom_chat_template": None},
+        "actor": {"optim": {"lr": 1e-6}},
+    },
+    "data": {
+        "seed": 1, "train_files": "a", "apply_chat_template_kwargs": {}, "image_patch_size": 14,
+    },
+    "trainer": {"experiment_name": "e", "project_name": "p"},
+}  # fmt: skip
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> str:
+    return "generated"
+
+
+@SkipManager.annotate(role="rollout")
+def baseline(prompts: list[int]) -> str:
+    return "baseline"
+
+
+class Run:
+    """Starts runs over one dump_dir, each with some keys of the host's config changed."""
+
+    def __init__(self, folder: Path, base: dict[str, Any] = VERL) -> None:
+        self.folder, self.base = folder, base
+
+    def __call__(self, changes: dict[str, Any] | None = None, /, **skip: Any) -> Any:
+        config = OmegaConf.create(copy.deepcopy(self.base))
+        for key, value in (changes or {}).items():
+            OmegaConf.update(config, key, value, force_add=True)
+        config.skip = {"dump_dir": str(self.folder), "rollout": {"enable": True}, **skip}
+        SkipManager.init(config)
+        SkipManager.set_step(1)
+        return generate([1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        (f"{ROLLOUT}.temperature", 0.5, "sampling.temperature: 0.5 now, 1.0 in the dump"),
+        (f"{ROLLOUT}.min_p", 0.1, "sampling.min_p: 0.1 now, absent in the dump"),
+        (f"{ROLLOUT}.stop", ["###"], "sampling.stop: ['###'] now, absent"),
+        (f"{ROLLOUT}.stop_token_ids", [7], "sampling.stop_token_ids"),
+        (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "'tool_agent' now, 'single_turn_"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path", "x.yaml", "agent_loop_config_path"),
+        (f"{ROLLOUT}.multi_turn.enable", True, "sampling.multi_turn.enable: True now, False in"),
+        (f"{ROLLOUT}.multi_turn.tool_config_path", "t.yaml", "multi_turn.tool_config_path"),
+        (f"{ROLLOUT}.multi_turn.new_key", 1, "multi_turn.new_key"),
+        ("data.apply_chat_template_kwargs", {"think": True}, "data.apply_chat_template_kwargs"),
+        ("data.tool_config_path", "t.yaml", "data.tool_config_path"),
+        ("actor_rollout_ref.model.custom_chat_template", "x", "custom_chat_template"),
+    ],
+)
+def test_a_key_that_shapes_rollouts_is_compared(run: Run, key: str, value: Any, told: str) -> None:
+    run()
+    run()
+    with pytest.raises(MismatchError) as caught:
+        run({key: value})
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (f"{ROLLOUT}.seed", 2),
+        (f"{ROLLOUT}.gpu_memory_utilization", 0.9),
+        (f"{ROLLOUT}.tensor_model_parallel_size", 4),
+        (f"{ROLLOUT}.request_timeout_s", 50),
+        (f"{ROLLOUT}.agent.num_workers", 2),
+        (f"{ROLLOUT}.val_kwargs.temperature", 0.7),
+        (f"{ROLLOUT}.multi_turn._target_", "c.D"),
+        ("data.seed", 2),
+        ("data.train_files", "b"),
+        ("data.dataloader_num_workers", 2),
+    ],
+)
+def test_a_key_that_does_not_shape_rollouts_is_not_mentioned(
+    run: Run, key: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run()
+    run()
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    assert run({key: value}) == "generated"
+    assert key not in caplog.text
+    assert "changed since" not in caplog.text
+    assert "differs" not in caplog.text
+
+
+def test_another_engine_only_warns(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run()
+    run({f"{ROLLOUT}.name": "sglang"})
+    assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
+    assert "changed since" not in caplog.text
+
+
+def test_other_keys_of_the_hosts_nodes_are_listed_in_one_warning(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run()
+    caplog.set_level(logging.INFO)
+    run({f"{ROLLOUT}.logprobs_mode": "processed", "data.image_patch_size": 7})
+    generate([1])
+    lines = [r for r in caplog.records if "changed since" in r.message]
+    assert [line.levelname for line in lines] == ["WARNING"]
+    assert f"{ROLLOUT}.logprobs_mode ('raw' then, 'processed' now)" in lines[0].message
+    assert "data.image_patch_size (14 then, 7 now)" in lines[0].message
+
+
+def test_what_changed_elsewhere_is_listed_up_to_ten(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run()
+    caplog.set_level(logging.INFO)
+    run({"actor_rollout_ref.actor.optim.lr": 2e-6, **{f"mine.k{i:02}": i for i in range(12)}})
+    (line,) = [record for record in caplog.records if "changed since" in record.message]
+    assert line.levelname == "INFO"
+    assert "actor.optim.lr (1e-06 then, 2e-06 now)" in line.message
+    assert line.message.count(" then, ") == 10
+    assert " and 3 more; skip.identity=[" in line.message
+
+
+# -- keys that the user names --------------------------------------------------------------
+
+OWN = {"sampling": {"temperature": 1.0, "stop": ["a"]}, "seed": 1}
+
+
+def test_a_key_that_the_user_names_is_compared(tmp_path: Path) -> None:
+    run = Run(tmp_path, OWN)
+    identity = ["sampling.temperature"]
+    run(identity=identity)
+    assert run({"seed": 2, "sampling.stop": ["b"]}, identity=identity) == "generated"
+    with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature: 0.5 now, 1.0 in"):
+        run({"sampling.temperature": 0.5}, identity=identity)
+    with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature"):
+        run({"sampling.temperature": 0.5}, rollout={"enable": True, "identity": identity})
+
+
+def test_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None:
+    run = Run(tmp_path, OWN)
+    run(identity=["sampling"])
+    run(identity=["sampling"])
+    with pytest.raises(MismatchError, match=r"stop"):
+        run({"sampling.stop": ["b"]}, identity=["sampling"])
+
+
+@pytest.mark.parametrize("key", ["sampling.temprature", "nowhere", "sampling.temperature.x"])
+def test_a_key_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"skip\.rollout\.identity: the config has no key {key}"):
+        Run(tmp_path, OWN)(identity=[key])
+
+
+def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
+    legacy = {"actor_rollout_ref": {"rollout": {"skip": {"enable": True}}}}
+    key = f"{ROLLOUT}.skip.enable"
+    with pytest.warns(LegacyFlagWarning, match="both true"):
+        Run(tmp_path, legacy)(identity=[key])
+    skip: Any = SkipManager.skip_instances["rollout"]
+    assert skip.store.read_meta(1).identity.extra == {key: True}
+
+
+# -- role and stage ------------------------------------------------------------------------
+
+
+def test_one_functions_dump_is_not_anothers(run: Run) -> None:
+    run()
+    with pytest.raises(MismatchError, match="stage: 'baseline' now, 'generate' in the dump"):
+        baseline([1])
+
+
+def test_a_stage_keeps_the_name_it_is_given(run: Run) -> None:
+    def renamed(prompts: list[int]) -> str:
+        return "renamed"
+
+    def stage(name: str | None) -> Any:
+        return SkipManager.annotate(role="rollout", stage=name)(renamed)
+
+    run()
+    assert stage("generate")([1]) == "generated"
+    with pytest.raises(MismatchError, match=r"stage: 'test_a_stage_keeps.*renamed' now"):
+        stage(None)([1])
+
+
+@dataclass
+class CriticConfig(RoleConfig):
+    warmup: int = 1
+
+
+@pytest.fixture
+def critic() -> Any:
+    @register_skip("critic", config=CriticConfig)
+    class CriticSkip(RolloutSkip):
+        pass
+
+    yield SkipManager.annotate(role="critic")(lambda prompts: "values")
+    del SKIP_REGISTRY["critic"]
+
+
+def test_a_custom_role_has_a_directory_of_its_own(run: Run, critic: Any, tmp_path: Path) -> None:
+    """Its function gets the very prompts that `rollout` dumped."""
+    run(critic={"enable": True})
+    assert critic([1]) == "values"
+    assert [generate([1]), critic([1])] == ["generated", "values"]
+    dumps = sorted(p.relative_to(tmp_path).parts[2:] for p in tmp_path.rglob("gen_batch.dp"))
+    assert dumps == [("1", "gen_batch.dp"), ("critic", "1", "gen_batch.dp")]
+    SkipManager.set_step(2)
+    assert critic([2]) == "values"
+
+
+def test_a_link_in_place_of_a_roles_directory_is_refused(
+    run: Run, critic: Any, tmp_path: Path
+) -> None:
+    run(critic={"enable": True})
+    critic([1])
+    (folder,) = tmp_path.rglob("critic")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        run(critic={"enable": True})
+
+
+def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
+    SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+    SkipManager.set_step(1)
+    generate([1])
+    SkipManager.init({"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}}})
+    stage = SkipManager.annotate(role="async_rollout", stage="generate")
+    with pytest.raises(MismatchError, match="role: 'async_rollout' now, 'rollout' in the dump"):
+        stage(lambda prompts, sample_id: "sample")([1], "sample_0_1")
+
+
+def test_a_dump_of_an_older_release_is_replayed_with_a_warning(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run()
+    skip: Any = SkipManager.skip_instances["rollout"]
+    meta = skip.store.read_meta(1)
+    old = {k: v for k, v in meta.identity.sampling.items() if k in ("temperature", "top_p")}
+    identity = attrs.evolve(meta.identity, version=1, role=None, stage=None, sampling=old)
+    skip.store.save(1, "old", identity=identity, replace=True)
+    assert [run(), generate([1])] == ["old", "old"]
+    assert caplog.text.count("not compared, because rlskip 0.1 did not record it") == 1
+    with pytest.raises(MismatchError, match=r"sampling\.temperature"):
+        run({f"{ROLLOUT}.temperature": 0.1})
+
+
+# -- prompts that cannot be compared -------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
+def test_what_cannot_be_compared_obeys_on_mismatch(
+    init: Callable[..., Path], policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[int] = []
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: Any) -> int:
+        made.append(1)
+        return len(made)
+
+    init(on_mismatch=policy)
+    SkipManager.set_step(1)
+    odd = {"ids": [1], "tools": [object()]}
+    if policy == "error":
+        with pytest.raises(UnsupportedTypeError, match=r"prompts\['tools'\]\[0\]"):
+            stage(odd)
+        assert made == []
+        return
+    assert stage(odd) == 1
+    assert stage(odd) == (1 if policy == "ignore" else 2)
+    assert "calls cannot be compared with dumps: prompts['tools'][0]" in caplog.text
+
+
+# -- the config that is kept ---------------------------------------------------------------
+
+
+def test_the_config_is_kept_once_per_content(run: Run, tmp_path: Path) -> None:
+    run()
+    SkipManager.set_step(2)
+    generate([2])
+    (kept,) = tmp_path.rglob(".config/*")
+    assert json.loads(kept.read_text())[f"{ROLLOUT}.agent.num_workers"] == 8
+    run({f"{ROLLOUT}.seed": 5})
+    SkipManager.set_step(3)
+    generate([3])
+    assert len(list(tmp_path.rglob(".config/*"))) == 2
+
+
+def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSKIP_TEST_SECRET", "from-the-environment")
+    config = OmegaConf.create(
+        {
+            "wandb_api_key": "abcdef",
+            "hub": {"hf_token": "ghijkl", "key": "mnopqr", "Password": "stuvwx", "retries": 3},
+            "env": "${oc.env:RLSKIP_TEST_SECRET}",
+            "again": "${env}",
+            "url": "prefix-${hub.hf_token}",
+            "database": "postgres://user:hunter2@host/db",
+            "servers": [{"api_key": "list-secret"}],
+            "empty_token": None,
+            "max_tokens": 5,
+            "prompt_key": "prompt",
+            "tokenizer": "path",
+            "missing": "???",
+            "unresolved": "${nowhere}",
+        }
+    )
+    flat = flat_config(config)
+    shown = json.dumps(flat)
+    for secret in ("abcdef", "ghijkl", "mnopqr", "stuvwx", "from-the-env", "hunter2", "list-sec"):
+        assert secret not in shown, secret
+    assert flat["again"] == MASKED
+    assert (flat["max_tokens"], flat["prompt_key"], flat["tokenizer"]) == (5, "prompt", "path")
+    assert flat["hub.retries"] == 3
+    assert flat["empty_token"] is None
+    assert "missing" not in flat
+    assert "unresolved" not in flat
+
+
+@pytest.mark.parametrize("config", [None, {}, RoleConfig(), {"a": object(), 1: {"b": {1, 2}}}])
+def test_any_config_can_be_kept(config: Any) -> None:
+    assert json.loads(json.dumps(flat_config(config))) == flat_config(config)
+    assert flat_config(config) == flat_config(copy.deepcopy(config))
+
+
+def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run()
+    (folder,) = tmp_path.rglob(".config")
+    for file in folder.iterdir():
+        file.write_text("[1")
+    assert run({f"{ROLLOUT}.logprobs_mode": "x"}) == "generated"
+    folder.rename(folder.with_name("moved"))
+    folder.write_text("a file")
+    assert run({f"{ROLLOUT}.logprobs_mode": "x"}) == "generated"
+    SkipManager.set_step(2)
+    generate([2])
+    assert "the config cannot be kept with the dumps" in caplog.text
+
+
+# -- the table -----------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_table() -> None:
+    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)`, (compared|not compared) \| (.+) \|$", page, re.MULTILINE)
+    shown = {(node, kind): re.findall(r"`([\w.]+)`", names) for node, kind, names in rows}
+    table = {(node, "compared"): list(names) for node, names in COMPARED.items()}
+    table |= {(node, "not compared"): list(names) for node, names in NOT_COMPARED.items()}
+    assert shown == table
+
+
+def test_no_key_is_in_both_tables() -> None:
+    for node, names in COMPARED.items():
+        for name in names:
+            for other in NOT_COMPARED.get(node, ()):
+                assert not f"{name}.".startswith(f"{other}.")
+    assert sampling_of({}) == {}
+
+
+# -- dumps that another number in the directory's name hides -------------------------------
+
+
+def test_a_miss_names_the_dumps_of_another_batch_size(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init(gbs=4, n=2)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([step])
+    caplog.clear()
+    init(gbs=8, n=2)
+    for step in (1, 2, 1):
+        SkipManager.set_step(step)
+        generate([step])
+    (line,) = [record.message for record in caplog.records if "not found" in record.message]
+    assert "GBS4_N2_inany_outany has dumps of 2 steps, which are not found: gbs is 8 now" in line
+    assert "n is" not in line
+    caplog.clear()
+    init(gbs=8, n=2)
+    SkipManager.set_step(1)
+    generate([1])
+    assert "not found" not in caplog.text, "a hit"
+
+
+def test_saved_seconds_are_what_the_stage_took(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    from rlskip.jobs.records import tally
+    from rlskip.store import StepStore
+
+    @SkipManager.annotate(role="rollout")
+    def slow(prompts: list[int]) -> int:
+        time.sleep(0.3)
+        return 1
+
+    fingerprinted = StepStore.read_meta
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5)
+        return fingerprinted(*args, **kwargs)
+
+    monkeypatch.setattr(StepStore, "read_meta", late)
+    dumps = init(wait_s=0)
+    SkipManager.set_step(1)
+    slow([1])
+    skip: Any = SkipManager.skip_instances["rollout"]
+    assert 0.3 <= skip.store.read_meta(1).info["seconds"] < 0.5
+    slow([1])
+    assert tally({"rollout": str(dumps)}, "job")["rollout"].seconds_saved <= 0.5

@@ -1,0 +1,151 @@
+"""The keys of a role: repeat, on_miss, drop_fields, restore_rng, retention."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MissError
+
+# -- repeat -----------------------------------------------------------------------------------
+
+
+def test_repeat_picks_by_the_four_rules(
+    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init(steps=[3, 6])
+    stage = Stage()
+    stage.at(3)
+    stage.at(6)
+    caplog.set_level(logging.INFO)
+    init(action="repeat")
+    assert stage.at(6) == 2, "the step itself"
+    assert stage.at(5) == 1, "the largest below"
+    assert stage.at(9) == 2
+    assert stage.at(1) == 1, "the smallest above"
+    assert stage.calls == 2
+    assert "step 5 REPEATS step 3" in caplog.text
+
+
+def test_repeat_without_any_dump_generates_and_dumps(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
+) -> None:
+    dumps = init(action="repeat")
+    stage = Stage()
+    assert [stage.at(4), stage.at(5)] == [1, 1]
+    assert steps_on_disk(dumps) == ["4"]
+
+
+def test_repeat_looks_anew_on_every_call(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
+) -> None:
+    dumps = init(action="cache")
+    stage = Stage()
+    stage.at(2)
+    init(action="repeat")
+    assert stage.at(5) == 1
+    init(action="cache")
+    stage.at(4)
+    init(action="repeat")
+    assert stage.at(5) == 2
+    assert steps_on_disk(dumps) == ["2", "4"]
+
+
+# -- the other keys ---------------------------------------------------------------------------
+
+
+def test_on_miss_error_never_calls_the_stage(Stage: Any, init: Callable[..., Path]) -> None:
+    init(on_miss="error")
+    stage = Stage()
+    with pytest.raises(MissError, match=r"step 1 has no usable dump"):
+        stage.at(1)
+    assert stage.calls == 0
+
+
+def test_drop_fields(
+    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init()
+    stage = Stage()
+    stage.at(1)
+    stage.at(1)
+    stage.at(1)
+    assert caplog.text.count("scores are replayed with the rollouts (rm_scores)") == 1
+    init(drop_fields=["rm_scores", "nowhere"])
+    SkipManager.set_step(1)
+    assert set(stage.generate({"ids": torch.arange(3) + 1})) == {"tokens"}
+    assert "drop_fields names nowhere" in caplog.text
+
+
+def test_drop_fields_of_a_tensordict(init: Callable[..., Path]) -> None:
+    init(drop_fields=["a"])
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> TensorDict:
+        return TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2])
+
+    SkipManager.set_step(1)
+    assert set(generate([1]).keys()) == {"a", "b"}, "only a replayed result is stripped"
+    assert set(generate([1]).keys()) == {"b"}
+
+
+def test_restore_rng(init: Callable[..., Path]) -> None:
+    init(restore_rng=True)
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> int:
+        torch.rand(100), np.random.rand(7), [random.random() for _ in range(5)]
+        return 1
+
+    def run() -> tuple[Any, ...]:
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+        SkipManager.set_step(1)
+        generate([1])
+        return torch.rand(3).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1)
+
+    generated, replayed = run(), run()
+    assert generated == replayed
+    init(restore_rng=False)
+    assert run() != generated
+
+
+def test_off_policy_is_said_once(
+    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init()
+    caplog.set_level(logging.INFO)
+    stage = Stage()
+    [stage.at(step) for step in (1, 2, 1, 2)]
+    assert caplog.text.count("off-policy") == 1
+    assert "step 2 replayed from" in caplog.text
+    assert "ago by job job" in caplog.text
+
+
+# -- retention --------------------------------------------------------------------------------
+
+
+def test_keep_last(Stage: Any, steps_on_disk: Any, init: Callable[..., Path]) -> None:
+    dumps = init(keep_last=2)
+    [Stage().at(step) for step in (1, 2, 3)]
+    assert steps_on_disk(dumps) == ["2", "3"]
+
+
+@pytest.mark.parametrize(("text", "size"), [(5, 5), ("2KB", 2000), ("1.5 KiB", 1536), ("7", 7)])
+def test_max_size(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], text: Any, size: int
+) -> None:
+    dumps = init(max_size=text)
+    assert SkipManager.skip_instances["rollout"].local_config.max_size == size
+    [Stage().at(step) for step in (1, 2)]
+    assert steps_on_disk(dumps) == ["2"], "the step just written always stays"
+    with pytest.raises(ConfigError, match=r"skip.max_size: '5 apples' is not a size"):
+        init(max_size="5 apples")

@@ -1,0 +1,173 @@
+"""A dump without a field that this run needs is a mismatch; one with more fields is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.batch.fields import field_names
+from rlskip.errors import MismatchError
+from rlskip.keys import row_tag, status_tag
+from rlskip.queue import KVBatchMeta, MemoryQueue
+
+needed: set[str] = set()
+made: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    needed.clear()
+    made.clear()
+
+
+def lacks(rollouts: Any) -> list[str]:
+    return sorted(needed - field_names(rollouts))
+
+
+def rows(names: str) -> dict[str, Any]:
+    return {name: torch.arange(2) for name in names.split()}
+
+
+@SkipManager.annotate(role="rollout", lacks=lacks)
+def generate(prompts: list[int], names: str) -> dict[str, Any]:
+    made.append(names)
+    return rows(names)
+
+
+@SkipManager.annotate(role="async_rollout", lacks=lacks)
+async def generate_one(prompts: list[int], sample_id: str, names: str) -> dict[str, Any]:
+    made.append(names)
+    return rows(names)
+
+
+def dumped(init: Callable[..., Path], names: str, **skip: Any) -> Path:
+    """Dump step 1 with the fields `names`, then start a run that needs logprobs."""
+    init()
+    SkipManager.set_step(1)
+    generate([1], names)
+    made.clear()
+    needed.add("logprobs")
+    folder = init(**skip)
+    SkipManager.set_step(1)
+    return folder
+
+
+def test_a_dump_without_a_needed_field_is_a_mismatch(init: Callable[..., Path]) -> None:
+    dumped(init, "tokens")
+    with pytest.raises(MismatchError, match="the dump of step 1 lacks what this run needs: logp"):
+        generate([1], "tokens logprobs")
+    assert made == []
+
+
+def test_regenerate_quarantines_it(init: Callable[..., Path]) -> None:
+    folder = dumped(init, "tokens", on_mismatch="regenerate")
+    assert field_names(generate([1], "tokens logprobs")) == {"tokens", "logprobs"}
+    assert made == ["tokens logprobs"]
+    assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
+    assert list(folder.rglob("1.bad-*")), "the old dump is kept"
+
+
+def test_ignore_replays_it(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    dumped(init, "tokens", on_mismatch="ignore")
+    assert field_names(generate([1], "never called")) == {"tokens"}
+    assert made == []
+    assert "lacks what this run needs: logprobs; replayed anyway" in caplog.text
+
+
+def test_repeat_checks_it_too(init: Callable[..., Path]) -> None:
+    dumped(init, "tokens", action="repeat")
+    SkipManager.set_step(2)
+    with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
+        generate([2], "tokens logprobs")
+
+
+def test_more_fields_than_needed_are_no_mismatch(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        dumped(init, "tokens logprobs more")
+        assert field_names(generate([1], "never called")) == {"tokens", "logprobs", "more"}
+    assert made == []
+    assert "lacks" not in caplog.text
+
+
+async def _one(names: str) -> dict[str, Any]:
+    result: dict[str, Any] = await generate_one([1], sample_id="sample_0_3", names=names)
+    return result
+
+
+def test_a_single_sample_is_checked(init: Callable[..., Path]) -> None:
+    import asyncio
+
+    init("async_rollout")
+    asyncio.run(_one("tokens"))
+    needed.add("logprobs")
+    init("async_rollout")
+    with pytest.raises(MismatchError, match="the dump of step 3 lacks"):
+        asyncio.run(_one("tokens logprobs"))
+
+
+# -- through a queue -------------------------------------------------------------------------
+
+
+class Loop:
+    def __init__(self, names: str) -> None:
+        self.queue, self.names = MemoryQueue(), names
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue, lacks=lacks)
+    def submit(self, prompts: dict[str, Any]) -> None:
+        made.append(self.names)
+        uids = prompts["uid"]
+        self.queue.put(uids, "train", tags=[status_tag(1, "finished")] * len(uids))
+        keys = [f"{uid}_0_0" for uid in uids]
+        fields = [{name: torch.arange(2) for name in self.names.split()} for _ in uids]
+        self.queue.put(keys, "train", fields, [row_tag(1)] * len(uids))
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
+    def sample(self) -> KVBatchMeta:
+        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
+        return KVBatchMeta(keys, [{}] * len(keys), "train")
+
+    def step(self) -> set[str]:
+        SkipManager.set_step(1)
+        self.submit({"uid": ["a", "b"], "text": ["x", "y"]})
+        return field_names(self.queue.get(self.sample().keys, "train"))
+
+
+def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
+    init("rollout_tq", n=1)
+    Loop("tokens").step()
+    made.clear()
+    needed.add("logprobs")
+    init("rollout_tq", n=1)
+    with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
+        Loop("tokens logprobs").step()
+    assert made == []
+    init("rollout_tq", n=1, on_mismatch="regenerate")
+    assert Loop("tokens logprobs").step() == {"tokens", "logprobs"}
+    assert made == ["tokens logprobs"]
+    init("rollout_tq", n=1)
+    assert Loop("never called").step() == {"tokens", "logprobs"}
+    assert made == ["tokens logprobs"]
+
+
+def test_on_miss_error_never_runs_the_stage(init: Callable[..., Path]) -> None:
+    dumped(init, "tokens", on_miss="error")
+    with pytest.raises(MismatchError):
+        generate([1], "tokens logprobs")
+    assert made == []
+
+
+def test_a_field_that_the_stage_never_returns_is_no_mismatch(init: Callable[..., Path]) -> None:
+    """To generate again would not help."""
+    needed.add("logprobs")
+    init()
+    SkipManager.set_step(1)
+    assert [set(generate([1], "tokens")) for _ in range(2)] == [{"tokens"}] * 2
+    assert made == ["tokens"]

@@ -1,0 +1,221 @@
+"""Validation bypasses; prompts, sampling and a stage's own identity are compared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from rlskip import SkipManager
+from rlskip.batch.meta import is_validation
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.store import UnsupportedTypeError
+
+# -- validation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        {"ids": [1], "validate": True},
+        {"ids": [1], "meta_info": {"validate": True}},
+        TensorDict({"ids": torch.ones(1, 1)}, [1]).set_non_tensor("validate", True),
+        TensorDict({"ids": torch.ones(1, 1), "validate": NonTensorData(True)}, [1]),
+        type("DataProto", (), {"batch": None, "meta_info": {"validate": True}})(),
+        {"ids": [1], "validate": 1},
+        {"ids": [1], "meta_info": {"validate": np.True_}},
+        {"ids": [1, 2], "validate": torch.tensor([True, True])},
+        TensorDict({"ids": torch.ones(2, 1), "validate": torch.ones(2, dtype=torch.bool)}, [2]),
+        TensorDict({"ids": torch.ones(1, 1)}, [1]).set_non_tensor("meta_info", {"validate": 1}),
+    ],
+    ids=[
+        "key", "meta_info", "non_tensor", "NonTensorData", "DataProto",
+        "1", "np.True_", "tensor", "column", "wrapped meta_info",
+    ],
+)  # fmt: skip
+def test_validation_always_bypasses(
+    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], prompts: Any
+) -> None:
+    dumps = init()
+    stage = Stage()
+    stage.generate(prompts)  # before any step is set, as val_before_train does
+    assert [stage.at(1, prompts), stage.at(1, prompts)] == [2, 3]
+    assert steps_on_disk(dumps) == []
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [False, 0, None, np.False_, "true", "false", [], torch.tensor([]), torch.tensor([True, False])],
+    ids=repr,
+)
+def test_what_is_no_validation(flag: Any) -> None:
+    assert not is_validation({"validate": flag})
+    assert not is_validation({"meta_info": {"validate": flag}})
+
+
+# -- identity ---------------------------------------------------------------------------------
+
+
+def test_other_prompts_are_refused_with_three_ways_on(
+    Stage: Any, init: Callable[..., Path]
+) -> None:
+    init()
+    stage = Stage()
+    stage.at(1)
+    with pytest.raises(MismatchError) as caught:
+        stage.at(1, {"ids": torch.tensor([7, 7, 7])})
+    text = str(caught.value)
+    assert "prompts" in text
+    for way in ("on_mismatch=regenerate", "on_mismatch=ignore", "skip.dump_dir"):
+        assert way in text
+    assert stage.calls == 1
+
+
+def test_uids_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:
+    init()
+    stage = Stage()
+    ids = torch.arange(3)
+    uids = [np.array(list("abc"), dtype=object), np.array(list("xyz"), dtype=object)]
+    assert [stage.at(1, {"ids": ids, "uid": uid}) for uid in uids] == [1, 1]
+
+
+def test_mismatch_regenerate_keeps_the_old_dump(Stage: Any, init: Callable[..., Path]) -> None:
+    dumps = init(on_mismatch="regenerate")
+    stage = Stage()
+    stage.at(1)
+    other = {"ids": torch.tensor([7, 7, 7])}
+    assert [stage.at(1, other), stage.at(1, other)] == [2, 2]
+    assert len(list(dumps.rglob("gen_batch.dp"))) == 2
+
+
+def test_mismatch_ignore(
+    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init(on_mismatch="ignore")
+    stage = Stage()
+    stage.at(1)
+    assert stage.at(1, {"ids": torch.tensor([7, 7, 7])}) == 1
+    assert "on_mismatch=ignore" in caplog.text
+
+
+def test_sampling_counts_and_the_model_only_warns(
+    Stage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(temperature: float, model: str) -> None:
+        host = {
+            "actor_rollout_ref": {"model": {"path": model}, "rollout": {"temperature": temperature}}
+        }
+        skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
+        SkipManager.init({**host, "skip": skip})
+
+    stage = Stage()
+    start(1.0, "a")
+    stage.at(1)
+    start(1.0, "b")
+    assert stage.at(1) == 1
+    assert "model" in caplog.text
+    start(0.7, "a")
+    with pytest.raises(MismatchError, match=r"sampling.temperature: 0.7 now, 1.0 in the dump"):
+        stage.at(1)
+
+
+def test_sampling_asked_for_in_the_prompts_meta_counts(Stage: Any, tmp_path: Path) -> None:
+    """A greedy baseline is another batch; to ask for what the config says anyway is not."""
+    skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
+    SkipManager.init({"actor_rollout_ref": {"rollout": {"temperature": 0.7}}, "skip": skip})
+    stage = Stage()
+
+    def at(**meta: Any) -> int:
+        return stage.at(1, {"ids": torch.arange(3), "meta_info": meta})
+
+    assert at(global_steps=1) == 1
+    assert at(global_steps=9, temperature=np.float64(0.7), eos_token_id=2) == 1
+    for meta in ({"do_sample": False}, {"temperature": 0.9}, {"top_k": torch.tensor(1)}):
+        with pytest.raises(MismatchError, match=rf"extra.meta_info.{next(iter(meta))}: .* now"):
+            at(**meta)
+    proto = type("DataProto", (), {"batch": None, "non_tensor_batch": {"ids": torch.arange(3)}})()
+    proto.meta_info = {"global_steps": 1}
+    assert stage.at(1, proto) == 1
+    proto.meta_info = {"do_sample": False}
+    with pytest.raises(MismatchError, match=r"meta_info.do_sample: False now, absent in the dump"):
+        stage.at(1, proto)
+
+
+def test_uids_of_rows_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:
+    init()
+    stage = Stage()
+    first, second, other = (
+        [{"text": text, "uid": f"{run}-{text}"} for text in texts]
+        for run, texts in (("a", "xy"), ("b", "xy"), ("b", "xz"))
+    )
+    assert [stage.at(1, first), stage.at(1, second)] == [1, 1]
+    with pytest.raises(MismatchError):
+        stage.at(1, other)
+
+
+def test_prompts_that_cannot_be_compared_are_named(Stage: Any, init: Callable[..., Path]) -> None:
+    init()
+    with pytest.raises(UnsupportedTypeError) as caught:
+        Stage().at(1, {"ids": [1], "tools": [{"lock": threading.Lock()}]})
+    text = str(caught.value)
+    assert text.startswith("prompts['tools'][0]['lock']: cannot keep a _thread.lock")
+    assert "annotate(prompts=...)" in text
+    assert "the result" not in text
+
+
+def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:
+    init()
+    calls = []
+
+    @SkipManager.annotate(
+        role="rollout",
+        prompts=lambda texts, seed: sorted(texts),
+        identity=lambda texts, seed: {"seed": seed},
+    )
+    def generate(texts: set[str], seed: int) -> int:
+        calls.append(seed)
+        return seed
+
+    SkipManager.set_step(1)
+    assert [generate({"a", "b"}, 1), generate({"b", "a"}, seed=1)] == [1, 1]
+    assert calls == [1]
+    with pytest.raises(MismatchError, match=r"extra.seed: 2 now, 1 in the dump"):
+        generate({"a", "b"}, 2)
+
+
+def test_prompts_named_by_argument(init: Callable[..., Path]) -> None:
+    init()
+
+    @SkipManager.annotate(role="rollout", prompts="batch")
+    def generate(model: object, batch: list[int]) -> list[int]:
+        return batch
+
+    SkipManager.set_step(1)
+    assert generate(object(), batch=[1]) == [1]
+    assert generate(object(), [1]) == [1], "another model object is not part of the prompts"
+    with pytest.raises(MismatchError):
+        generate(None, [2])
+
+    @SkipManager.annotate(role="rollout", prompts="batsch")
+    def typo(model: object, batch: list[int]) -> None: ...
+
+    with pytest.raises(ConfigError, match="has no argument 'batsch'"):
+        typo(None, [1])
+
+
+def test_a_stage_may_alter_its_input(init: Callable[..., Path]) -> None:
+    init()
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: dict[str, Any]) -> int:
+        prompts["priority"] = [1]
+        return 5
+
+    SkipManager.set_step(1)
+    assert [generate({"ids": [1]}), generate({"ids": [1]})] == [5, 5]

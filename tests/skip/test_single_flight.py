@@ -1,0 +1,131 @@
+"""Of several jobs one generates a step; leases are given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.skip.call import Cleanup
+from rlskip.store import SingleFlight
+
+
+def _job(folder: str, index: int, steps: list[int]) -> None:
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
+    generated = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> dict[str, int]:
+        import time
+
+        time.sleep(0.3)
+        generated.append(prompts[0])
+        return {"step": prompts[0]}
+
+    for step in steps:
+        SkipManager.set_step(step)
+        assert generate([step]) == {"step": step}
+    Path(folder, f"generated-{index}").write_text(" ".join(map(str, generated)))
+
+
+def test_parallel_jobs_generate_each_step_once(tmp_path: Path) -> None:
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    jobs = [
+        context.Process(target=_job, args=(str(tmp_path), index, [1, 2, 3])) for index in range(3)
+    ]
+    [job.start() for job in jobs]
+    [job.join(60) for job in jobs]
+    assert [job.exitcode for job in jobs] == [0, 0, 0]
+    generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(3))
+    assert sorted(generated.split()) == ["1", "2", "3"]
+
+
+def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> None:
+    dumps = init()
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> int:
+        if prompts == [0]:
+            raise RuntimeError("out of memory")
+        return 5
+
+    SkipManager.set_step(1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        generate([0])
+    assert not [p for p in dumps.rglob(".leases/*") if p.is_file()]
+    assert generate([1]) == 5
+    assert not [p for p in dumps.rglob(".leases/*") if p.is_file()]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_fails_before_the_stage_gives_the_lease_back(
+    leases: Any, init: Callable[..., Path], asynchronous: bool
+) -> None:
+    dumps = init()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        assert leases(dumps)
+        raise RuntimeError("no memory")
+
+    SkipManager.skip_instances["rollout"].before_stage = fail  # type: ignore[method-assign]
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> None: ...
+
+    @SkipManager.annotate(role="rollout")
+    async def generate_async(prompts: list[int]) -> None: ...
+
+    SkipManager.set_step(1)
+    with pytest.raises(RuntimeError, match="no memory"):
+        asyncio.run(generate_async([1])) if asynchronous else generate([1])
+    assert not leases(dumps)
+
+
+def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
+    leases: Any,
+    init: Callable[..., Path],
+) -> None:
+    dumps = init()
+    role: Any = SkipManager.skip_instances["rollout"]
+    role.flight = SingleFlight(role.directory, role.ranks, wait_s=60, poll_s=0.05)
+    other = role.flight.enter(1, lambda: False)
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: list[int]) -> None: ...
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(generate([1]), 0.3)
+
+    began = time.monotonic()
+    releasing = threading.Timer(5, other.release)
+    releasing.start()
+    asyncio.run(main())  # waits for the thread
+    assert time.monotonic() - began < 4, "the thread stops waiting, too"
+    releasing.cancel()
+    other.release()
+    time.sleep(0.2)
+    assert not leases(dumps)
+
+
+def test_what_a_thread_acquires_after_its_call_is_given_back_at_once() -> None:
+    cleanup, given_back = Cleanup(), []
+    with cleanup:
+        cleanup.add(lambda: given_back.append(1))
+        handed_over = cleanup.pop_all()
+        cleanup.add(lambda: given_back.append(2))
+        assert given_back == []
+    assert given_back == [2]
+    cleanup.add(lambda: given_back.append(3))
+    assert given_back == [2, 3]
+    handed_over.close()
+    assert given_back == [2, 3, 1]

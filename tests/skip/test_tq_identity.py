@@ -1,0 +1,129 @@
+"""Role rollout_tq: whose groups they are, and what a call leaves behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.errors import MismatchError
+from rlskip.format.fingerprint import contents_of
+from rlskip.keys import STATUS, row_tag, status_tag
+from rlskip.queue import KVBatchMeta, MemoryQueue
+from rlskip.store import UnsupportedTypeError
+
+
+class Loop:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.queue, self.submitted, self.seconds = MemoryQueue(), [], seconds
+        self.seen: list[dict[str, Any]] = []
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
+    def submit(self, prompts: dict[str, Any]) -> None:
+        self._submit(prompts)
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
+    def submit_otherwise(self, prompts: dict[str, Any]) -> None:
+        self._submit(prompts)
+
+    def _submit(self, prompts: dict[str, Any]) -> None:
+        time.sleep(self.seconds)
+        self.seen.append(self.queue.list("train"))
+        for uid in prompts["uid"]:
+            self.submitted.append(uid)
+            self.queue.put([uid], "train", tags=[status_tag(1, "finished")])
+            self.queue.put([f"{uid}_0_0"], "train", [{"x": torch.arange(2)}], [row_tag(1)])
+
+    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
+    def sample(self) -> KVBatchMeta:
+        time.sleep(self.seconds)
+        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
+        return KVBatchMeta(keys, [{}] * len(keys), "train")
+
+
+def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
+    return {"uid": [f"{run}-{i}" for i, _ in enumerate(texts)], "text": list(texts)}
+
+
+@pytest.fixture
+def start(init: Callable[..., Path]) -> Callable[..., Loop]:
+    def start(seconds: float = 0.0, **skip: Any) -> Loop:
+        init("rollout_tq", n=1, **skip)
+        SkipManager.set_step(1)
+        return Loop(seconds)
+
+    return start
+
+
+def test_one_functions_groups_are_not_anothers(start: Callable[..., Loop]) -> None:
+    loop = start()
+    loop.submit(prompts("x", "y"))
+    loop.sample()
+    again = start()
+    again.submit(prompts("y", "x", run="s"))
+    assert again.submitted == []
+    with pytest.raises(MismatchError, match="serves 0 of the batch's 2 prompts"):
+        start().submit_otherwise(prompts("x", "y"))
+
+
+def test_groups_of_an_older_release_serve_any_function(start: Callable[..., Loop]) -> None:
+    loop = start()
+    loop.submit(prompts("x", "y"))
+    loop.sample()
+    skip: Any = SkipManager.skip_instances["rollout_tq"]
+    meta = skip.store.read_meta(1, 0)
+    contents = contents_of(prompts("x", "y"), {})
+    groups = [[c, i, True] for i, c in enumerate(contents)]
+    identity = attrs.evolve(meta.identity, version=1, role=None)
+    value = skip.store.load(1, part=0)
+    skip.store.save(
+        1, value, identity=identity, info={**meta.info, "groups": groups}, part=0, replace=True
+    )
+    again = start()
+    again.submit_otherwise(prompts("y", "x", run="s"))
+    assert again.submitted == []
+
+
+def test_what_is_replayed_is_running_until_the_rest_is_submitted(
+    start: Callable[..., Loop],
+) -> None:
+    loop = start()
+    loop.submit(prompts("x"))
+    loop.sample()
+    again = start(on_mismatch="regenerate")
+    again.submit(prompts("x", "y", run="s"))
+    assert again.submitted == ["s-1"]
+    (during,) = again.seen
+    assert during["s-0"][STATUS] == "running"
+    assert "s-0_0_0" not in during
+    assert again.queue.list("train")["s-0"][STATUS] == "finished"
+
+
+def test_saved_seconds_are_what_submitting_and_sampling_took(start: Callable[..., Loop]) -> None:
+    loop = start(seconds=0.2)
+    loop.submit(prompts("x"))
+    time.sleep(0.5)  # the trainer does something else
+    loop.sample()
+    skip: Any = SkipManager.skip_instances["rollout_tq"]
+    assert 0.4 <= skip.store.read_meta(1, 0).info["seconds"] < 0.65
+
+
+@pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
+def test_prompts_that_cannot_be_compared_obey_on_mismatch(
+    start: Callable[..., Loop], policy: str
+) -> None:
+    odd = {**prompts("x"), "tool": [object()]}
+    loop = start(on_mismatch=policy)
+    if policy == "error":
+        with pytest.raises(UnsupportedTypeError, match="tool"):
+            loop.submit(odd)
+        assert loop.submitted == []
+    else:
+        loop.submit(odd)
+        assert loop.submitted == ["r-0"]

@@ -1,0 +1,268 @@
+"""Dumps that are not what was written: never loaded, always named, never lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import xxhash
+
+from rlskip.store import (
+    AbsentDumpError,
+    CorruptDumpError,
+    DumpMeta,
+    Identity,
+    NewerFormatError,
+    StepStore,
+)
+
+
+def _flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+_DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "first bit": lambda d: _flip(d / "gen_batch.dp", 0),
+    "a bit of the version": lambda d: _flip(d / "gen_batch.dp", 9),
+    "a bit of the reserved bytes": lambda d: _flip(d / "gen_batch.dp", 14),
+    "a bit of the rollouts": lambda d: _flip(d / "gen_batch.dp", 500),
+    "a bit of the index": lambda d: _flip(d / "gen_batch.dp", -60),
+    "a bit of the tail": lambda d: _flip(d / "gen_batch.dp", -30),
+    "last bit": lambda d: _flip(d / "gen_batch.dp", -1),
+    "truncated": lambda d: os.truncate(d / "gen_batch.dp", 1000),
+    "one byte short": lambda d: os.truncate(
+        d / "gen_batch.dp", (d / "gen_batch.dp").stat().st_size - 1
+    ),
+    "one byte more": lambda d: (d / "gen_batch.dp").open("ab").write(b"x"),
+    "zero length": lambda d: os.truncate(d / "gen_batch.dp", 0),
+    "meta of zero length": lambda d: os.truncate(d / "meta.json", 0),
+    "meta truncated": lambda d: os.truncate(d / "meta.json", 40),
+    "meta edited": lambda d: (d / "meta.json").write_text(
+        (d / "meta.json").read_text().replace('"n": 8', '"n": 9')
+    ),
+    "meta of no mapping": lambda d: (d / "meta.json").write_text("[1]"),
+    "meta endlessly nested": lambda d: (d / "meta.json").write_text("[" * 100_000),
+    "meta huge": lambda d: os.truncate(d / "meta.json", 1 << 40),
+    "no meta": lambda d: (d / "meta.json").unlink(),
+    "no rollouts": lambda d: (d / "gen_batch.dp").unlink(),
+    "a directory for a file": lambda d: _instead(d / "gen_batch.dp", Path.mkdir),
+    "a directory for meta": lambda d: _instead(d / "meta.json", Path.mkdir),
+    "a pipe for a file": lambda d: _instead(d / "gen_batch.dp", os.mkfifo),
+    "a link for a file": lambda d: _link_out(d / "gen_batch.dp"),
+    "a link for meta": lambda d: _link_out(d / "meta.json"),
+    "a link for the step": lambda d: _link_out(d),
+    "a file for the step": lambda d: (shutil.rmtree(d), d.write_text("x")),
+    "of another step": lambda d: _swap_in(d, ["gen_batch.dp", "meta.json"]),
+    "rollouts of another step": lambda d: _swap_in(d, ["gen_batch.dp"]),
+    "meta of another step": lambda d: _swap_in(d, ["meta.json"]),
+    "rollouts of another step, with their checksum": lambda d: _with_checksum_of(d, "4"),
+    "rollouts of another run": lambda d: _of_another_run(d),
+    "a bit of the sidecar": lambda d: _flip(d / "gen_batch.dp", _start_of_index(d) - 3),
+    "of verl": lambda d: (
+        (d / "gen_batch.dp").write_bytes(pickle.dumps({"a": 1})),
+        (d / "meta.json").write_text(json.dumps({"step": 3})),
+    ),
+}
+
+
+def _instead(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _link_out(path: Path) -> None:
+    run = next(parent for parent in path.parents if parent.name == "run")
+    outside = run.with_name(f"outside-{path.name}")
+    os.rename(path, outside)
+    path.symlink_to(outside)
+
+
+def _swap_in(directory: Path, names: list[str]) -> None:
+    for name in names:
+        shutil.copy(directory.with_name("4") / name, directory / name)
+
+
+def _with_checksum_of(directory: Path, step: str) -> None:
+    _swap_in(directory, ["gen_batch.dp"])
+    ours, others = (d / "meta.json" for d in (directory, directory.with_name(step)))
+    theirs = DumpMeta.from_bytes(others.read_bytes(), "")
+    meta = DumpMeta.from_bytes(ours.read_bytes(), "")
+    meta = attrs.evolve(meta, checksum=theirs.checksum, stored=theirs.stored)
+    ours.write_bytes(meta.to_bytes())
+
+
+def _of_another_run(directory: Path) -> None:
+    """Put another run's rollouts in, and let meta.json say their size."""
+    other = StepStore(directory.parent.with_name("other"))
+    stored = other.save(3, {"a": torch.zeros(9)}).stored
+    shutil.copy(other.directory / "3" / "gen_batch.dp", directory / "gen_batch.dp")
+    meta = directory / "meta.json"
+    said = DumpMeta.from_bytes(meta.read_bytes(), "")
+    meta.write_bytes(attrs.evolve(said, stored=stored).to_bytes())
+
+
+def _start_of_index(directory: Path) -> int:
+    data = (directory / "gen_batch.dp").read_bytes()
+    return len(data) - 40 - int.from_bytes(data[-40:-32], "little")
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_what_was_damaged_is_never_loaded_and_always_named(
+    damage: str, store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (3, 4):
+        store.save(
+            step,
+            {"a": torch.randn(1000), "step": step},
+            identity=Identity(n=8),
+            sidecar=torch.randn(50),
+        )
+    _DAMAGES[damage](store.directory / "3")
+    with caplog.at_level(logging.WARNING), pytest.raises((CorruptDumpError, NewerFormatError)):
+        store.load(3)
+    if damage == "a bit of the version":  # then it is a sound dump of a version to come
+        return
+    assert str(store.directory / "3") in caplog.text
+    assert "cannot be used" in caplog.text
+    (kept,) = store.directory.glob("3.bad-*")
+    assert kept.name in caplog.text
+    assert store.read_meta(3) is None
+    assert store.steps() == [4]
+    assert store.load(4)["step"] == 4
+    store.save(3, "generated again")
+    assert store.load(3) == "generated again"
+
+
+@pytest.mark.parametrize(
+    "damage", [d for d in _DAMAGES if "bit" not in d and not d.startswith("rollouts of")]
+)
+def test_evident_damage_is_a_miss_at_a_glance(damage: str, store: StepStore) -> None:
+    for step in (3, 4):
+        rollouts = {"a": torch.zeros(1000 + step)}
+        store.save(step, rollouts, identity=Identity(n=8))
+    _DAMAGES[damage](store.directory / "3")
+    assert store.read_meta(3) is None
+    assert store.nearest(3) == 4
+    assert len(list(store.directory.glob("3.bad-*"))) == 1
+
+
+def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
+    stored = store.save(3, "x").stored
+    dump = store.directory / "3" / "gen_batch.dp"
+    dump.unlink()
+    dump.symlink_to("x" * stored)
+    assert dump.lstat().st_size == stored
+    assert store.read_meta(3) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("info", {"seconds": "x"}),
+        ("info", {"seconds": None}),
+        ("info", {"seconds": True}),
+        ("info", {"seconds": float("nan")}),
+        ("info", {"seconds": 1e999}),
+        ("info", {"seconds": -1}),
+        ("info", {"generation": 5}),
+        ("info", {"generation": "not hex"}),
+        ("info", {"generation": "f" * 16}),
+        ("info", [1]),
+        ("identity", 5),
+        ("identity", []),
+        ("identity", {"prompts": "x", "sampling": 5}),
+        ("identity", {"prompts": "x", "unknown": 5}),
+        ("nbytes", 10**400),
+        ("stored", -1),
+        ("created", 5),
+        ("created", "yesterday"),
+        ("created", "2026-01-01"),
+        ("step", "3"),
+        ("checksum", None),
+        ("more", 1),
+    ],
+)
+@pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
+def test_a_forged_meta_is_a_corrupt_dump(
+    name: str, value: Any, look: Callable[[StepStore, int], Any], store: StepStore
+) -> None:
+    store.save(3, "x")
+    path = store.directory / "3" / "meta.json"
+    plain = json.loads(path.read_text())
+    del plain["seal"]
+    plain[name] = value
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    path.write_text(json.dumps({**plain, "seal": xxhash.xxh3_128_hexdigest(text.encode())}))
+    if look is StepStore.load:
+        with pytest.raises(CorruptDumpError, match=r"meta\.json has invalid entries"):
+            store.load(3)
+    else:
+        assert look(store, 3) is None
+    assert len(list(store.directory.glob("3.bad-*"))) == 1
+
+
+def test_a_dump_too_large_for_the_memory_is_absent_and_stays(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(1, "x")
+
+    def fail(_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("rlskip.format.container.Reader.expand_all", fail)
+    with pytest.raises(AbsentDumpError, match="there is not enough memory"):
+        store.load(1)
+    monkeypatch.undo()
+    assert store.load(1) == "x"
+
+
+def test_a_dump_that_was_replaced_meanwhile_is_not_quarantined(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlskip.format import container
+
+    store.save(1, {"a": torch.randn(1000)})
+    _flip(store.directory / "1" / "gen_batch.dp", 500)
+
+    original = container.Reader.expand_all
+
+    def replaced_while_reading(self: container.Reader) -> None:
+        other = StepStore(store.directory)
+        other.quarantine(1, "another job was quicker to see it")
+        other.save(1, "new")
+        original(self)
+
+    monkeypatch.setattr(container.Reader, "expand_all", replaced_while_reading)
+    with pytest.raises(CorruptDumpError):
+        store.load(1)
+    assert store.load(1) == "new"
+
+
+def test_a_dump_replaced_while_it_is_read_is_read_to_its_end(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlskip.store import dump
+
+    store.save(1, "first")
+    original = dump.read_meta
+
+    def replaced_meanwhile(here: Any) -> DumpMeta:
+        meta = original(here)
+        monkeypatch.undo()
+        store.save(1, "second", replace=True)
+        return meta
+
+    monkeypatch.setattr(dump, "read_meta", replaced_meanwhile)
+    assert store.load(1) == "first"
+    assert store.load(1) == "second"

@@ -1,0 +1,124 @@
+"""Links, FIFOs and devices below a dump_dir: never followed, never waited for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.errors import ConfigError
+from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore, run_directory
+from rlskip.testing import FaultyFiles
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_link_to_a_runs_directory_is_refused(tmp_path: Path, level: int) -> None:
+    outside, dumps = tmp_path / "outside", tmp_path / "dumps"
+    directory = run_directory(dumps, "e", "p", 1, 1, 1, 1)
+    link = directory if level == 2 else directory.parent
+    for path in (outside, link.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(ConfigError, match="is a symbolic link; below dump_dir none is followed"):
+        run_directory(dumps, "e", "p", 1, 1, 1, 1)
+
+
+def test_dump_dir_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "dumps").symlink_to(tmp_path / "disk")
+    store = StepStore(run_directory(tmp_path / "dumps", "e", "p", 1, 1, 1, 1))
+    store.save(1, "x")
+    assert store.load(1) == "x"
+    assert list((tmp_path / "disk").glob("e_p/*/1"))
+
+
+@pytest.mark.parametrize(
+    ("link", "options", "saved"),
+    [
+        (".work", {}, {}),
+        ("1", {}, {}),
+        ("1", {}, {"part": 2}),
+        ("1", {"rank": 1, "world_size": 2}, {}),
+        ("1/2", {"rank": 1, "world_size": 2}, {"part": 2}),
+    ],
+)
+def test_nothing_is_written_or_removed_through_a_link(
+    tmp_path: Path, link: str, options: dict[str, int], saved: dict[str, int]
+) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (outside / "mine").mkdir(parents=True)
+    (outside / "mine" / "text").write_text("not yours")
+    for path in (outside / "mine" / "text", outside / "mine"):
+        os.utime(path, (0, 0))
+    (run / link).parent.mkdir(parents=True)
+    (run / link).symlink_to(outside)
+    store = StepStore(run, keep_last=1, **options)
+    store.save(1, "x", **saved)
+    assert store.load(1, **saved) == "x"
+    assert [p.name for p in outside.rglob("*")] == ["mine", "text"]
+    (kept,) = (run / link).parent.glob("*.bad-*")
+    assert kept.is_symlink()
+
+
+_INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
+    "a link to a directory": lambda path, outside: path.symlink_to(outside),
+    "a link to a file": lambda path, outside: path.symlink_to(outside / "file"),
+    "a link to itself": lambda path, outside: path.symlink_to(path),
+    "a link to /dev/zero": lambda path, outside: path.symlink_to("/dev/zero"),
+    "a dangling link": lambda path, outside: path.symlink_to(outside / "nothing"),
+    "a FIFO": lambda path, outside: os.mkfifo(path),
+    "a file": lambda path, outside: path.write_text("x"),
+    "a directory": lambda path, outside: path.mkdir(),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("instead", _INSTEAD)
+@pytest.mark.parametrize(
+    "level", [".work", "1", "1/2", "1/gen_batch.dp", "1/meta.json", "1/2/meta.json", "1.replaced"]
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_is_followed_or_waited_for_at_any_level(
+    instead: str, level: str, ranks: int, tmp_path: Path
+) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    (outside / "2").mkdir(parents=True)
+    (outside / "file").write_text("mine")
+    for name in ("meta.json", "meta.r0-of-2.json", "2/meta.json", "2/meta.r0-of-2.json"):
+        (outside / name).write_text("mine, too")
+    before = {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))}
+    if ranks == 2:
+        level = level.replace(".json", ".r0-of-2.json").replace(".dp", ".r0-of-2.dp")
+    (run / level).parent.mkdir(parents=True)
+    _INSTEAD[instead](run / level, outside)
+    stores = [StepStore(run, keep_last=1, rank=rank, world_size=ranks) for rank in range(ranks)]
+    for part in (None, 2):
+        store = stores[0]
+        assert store.read_meta(1, part) is None
+        assert store.steps(part) == []
+        for read in (store.load, store.load_sidecar, store.verify):
+            with pytest.raises((AbsentDumpError, CorruptDumpError)):
+                read(1, part=part)
+        store.quarantine(1, "for a test", part)
+        for store in stores:
+            store.save(1, "x", part=part)
+        assert stores[0].load(1, part=part) == "x"
+        stores[0].save(1, "y", part=part, replace=True)
+        assert stores[0].load(1, part=part) == "y"
+    assert {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
+
+
+@pytest.mark.parametrize("instead", ["a link to a directory", "a FIFO"])
+def test_a_reader_makes_no_mark_elsewhere(instead: str, tmp_path: Path) -> None:
+    store, outside = StepStore(tmp_path / "run"), tmp_path / "outside"
+    store.save(1, "x")
+    outside.mkdir()
+    shutil.rmtree(store.directory / ".work")
+    _INSTEAD[instead](store.directory / ".work", outside)
+    with FaultyFiles(outside) as seen:
+        assert store.load(1) == "x"
+    assert seen.operations == []

@@ -1,0 +1,196 @@
+"""Faults of a real system: a full disk, no descriptors, no threads, a read-only mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.store import CorruptDumpError, SingleFlight, StepStore, Writer
+
+
+def _mount(*arguments: object) -> None:
+    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting is not permitted: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", disk)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = StepStore(disk / "run")
+    store.save(1, "first")
+    with pytest.raises(OSError, match="No space left"):
+        store.save(2, torch.rand(1_000_000))
+    assert store.steps() == [1]
+    assert list((disk / "run" / ".work").iterdir()) == []
+    store.save(2, "small")
+    with pytest.raises(OSError, match="No space left"):
+        store.save(2, torch.rand(1_000_000), replace=True)
+    assert store.load(2) == "small"
+    errors: list[BaseException | None] = []
+    writer = Writer(store)
+    writer.save(3, torch.rand(1_000_000), done=lambda meta, error: errors.append(error))
+    writer.flush()
+    assert "No space left" in str(errors)
+
+    with open(disk / "filler", "wb", buffering=0) as file:  # now not a byte is left
+        while True:
+            try:
+                file.write(bytes(4096))
+            except OSError:
+                break
+    assert store.load(1) == "first"
+    assert (store.read_meta(1) is not None, store.steps(), store.nearest(9)) == (True, [1, 2], 2)
+    lease = SingleFlight(store.directory).enter(4, lambda: False)
+    assert lease is not None
+    lease.release()
+    recorder = Recorder(disk, "rollout")
+    recorder.write("hit", step=1)
+    assert recorder.unwritten.hits == 1
+    assert "no lease for step 4" in caplog.text
+    assert "no records can be written" in caplog.text
+
+
+def test_a_read_only_mount(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = StepStore(disk / "run", keep_last=1)
+    store.save(2, "sound")
+    StepStore(disk / "run").save(3, torch.rand(1000))
+    dump = disk / "run" / "3" / "gen_batch.dp"
+    data = bytearray(dump.read_bytes())
+    data[500] ^= 1
+    dump.write_bytes(data)
+    _mount("-o", "remount,ro", disk)
+    assert store.load(2) == "sound"
+    for _ in range(2):
+        with pytest.raises(CorruptDumpError, match="altered"):
+            store.load(3)
+    assert "It stays there, because it cannot be renamed: " in caplog.text
+    assert store.read_meta(5) is None
+    assert store.quarantine(2, "for a test") is None
+    for replace in (False, True):
+        with pytest.raises(OSError, match="Read-only"):
+            store.save(2, "x", replace=replace)
+    lease = SingleFlight(store.directory).enter(4, lambda: False)
+    assert lease is not None
+    lease.release()
+    recorder = Recorder(disk, "rollout")
+    recorder.write("miss", step=1)
+    assert recorder.unwritten.misses == 1
+
+
+def _run(script: str, *arguments: object) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+_DESCRIPTORS = """
+    import json, logging, os, resource, sys
+    import torch
+    from rlskip.jobs.records import Recorder
+    from rlskip.store import AbsentDumpError, SingleFlight, StepStore, Writer
+    logging.basicConfig()
+    store = StepStore(sys.argv[1])
+    rollouts = torch.arange(3_000_000)
+    store.save(1, rollouts)
+    store.load(1)
+    flight, recorder = SingleFlight(store.directory), Recorder(sys.argv[1], "r")
+    writer = Writer(store)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    seen = {}
+    for free in range(7):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, hard))
+        said = [store.read_meta(1) is not None, store.steps(), store.nearest(1)]
+        for call in (lambda: store.load(1), lambda: store.save(2, "x", replace=True)):
+            try:
+                said.append(type(call()).__name__)
+            except (AbsentDumpError, OSError) as error:
+                said.append(type(error).__name__)
+        flight.enter(3, lambda: False).release()
+        recorder.write("hit", step=1)
+        writer.save(4, rollouts)
+        writer.flush()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        seen[free] = said
+    assert torch.equal(store.load(1), rollouts)
+    print(json.dumps(seen))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's /proc")
+def test_no_descriptor_left(tmp_path: Path) -> None:
+    seen, log = _run(_DESCRIPTORS, tmp_path / "run")
+    assert seen["0"] == [False, [], None, "UnreadableDumpError", "OSError"]
+    assert "cannot be read at the moment: [Errno 24] Too many open files" in log
+    assert seen["6"][0] is True
+    assert seen["6"][3:] == ["Tensor", "DumpMeta"]
+
+
+_THREADS = """
+    import json, logging, os, resource, sys, threading
+    import torch
+    from rlskip.store import SingleFlight, StepStore, Writer
+    logging.basicConfig()
+    torch.set_num_threads(1)
+    if os.getuid() == 0:
+        os.setuid(54321)  # root may have as many as it likes
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    try:
+        threading.Thread(target=int).start()
+        print(json.dumps("there are threads"))
+        sys.exit()
+    except RuntimeError:
+        pass
+    store = StepStore(sys.argv[1])
+    rollouts = {str(i): torch.arange(3_000_000) + i for i in range(4)}
+    store.save(1, rollouts)
+    writer = Writer(store, timeout_s=5)
+    for step in (2, 3):
+        writer.save(step, rollouts)
+    writer.flush()
+    flight = SingleFlight(store.directory)
+    with flight.enter(4, lambda: False):
+        pass
+    equal = [all(torch.equal(store.load(s)[k], v) for k, v in rollouts.items()) for s in (1, 2, 3)]
+    print(json.dumps([store.steps(), equal, os.listdir(store.directory / ".leases")]))
+"""
+
+
+def test_no_thread_left(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        seen, log = _run(_THREADS, Path(folder) / "run")
+    if seen == "there are threads":
+        pytest.skip("the number of threads cannot be limited here")
+    assert seen == [[1, 2, 3], [True] * 3, []]
+    assert "dumps are written without a thread of their own: can't start new thread" in log
+    assert "no lease for step 4, another job may generate it too: can't start new thread" in log

@@ -1,0 +1,145 @@
+"""What is below a dump_dir is opened without following or waiting for anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip._files import RefusedFileError, exchange, open_folder
+
+
+def _socket(path: Path) -> None:
+    os.chdir(path.parent)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+_OTHER_KINDS: dict[str, Callable[[Path], Any]] = {
+    "a symbolic link": lambda path: path.symlink_to(path.with_name("victim")),
+    "a FIFO": os.mkfifo,
+    "a socket": _socket,
+    "a directory": Path.mkdir,
+    "a device": lambda path: os.mknod(path, 0o020666, os.makedev(1, 5)),  # /dev/zero
+}
+
+
+@pytest.fixture(params=_OTHER_KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "victim").write_text("mine")
+    try:
+        _OTHER_KINDS[request.param](tmp_path / "name")
+    except PermissionError:
+        pytest.skip("only root may make devices")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a", "a+", "w"])
+def test_only_regular_files_are_opened(kind: str, mode: str, tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder, pytest.raises(RefusedFileError) as caught:
+        folder.open("name", mode)
+    assert f"it is {kind}, not a file" in str(caught.value)
+    assert str(tmp_path / "name") in str(caught.value)
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert isinstance(caught.value, OSError)
+
+
+def test_a_new_file_replaces_nothing(kind: str, tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder, pytest.raises(FileExistsError):
+        folder.open("name", "x")
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_link_to_nowhere_creates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "name").symlink_to(tmp_path / "nowhere")
+    for mode in ("a", "w", "x"):
+        with open_folder(tmp_path) as folder, pytest.raises(OSError):
+            folder.open("name", mode)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_larger_than_the_bound_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "name").write_bytes(b"12345")
+    with open_folder(tmp_path) as folder:
+        assert folder.read("name", 5) == b"12345"
+        with pytest.raises(RefusedFileError, match="it has 5 bytes, at most 4 are expected"):
+            folder.read("name", 4)
+        os.truncate(tmp_path / "name", 1 << 40)
+        with pytest.raises(RefusedFileError, match="bytes"):
+            folder.read("name", 1 << 20)
+
+
+def test_each_mode_does_as_the_built_in_open(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder:
+        for mode, expected in [("x", b"x"), ("a", b"xa"), ("w", b"w"), ("a+", b"wa+")]:
+            with folder.open("name", mode) as file:
+                file.write(mode.encode())
+            assert folder.read("name", 10) == expected
+        with folder.open("name", "r+") as file:
+            assert file.read(1) == b"w"
+            file.write(b"!")
+        assert folder.read("name", 10) == b"w!+"
+        assert folder.names() == ["name"]
+        with pytest.raises(FileExistsError):
+            folder.open("name", "x")
+        with pytest.raises(FileNotFoundError):
+            folder.open("other")
+
+
+def test_no_directory_below_the_root_is_a_link(kind: str, tmp_path: Path) -> None:
+    parts = [("name", "below"), ("name",)] if kind != "a directory" else []
+    for create in (False, True):
+        for path in parts:
+            with (
+                pytest.raises(RefusedFileError, match=kind),
+                open_folder(tmp_path, *path, create=create),
+            ):
+                pass
+
+
+def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "root").symlink_to("disk")
+    with open_folder(tmp_path / "root", "a", "b", create=True) as folder:
+        folder.open("name", "x").close()
+    assert (tmp_path / "disk" / "a" / "b" / "name").exists()
+    with pytest.raises(FileNotFoundError), open_folder(tmp_path / "root", "c"):
+        pass
+
+
+def test_what_is_opened_stays_open_whatever_is_renamed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "name").write_text("first")
+    with open_folder(tmp_path, "a") as folder:
+        os.rename(tmp_path / "a", tmp_path / "b")
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "name").write_text("second")
+        assert folder.read("name", 10) == b"first"
+
+
+def test_no_descriptor_is_left_open(kind: str, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError), open_folder(tmp_path) as folder:
+            folder.open("name")
+        with pytest.raises(OSError), open_folder(tmp_path, "name", "below"):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_exchange_leaves_both_names(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for path in (one, other):
+        path.mkdir()
+        (path / path.name).touch()
+    if not exchange(one, other):
+        pytest.skip("the file system cannot exchange names")
+    assert (one / "other").exists()
+    assert (other / "one").exists()
+    with pytest.raises(FileNotFoundError):
+        exchange(one, tmp_path / "nothing")
