@@ -65,7 +65,7 @@ class Event:
     step
         The step whose dump was replayed (a hit), or that was generated.
     nbytes
-        Bytes read (a hit) or written.
+        Bytes of the dump's file, read (a hit) or written.
     """
 
     role: str

@@ -111,7 +111,7 @@ class DumpingSkip(BaseSkip):
             restore_rng(states)
         loading = time.perf_counter() - began
         call.facts.update(
-            source=meta.step, bytes=meta.nbytes, seconds_saved=seconds_saved([meta], loading)
+            source=meta.step, bytes=meta.stored, seconds_saved=seconds_saved([meta], loading)
         )
         self._log_replay(step, meta)
         return self._without_dropped(rollouts)
@@ -119,7 +119,7 @@ class DumpingSkip(BaseSkip):
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         call = saved_call(*args, **kwargs)
         meta = self.store.save(step, result, **self._about(call, result))
-        call.record("dumped", step=step, bytes=meta.nbytes)
+        call.record("dumped", step=step, bytes=meta.stored)
 
     # -- which dump, and what is in it ---------------------------------------------------
 

@@ -58,10 +58,16 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]
         if listing.get(uid, {}).get(DUMP_STEP) is not None
     }
     for key, tag in listing.items():
-        form = split_trajectory(key) or split_session(key)
-        if form is not None and key not in groups and form[0] in groups:
-            groups[form[0]].tags[key[len(form[0]) :]] = tag
+        uid = uid_of(key)
+        if uid is not None and key not in groups and uid in groups:
+            groups[uid].tags[key[len(uid) :]] = tag
     return list(groups.values())
+
+
+def uid_of(key: str) -> str | None:
+    """The uid in the key of a row or a marker; None for any other key."""
+    form = split_trajectory(key) or split_session(key)
+    return None if form is None else form[0]
 
 
 @attrs.frozen

@@ -113,7 +113,7 @@ class RolloutSkip(DumpingSkip):
         def done(meta: DumpMeta | None, error: BaseException | None) -> None:
             release()
             if meta is not None:
-                call.record("dumped", step=step, bytes=meta.nbytes)
+                call.record("dumped", step=step, bytes=meta.stored)
 
         try:
             self.writer.save(step, result, **self._about(call, result), done=done)

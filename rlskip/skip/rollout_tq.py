@@ -43,6 +43,7 @@ from rlskip.skip.groups import (
     by_position,
     gather,
     summary,
+    uid_of,
     without_superseded,
 )
 from rlskip.skip.rng import capture_rng, restore_rng
@@ -152,10 +153,11 @@ class RolloutTqSkip(DumpingSkip):
         if self.local_config.restore_rng:
             restore_rng(self.store.load_sidecar(plan.source, part=0))
         _put(replay, self._queue(call), self._partition(call))
+        used = [plan.metas[part] for part in sorted({g.part for g in plan.groups if g})]
         call.facts.update(
             source=plan.source,
-            bytes=sum(meta.nbytes for meta in plan.metas),
-            seconds_saved=seconds_saved(plan.metas, time.perf_counter() - began),
+            bytes=sum(meta.stored for meta in used),
+            seconds_saved=seconds_saved(used, time.perf_counter() - began),
         )
         self._log_replay(step, plan.metas[0])
 
@@ -200,16 +202,27 @@ class RolloutTqSkip(DumpingSkip):
         by_step: dict[int, list[QueuedGroup]] = {}
         for group in gather(queue.list(batch.partition_id), roots):
             by_step.setdefault(group.root[DUMP_STEP], []).append(group)
+        total = sum(map(len, by_step.values()))
         for submitted_at, groups in by_step.items():
-            self._dump(submitted_at, groups, batch, queue, call)
+            seconds = call.seconds * len(groups) / total
+            self._dump(submitted_at, groups, batch, queue, call, seconds)
 
     def _dump(
-        self, step: int, groups: list[QueuedGroup], batch: Any, queue: TrajectoryQueue, call: Call
+        self,
+        step: int,
+        groups: list[QueuedGroup],
+        batch: Any,
+        queue: TrajectoryQueue,
+        call: Call,
+        seconds: float,
     ) -> None:
-        """Write the part of a sampled batch that was submitted at `step` as its next part."""
+        """Write the groups of a sampled batch that were submitted at `step` as its next part.
+
+        `seconds` is their share of what the sampling took.
+        """
         # What the stage took, not what the trainer did between submitting and sampling. The step's
         # first part counts the submitting, too.
-        seconds = call.seconds + self._submitted.get(step, 0.0)
+        seconds += self._submitted.get(step, 0.0)
         self._submitted.update({step: 0.0} if step in self._submitted else {})
         uids = {group.uid for group in groups}
         keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
@@ -238,7 +251,7 @@ class RolloutTqSkip(DumpingSkip):
             if meta.info.get("part") == mine:
                 break
             part += 1  # another took this number meanwhile
-        call.record("dumped", step=step, bytes=meta.nbytes)
+        call.record("dumped", step=step, bytes=meta.stored)
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -369,8 +382,11 @@ class RolloutTqSkip(DumpingSkip):
         new_keys: dict[str, str] = {}
         for uid, dumped in chosen:
             old = QueuedGroup(**loaded["groups"][dumped.index])
-            for suffix, tag in old.tags.items():
-                key, tag = uid + suffix, _shifted(tag, plan.step - plan.source)
+            for suffix, tag in {"": old.root, **old.tags}.items():
+                key = uid + suffix
+                if suffix and uid_of(key) != uid:
+                    raise ValueError(f"{suffix!r} is not a row or a marker of a group")
+                tag = _shifted(tag, plan.step - plan.source)
                 row = fields.get(old.uid + suffix)
                 if not suffix:
                     replay.roots[key] = _replayed(tag, plan.source)

@@ -14,6 +14,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
 from rlskip.format.fingerprint import contents_of
+from rlskip.jobs.records import tally
 from rlskip.keys import STATUS, row_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue
 from rlskip.store import UnsupportedTypeError
@@ -112,6 +113,64 @@ def test_saved_seconds_are_what_submitting_and_sampling_took(start: Callable[...
     loop.sample()
     skip: Any = SkipManager.skip_instances["rollout_tq"]
     assert 0.4 <= skip.store.read_meta(1, 0).info["seconds"] < 0.65
+
+
+def test_a_sample_across_steps_counts_its_seconds_once(start: Callable[..., Loop]) -> None:
+    loop = start(seconds=0.3)
+    began = time.perf_counter()
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        loop.submit(prompts(f"x{step}", run=f"r{step}"))
+    loop.sample()
+    took = time.perf_counter() - began
+    store = SkipManager.store("rollout_tq")
+    metas = [store.read_meta(step, 0) for step in (1, 2)]
+    assert 0.9 <= sum(meta.info["seconds"] for meta in metas if meta) <= took
+
+
+def test_parts_that_serve_no_prompt_count_for_nothing(
+    start: Callable[..., Loop], tmp_path: Path
+) -> None:
+    for text in "xy":
+        loop = start(on_mismatch="regenerate")
+        loop.submit(prompts(text, run=f"r{text}"))
+        loop.sample()
+    store = SkipManager.store("rollout_tq")
+    first, second = (store.read_meta(1, part) for part in (0, 1))
+    assert first
+    assert second
+    again = start()
+    again.submit(prompts("y", run="t"))
+    assert again.submitted == []
+    counts = tally({"rollout_tq": str(tmp_path / "dumps")}, "job")["rollout_tq"]
+    assert counts.bytes_read == second.stored
+    assert counts.bytes_written == first.stored + second.stored
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda tags: tags.pop(""),
+        lambda tags: tags.update({"x_0_0": {}}),
+        lambda tags: tags.update({"2_0_0": {}}),
+        lambda tags: tags.update({"no key of a group": {}}),
+        lambda tags: tags.update({"_0_0": 5}),
+    ],
+)
+def test_a_forged_part_never_enters_the_queue(
+    start: Callable[..., Loop], forge: Callable[[dict[str, Any]], Any]
+) -> None:
+    loop = start()
+    loop.submit(prompts("x"))
+    loop.sample()
+    store = SkipManager.store("rollout_tq")
+    value, meta = store.load_with_meta(1, part=0)
+    forge(value["groups"][0]["tags"])
+    store.save(1, value, identity=meta.identity, info=meta.info, part=0, replace=True)
+    again = start()
+    again.submit(prompts("x", run="s"))
+    assert again.submitted == ["s-0"]
+    assert again.seen == [{"s-0": again.seen[0]["s-0"]}]
 
 
 @pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
