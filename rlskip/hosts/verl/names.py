@@ -19,6 +19,7 @@ NEXT_HOOK_VARIABLE = "RLSKIP_NEXT_RUNTIME_ENV_HOOK"
 
 #: Modules of verl that hold the seams.
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
 SKIP_MANAGER = "verl.utils.skip.skip_manager"
 V1 = "verl.trainer.ppo.v1"

@@ -6,7 +6,9 @@ Seam                                              What rlskip does there
 ``AgentLoopManager.__init__``                     :func:`begin`: it gets the whole config, in
                                                   every trainer of every release
 ``AgentLoopManager.generate_sequences``           role ``rollout``: the V0 trainers call it once a
-                                                  step
+                                                  step or, with dynamic sampling, several times
+``RayPPOTrainer.init_workers``                    the trainer object is remembered: trainers that
+                                                  never state the step count it there
 ``verl.utils.skip.SkipManager`` (0.9)             ``init`` becomes :func:`begin`, ``set_step``
                                                   becomes :func:`next_step`, ``annotate`` makes
                                                   stages of rlskip; verl's own roles stay off
@@ -22,16 +24,18 @@ import functools
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from rlskip.batch.meta import is_validation
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
-from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SKIP_MANAGER
+from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.releases import refuse_main_ppo_sync, refuse_old_release, verl_version
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
@@ -44,6 +48,11 @@ _KEY = "rlskip.verl"
 # The config that is installed in this process.
 _installed: Any = None
 
+# The trainer that made its workers last, and the step that it counted at its last call; the step
+# is None where the trainer states its steps itself.
+_trainer: weakref.ref[Any] | None = None
+_counted: int | None = None
+
 # Whether the present call of a rollout stage generated.
 _generated: ContextVar[bool] = ContextVar("rlskip_verl_generated")
 
@@ -52,6 +61,7 @@ def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
     wrap(f"{AGENT_LOOP}:AgentLoopManager.__init__", _beginning, key=_KEY)
     wrap(f"{AGENT_LOOP}:AgentLoopManager.generate_sequences", _rollout_stage, key=_KEY)
+    wrap(f"{RAY_TRAINER}:RayPPOTrainer.init_workers", _making_workers, key=_KEY)
     when_imported(SKIP_MANAGER, _replace_manager)
 
 
@@ -172,15 +182,34 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stage)
     async def generate_sequences(self: Any, prompts: Any) -> Any:
-        step = prompts.meta_info.get("global_steps")
-        if step is not None and not prompts.meta_info.get("validate"):
-            SkipManager.set_step(step)
+        if not is_validation(prompts):
+            _set_step_of(prompts)
         rollouts = await stage(self, prompts)
         if _lacks_scores(self, rollouts):
             await asyncio.to_thread(_score, self, prompts, rollouts)
         return rollouts
 
     return auto_await(generate_sequences)  # type: ignore[no-any-return]
+
+
+def _making_workers(init_workers: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init_workers)
+    def making_workers(self: Any, *args: Any, **kwargs: Any) -> None:
+        global _trainer
+        _trainer = weakref.ref(self)
+        init_workers(self, *args, **kwargs)
+
+    return making_workers
+
+
+def _set_step_of(prompts: Any) -> None:
+    """Set the step that the batch states; else the one that was set, or the trainer's count."""
+    global _counted
+    step = prompts.meta_info.get("global_steps")
+    if step is None and SkipManager.step in (None, _counted):
+        step = _counted = getattr(_trainer and _trainer(), "global_steps", None)
+    if step is not None:
+        SkipManager.set_step(step)
 
 
 def _lacks_scores(manager: Any, rollouts: Any) -> bool:

@@ -1,0 +1,121 @@
+"""Steps of trainers that derive from verl's, in a process with a stub of verl: which one counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# As much of verl as the plug-in wraps.
+VERL = {
+    "__init__.py": "__version__ = '0.9.1'\nimport rlskip.hosts.verl.plugin\n",
+    "protocol.py": "from rlskip.batch.columns import DataProtoParts as DataProto\n",
+    "utils/ray_utils.py": """
+        import asyncio, functools
+
+        def auto_await(function):
+            @functools.wraps(function)
+            def wrapper(*args, **kwargs):
+                return asyncio.run(function(*args, **kwargs))
+            return wrapper
+        """,
+    "experimental/agent_loop/agent_loop.py": """
+        class AgentLoopManager:
+            made = []
+
+            def __init__(self, config): ...
+
+            async def generate_sequences(self, prompts):
+                self.made.append(prompts.meta_info)
+                return prompts
+        """,
+    "trainer/ppo/ray_trainer.py": """
+        from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+        class RayPPOTrainer:
+            def __init__(self, config):
+                self.config = config
+
+            def init_workers(self):
+                self.manager = AgentLoopManager(self.config)
+        """,
+}
+
+APP = """
+import json, sys
+import numpy as np, torch
+from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from rlskip import SkipManager
+
+class Trainer(RayPPOTrainer):
+    def generate(self, token, **meta):
+        rows = TensorDict({"input_ids": torch.tensor([[token]])}, batch_size=1)
+        self.manager.generate_sequences(DataProto(rows, {}, meta))
+        return SkipManager.step
+
+trainer = Trainer({"skip": {"dump_dir": sys.argv[1], "rollout": {"enable": True}}})
+trainer.init_workers()
+seen = []
+"""
+
+
+@pytest.fixture
+def steps(tmp_path: Path, python_path: Callable[..., str]) -> Callable[[str], object]:
+    """``steps(loop)``: what `loop` appends to the list `seen`, in a process with the stub."""
+    for name, source in VERL.items():
+        file = tmp_path / "verl" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for parent in file.relative_to(tmp_path).parents[:-1]:
+            (tmp_path / parent / "__init__.py").touch()
+        lines = source.splitlines()
+        file.write_text("\n".join(line.removeprefix(" " * 8) for line in lines))
+
+    def run(loop: str) -> object:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{APP}{loop}\nprint(json.dumps(seen))", str(tmp_path / "d")],
+            env={**os.environ, "PYTHONPATH": python_path(tmp_path), "RLSKIP_JOB": "job"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_trainer_that_never_states_the_step_counts_it(
+    steps: Callable[[str], object], tmp_path: Path
+) -> None:
+    loop = """
+for trainer.global_steps in (1, 2):
+    seen.append(trainer.generate(trainer.global_steps))
+seen.append(len(trainer.manager.made))
+"""
+    assert steps(loop) == [1, 2, 2]
+    assert steps(loop) == [1, 2, 0]
+    assert {path.parent.name for path in (tmp_path / "d").rglob("gen_batch.dp")} == {"1", "2"}
+
+
+def test_validation_sets_no_step(steps: Callable[[str], object]) -> None:
+    loop = """
+trainer.global_steps = 3
+seen += [trainer.generate(1, validate=True), trainer.generate(1)]
+"""
+    assert steps(loop) == [None, 3]
+
+
+def test_a_step_that_the_trainer_states_counts_instead(steps: Callable[[str], object]) -> None:
+    loop = """
+for trainer.global_steps in (1, 2):
+    seen.append(trainer.generate(trainer.global_steps, global_steps=7 + trainer.global_steps))
+SkipManager.set_step(20)
+for trainer.global_steps in (3, 4):
+    seen.append(trainer.generate(20))
+"""
+    assert steps(loop) == [8, 9, 20, 20]
