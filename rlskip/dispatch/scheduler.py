@@ -29,12 +29,15 @@ class SessionGroup:
         Its number of sessions.
     expected
         Their mean length in the history; None when unknown.
+    first_attempts
+        The number of the first attempt at each session that does not begin with 0.
     """
 
     prompt: int
     prompts: int
     n: int
     expected: float | None = None
+    first_attempts: dict[int, int] = attrs.field(factory=dict)
     cancelled: bool = attrs.field(default=False, init=False)
     _waiting: deque[Unit] = attrs.field(factory=deque, init=False)
     _started: int = attrs.field(default=0, init=False)
@@ -95,7 +98,7 @@ class Scheduler:
     def add(self, group: SessionGroup, sessions: Iterable[int] | None = None) -> None:
         """Queue sessions of `group`: these, or all n."""
         for session in range(group.n) if sessions is None else sessions:
-            unit = Unit(group, session, self._number)
+            unit = Unit(group, session, self._number, group.first_attempts.get(session, 0))
             self._number += 1
             place = self._place(unit)
             if place.worker is None:

@@ -91,6 +91,9 @@ class Sessions:
         self._seconds = write_seconds(config)
         self._writer = QueueWriter(queue, self._seconds)
         self._threads = DaemonThreads(4, "rlskip-files")
+        # The number of the next attempt at each session that was given up and may still write: a
+        # prompt that is submitted again does not begin with the number of such an attempt.
+        self._next_attempts: dict[tuple[str, int], int] = {}
         # When each attempt must have ended, by the loop's clock, earliest first; and one timer
         # for all, because nearly every attempt ends long before.
         self._deadlines: dict[Attempt, float] = {}
@@ -110,6 +113,11 @@ class Sessions:
         """Open the batch's journal, write its roots, and queue its sessions."""
         for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
             prompt.open = set(range(prompt.n))
+            prompt.first_attempts = {
+                session: attempt
+                for session in prompt.open
+                if (attempt := self._next_attempts.get((prompt.uid, session)))
+            }
         try:
             if self._config.timeline_dir is not None:
                 batch.spans = []
@@ -152,7 +160,8 @@ class Sessions:
             for prompt in batch.prompts:
                 for session, rows, tokens in resumable(prompt):
                     batch.resumed += 1
-                    self._settle(prompt, session, 0, rows, None, tokens)
+                    first = prompt.first_attempts.get(session, 0)
+                    self._settle(prompt, session, first, rows, None, tokens)
                 for session in prompt.open:
                     batch.queued[prompt.uid, session] = batch.elapsed()
                 self._scheduler.add(prompt, sorted(prompt.open))
@@ -269,6 +278,8 @@ class Sessions:
     def _stop(self, attempt: Attempt) -> None:
         """Stop a session; a pool that cannot stop it must not delay the others."""
         self._close_attempt(attempt)
+        unit = attempt.unit
+        self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
         try:
             self._pool.stop(attempt.worker, attempt.future)
         except BaseException:  # a pool may be the user's

@@ -53,6 +53,8 @@ class MemoryQueue(TrajectoryQueue):
     attempt is dropped, one of a later attempt replaces the row's fields.
     """
 
+    drops_late_writes = True
+
     def __init__(self) -> None:
         self._partitions: dict[str, dict[str, _Entry]] = {}
         self._changed = threading.Condition()

@@ -13,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tensordict import TensorDict
 
@@ -195,6 +195,10 @@ class TrajectoryQueue(ABC):
     ``async_kv_*``. To write your own queue, implement the five abstract methods and run
     :class:`rlskip.testing.QueueTests` on it.
     """
+
+    #: Whether a put of an earlier attempt than the one that wrote the key is dropped. Where it
+    #: replaces the row, a session with such a row and without a count of its rows is incomplete.
+    drops_late_writes: ClassVar[bool] = False
 
     @abstractmethod
     def put(

@@ -344,7 +344,9 @@ class ReplayBuffer:
         if index is None:
             expected = self._expected(partition)
             k = self.config.min_viable if self.config.on_incomplete == "min_viable" else None
-            index = PartitionIndex(lambda group: state_of(group, expected, k))
+            index = PartitionIndex(
+                lambda group: state_of(group, expected, k), self._queue.drops_late_writes
+            )
             self._partitions[partition] = index
         return index
 

@@ -36,10 +36,15 @@ class PartitionIndex:
     ----------
     judge
         Returns the state of a group; called whenever one of the group's keys changed.
+    drops_late_writes
+        The queue's.
     """
 
-    def __init__(self, judge: Callable[[PromptGroup], State]) -> None:
+    def __init__(
+        self, judge: Callable[[PromptGroup], State], drops_late_writes: bool = True
+    ) -> None:
         self._judge = judge
+        self._drops_late_writes = drops_late_writes
         self._groups: dict[str, PromptGroup] = {}
         self._born = 0
         # state -> step -> uid -> group
@@ -70,7 +75,7 @@ class PartitionIndex:
 
     def find(self, uid: str) -> PromptGroup:
         """The group of `uid`; an empty one if the partition has no keys of it."""
-        return self._groups.get(uid) or PromptGroup(uid, 0)
+        return self._groups.get(uid) or self._new(uid, 0)
 
     def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
         """Mark groups as sampled: they stay in the index and are never sampled again."""
@@ -125,8 +130,11 @@ class PartitionIndex:
         group = self._groups.get(uid)
         if group is None:
             self._born += 1
-            group = self._groups[uid] = PromptGroup(uid, self._born)
+            group = self._groups[uid] = self._new(uid, self._born)
         return group
+
+    def _new(self, uid: str, number: int) -> PromptGroup:
+        return PromptGroup(uid, number, drops_late_writes=self._drops_late_writes)
 
     def _shelve(self, group: PromptGroup) -> None:
         """Move a group to the shelf of its current state; an empty group is removed."""

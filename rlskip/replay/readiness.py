@@ -61,6 +61,7 @@ class PromptGroup:
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     sampled: bool = False
     place: tuple[State, int | None] | None = None  # its shelf in the index
+    drops_late_writes: bool = True  # the queue's
 
     @property
     def step(self) -> int | None:
@@ -118,7 +119,7 @@ class PromptGroup:
                 at_fault = [*rows.values()][statuses.index(FAILURE)]
                 failed[session_id] = str(at_fault.get(ERROR, ""))
             elif (ROWS in marker or len(rows) < len(written)) and (
-                lost := _lost_rows(written, rows, marker)
+                lost := _lost_rows(written, rows, marker, self.drops_late_writes)
             ):
                 failed[session_id] = lost
             elif (
@@ -151,10 +152,13 @@ def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
     return {index: rows[index] for index, of in zip(rows, attempts, strict=True) if of == last}
 
 
-def _lost_rows(written: dict[int, Tag], rows: dict[int, Tag], marker: Tag) -> str:
+def _lost_rows(
+    written: dict[int, Tag], rows: dict[int, Tag], marker: Tag, drops_late_writes: bool
+) -> str:
     """Why `rows`, of all that were `written`, are not all of their attempt's; empty if they are.
 
-    A late write of another attempt may have replaced some of them.
+    A late write of another attempt may have replaced some of them. In a queue that drops late
+    writes, another attempt's rows behind the last one are what an earlier attempt left.
     """
     expected = integer(marker.get(ROWS))
     if expected is not None:
@@ -163,8 +167,13 @@ def _lost_rows(written: dict[int, Tag], rows: dict[int, Tag], marker: Tag) -> st
         return ""
     last = max(rows)
     first = last - last % ROWS_PER_ATTEMPT
-    replaced = sorted(i for i in written if first <= i < last and i not in rows)
-    return f"row {replaced[0]} was replaced by another attempt" if replaced else ""
+    end = last if drops_late_writes else first + ROWS_PER_ATTEMPT
+    others = sorted(i for i in written if first <= i < end and i not in rows)
+    if not others:
+        return ""
+    if others[0] > last:
+        return f"row {others[0]} is another attempt's, and no count says how many it wrote itself"
+    return f"row {others[0]} was replaced by another attempt"
 
 
 @attrs.frozen

@@ -89,14 +89,17 @@ def test_a_memory_queue_returns_the_last_attempt_whatever_others_write(keys, cou
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("keys", [RAW, OWN])
 @given(history=histories())
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(adapter, keys, history):
+def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(
+    adapter, keys, counted, history
+):
     last, rows, steps = history
-    session = Session(adapter, keys, counted=True)
+    session = Session(adapter, keys, counted)
     # Where attempts share no key, nothing needs to be detected.
     with suppress(IncompleteRolloutError) if keys == RAW else nullcontext():
         assert session.play(last, rows, steps) == whole(last, rows)
@@ -104,6 +107,8 @@ def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(adapter, k
 
 class SharedQueue(MemoryQueue):
     """Replaces by key, as a queue does that cannot compare attempts."""
+
+    drops_late_writes = False
 
     def put(self, keys, partition, fields=None, tags=None):
         there = self.list(partition)
@@ -130,6 +135,22 @@ def test_without_a_count_a_gap_in_the_rows_shows_a_replaced_row():
     session = Session(SharedQueue(), RAW, counted=False)
     with pytest.raises(IncompleteRolloutError, match="session 0 failed: row 0 was replaced"):
         session.play(1, 2, [(1, 0), (1, 1), "marker", (0, 0), "sample"])
+
+
+def test_without_a_count_a_later_row_of_another_attempt_may_have_replaced_the_last():
+    session = Session(SharedQueue(), RAW, counted=False)
+    with pytest.raises(IncompleteRolloutError, match="0 failed: row 1 is another attempt's"):
+        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, 1), "sample"])
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@given(history=histories())
+@settings(max_examples=150, deadline=None)
+def test_a_shared_queue_returns_the_last_attempt_or_names_the_group(counted, history):
+    last, rows, steps = history
+    session = Session(SharedQueue(), RAW, counted)
+    with suppress(IncompleteRolloutError):
+        assert session.play(last, rows, steps) == whole(last, rows)
 
 
 def test_rows_of_given_up_attempts_beside_those_that_count_are_left_out():
@@ -257,3 +278,32 @@ def test_a_worker_past_its_deadline_writes_late_and_harms_nothing(queue):
         buffer = ReplayBuffer(queue)
         batch, _ = buffer.sample(1, "train")
     assert [row["x"] for row in to_rows(queue.get(batch.keys, "train"))] == [1, 1]
+
+
+def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
+    """The first submission's only attempt is given up, and writes after the second has."""
+    given_up, wrote = threading.Event(), threading.Event()
+    attempts = []
+
+    def worker(prompt, sampling, session):
+        attempts.append(session.attempt)
+        if len(attempts) == 1:
+            given_up.wait(20)
+        x = "second" if session.attempt else "first"
+        queue.put([session.key(0)], session.partition, [{"x": x}], [session.tag()])
+        if x == "first":
+            wrote.set()
+
+    config = {
+        "dispatch": {"session_timeout_s": 0.3, "max_retries": 0, "n": 1, "rollout_level": True}
+    }
+    buffer = ReplayBuffer(queue)
+    with RolloutDispatcher(LocalPool(worker, workers=1), queue, config) as dispatcher:
+        dispatcher.submit([{"uid": "u"}], step=1).result(20)
+        buffer.evict(["u"], "train")
+        dispatcher.submit([{"uid": "u"}], step=1).result(20)
+        given_up.set()
+        assert wrote.wait(20)
+        batch, _ = buffer.sample(1, "train")
+        assert to_rows(buffer.get(batch)) == [{"x": "second"}]
+    assert attempts == [0, 1]
