@@ -7,9 +7,9 @@ uninitialised_ns  the same before SkipManager.init
 
 Every figure is the difference of two best times, with rlskip minus without. Calls of a method with
 one positional argument are measured in wall time. Whole processes are measured in processor time,
-because a start-up waits for nothing and other processes do not disturb that clock. Rows that end in
-_verl compare with verl 0.9.1's decorator in the same process; they have no peer where verl is not
-installed.
+because a start-up waits for nothing and other processes do not disturb that clock. Rows that end
+in _verl compare with verl 0.9.1's decorator in the same process; they have no peer where verl is
+not installed. verl is imported without its plug-ins: rlskip's would replace that decorator.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from omegaconf import OmegaConf
 import rlskip
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
+from rlskip.hosts.verl.names import PLUGIN, PLUGINS_VARIABLE
 
 GOALS = {"startup_ms": 30, "off_ns": 200, "unlisted_ns": 600}
 STEPS = list(range(1, 129))
@@ -112,9 +113,11 @@ def config(dump_dir: str, enable: bool) -> Any:
 def added_ns(rounds: int) -> Iterator[tuple[str, float, float | None]]:
     """Yield per state its name, the nanoseconds that ours adds to a call, and those of verl's."""
     managers = [SkipManager]
+    os.environ[PLUGINS_VARIABLE] = "none"
     try:
         from verl.utils.skip import SkipManager as verl_manager
 
+        assert PLUGIN not in sys.modules, "verl's decorator is replaced by rlskip's"
         managers.append(verl_manager)
     except ImportError:
         pass
@@ -145,7 +148,12 @@ def added_ns(rounds: int) -> Iterator[tuple[str, float, float | None]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help="best of so many (default: 20)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=20,
+        help="best of so many (default: 20)",
+    )
     options = parser.parse_args()
 
     rows = [Row("startup_ms", startup_ms(options.rounds), "ms", goal=goal("startup_ms"))]
