@@ -52,25 +52,39 @@ def counts(folder: Path, name: str) -> tuple[int, int]:
     return role["hits"], role["misses"]
 
 
-def test_the_second_run_generates_nothing_and_equals_the_first(tmp_path: Path) -> None:
-    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
-    plain = train(tmp_path, "plain")
-    first = train(tmp_path, "first", *skip)
-    second = train(tmp_path, "second", *skip)
-    assert (counts(tmp_path, "first"), counts(tmp_path, "second")) == ((0, 3), (3, 0))
+SKIP = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run that dumps each of its steps."""
+    return train(folder, "first", *SKIP)
+
+
+def test_the_second_run_generates_nothing_and_equals_the_first(
+    folder: Path, first: list[dict[str, Any]]
+) -> None:
+    plain = train(folder, "plain")
+    second = train(folder, "second", *SKIP)
+    assert (counts(folder, "first"), counts(folder, "second")) == ((0, 3), (3, 0))
     assert learned(first) == learned(second) == learned(plain)
 
     # A step whose dump is gone is generated again, that one only, and nothing else changes.
-    (step,) = tmp_path.glob("dumps/*/*/2")
+    (step,) = folder.glob("dumps/*/*/2")
     shutil.rmtree(step)
-    third = train(tmp_path, "third", *skip)
-    assert counts(tmp_path, "third") == (2, 1)
+    third = train(folder, "third", *SKIP)
+    assert counts(folder, "third") == (2, 1)
     assert learned(third) == learned(first)
     assert step.is_dir()
 
     # skip.steps says which steps are looked at; merging happens after the replay.
-    merged = train(tmp_path, "merged", *skip, "skip.steps=[1,3]", "+merge=prefix")
-    assert counts(tmp_path, "merged") == (2, 0)
+    merged = train(folder, "merged", *SKIP, "skip.steps=[1,3]", "+merge=prefix")
+    assert counts(folder, "merged") == (2, 0)
     before, after = (
         [row[f"generate/num_seq_{when}_merge"] for row in merged] for when in ("before", "after")
     )
@@ -78,12 +92,11 @@ def test_the_second_run_generates_nothing_and_equals_the_first(tmp_path: Path) -
     assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
 
 
-def test_another_seed_is_refused(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("first")
+def test_another_seed_is_refused(folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""
-    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
-    train(tmp_path, "first", *skip)
     with pytest.raises(AssertionError, match=r"MismatchError.*prompts"):
-        train(tmp_path, "second", *skip, "seed=1")
+        train(folder, "other_seed", *SKIP, "seed=1")
 
 
 @pytest.fixture

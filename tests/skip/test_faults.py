@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -25,11 +26,6 @@ from rlskip.keys import row_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue
 from rlskip.store import RankTimeoutError, StepStore
 from rlskip.testing import ERRNOS, each_fault
-
-FEW = (errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOTDIR)
-ERRNOS_TOO = pytest.mark.parametrize(
-    "errnos", [FEW, pytest.param(ERRNOS, marks=pytest.mark.long)], ids=["some", "all"]
-)
 
 
 @pytest.fixture(autouse=True)
@@ -82,15 +78,30 @@ STAGES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-@ERRNOS_TOO
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-@pytest.mark.parametrize("role", STAGES)
-@pytest.mark.parametrize("action", ["cache", "repeat"])
+# By default each pair of role, action and duration once, with one errno each.
+_BY_DEFAULT = {
+    ("rollout", "cache", "once"): errno.EIO,
+    ("rollout", "repeat", "lasting"): errno.EROFS,
+    ("async_rollout", "cache", "lasting"): errno.EMFILE,
+    ("async_rollout", "repeat", "once"): errno.ENOTDIR,
+    ("rollout_tq", "cache", "once"): errno.ENOTDIR,
+    ("rollout_tq", "repeat", "lasting"): errno.EIO,
+}
+_ALL = [
+    pytest.param(*case, ERRNOS, marks=pytest.mark.long)
+    for case in itertools.product(STAGES, ("cache", "repeat"), ("once", "lasting"))
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "action", "how_long", "errnos"),
+    [*((*case, (code,)) for case, code in _BY_DEFAULT.items()), *_ALL],
+)
 def test_a_faulty_file_system_never_ends_training(
     init: Callable[..., Path],
     role: str,
     action: str,
-    lasting: bool,
+    how_long: str,
     errnos: tuple[int, ...],
     tmp_path: Path,
 ) -> None:
@@ -100,7 +111,7 @@ def test_a_faulty_file_system_never_ends_training(
     STAGES[role](1)
     kept = tmp_path / "kept"
     shutil.copytree(tmp_path / "dumps", kept)
-    for fault in each_fault(tmp_path, errnos=errnos, lasting=lasting):
+    for fault in each_fault(tmp_path, errnos, lasting=how_long == "lasting"):
         shutil.rmtree(tmp_path / "dumps", ignore_errors=True)
         shutil.copytree(kept, tmp_path / "dumps")
         init(role, **keys)
