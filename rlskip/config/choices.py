@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlskip.config.check import Problem, look_up
-from rlskip.config.settings import SkipSettings, skip_node
+from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import ACTIONS, BUILT_IN_ROLES
 from rlskip.errors import ConfigError
 
@@ -27,7 +27,7 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
     settings
         Those of a full config, with the node `hydra`.
     """
-    node = skip_node(settings.config)
+    node = settings.node
     if node is None:
         what = "the config has no such node"
         return [Problem("skip", what, "add +skip=rollout_cache to the command")]

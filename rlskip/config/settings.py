@@ -70,11 +70,14 @@ class SkipSettings:
         path. Empty when `skip` is absent or switched off.
     attach
         For each role the functions that ``skip.attach`` names.
+    node
+        The plain `skip` mapping, without the defaults that verl fills in; None when there is none.
     """
 
     config: Any
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
+    node: dict[str, Any] | None = None
 
 
 def skip_node(config: Any) -> dict[str, Any] | None:
@@ -141,7 +144,7 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
     # What is wrong in a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
-    return SkipSettings(config, on, attach)
+    return SkipSettings(config, on, attach, node)
 
 
 def _complete(

@@ -100,7 +100,8 @@ def is_on(role: str, config: Any, host: str) -> bool:
     )
     if role in SkipManager.skip_instances:
         return True
-    if config is not None and skip_node(config) is not None:
+    settings = SkipManager.settings
+    if config is not None and settings is not None and settings.node is not None:
         log.warning(
             "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
             "skip.%s.enable is not true",

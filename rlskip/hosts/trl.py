@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import host_config, is_on, read_config
@@ -188,11 +187,10 @@ def _check(trainer: Any) -> None:
 
 
 def _restore_rng_by_default() -> None:
-    skip = SkipManager.skip_instances[ROLE]
-    node = skip_node(skip.global_config) or {}
+    node = (SkipManager.settings and SkipManager.settings.node) or {}
     given = [place.get("restore_rng") for place in (node, node.get(ROLE) or {})]
     if given == [None, None]:
-        skip.local_config.restore_rng = True
+        SkipManager.skip_instances[ROLE].local_config.restore_rng = True
 
 
 def _full_config(config: Any, trainer: Any) -> dict[str, Any]:

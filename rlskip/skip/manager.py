@@ -64,6 +64,9 @@ class SkipManager:
     #: The enabled roles.
     skip_instances: ClassVar[dict[str, BaseSkip]] = {}
 
+    #: What `init` read; None before it.
+    settings: ClassVar[SkipSettings | None] = None
+
     #: The step that `set_step` set last.
     step: ClassVar[int | None] = None
 
@@ -138,7 +141,7 @@ class SkipManager:
             for skip in enabled.values():
                 check_writable(skip)
         retire_legacy_flags(settings.config, rollout_enabled="rollout" in roles)
-        cls.skip_instances = enabled
+        cls.settings, cls.skip_instances = settings, enabled
         cls._guard = cls.bypassed.add if cls.skip_instances else None
         for role, instance in cls.skip_instances.items():
             local = instance.local_config
@@ -217,7 +220,7 @@ class SkipManager:
         cls._idle = frozenset()
         cls._recorders = {}
         cls.bypassed, cls._warned = set(), set()
-        cls.skip_instances = {}
+        cls.settings, cls.skip_instances = None, {}
         cls._guard = staticmethod(guard)
 
     @classmethod

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +19,17 @@ from rlskip.config import (
     RolloutSkipConfig,
     SkipManagerConfig,
 )
+from rlskip.config.check import node_of
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts import install, uninstall
+from rlskip.hosts.source import is_on
+from rlskip.hosts.verl import v1
+from rlskip.hosts.verl.names import V1
 
 REGISTRY = {role: RoleSpec() for role in BUILT_IN_ROLES}
 
@@ -120,3 +128,49 @@ def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
 def test_a_dataclass_that_the_caller_built_is_checked(name: str, bad: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}\."):
         READERS[name][0](bad)
+
+
+# -- how often a process reads a config ------------------------------------------------------
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each node was taken out of a config."""
+    counts: Counter[str] = Counter()
+
+    def counting(config: Any, name: str, schema: type | None = None) -> Any:
+        counts[name] += 1
+        return node_of(config, name, schema)
+
+    for module in ("settings", "dispatch"):
+        monkeypatch.setattr(f"rlskip.config.{module}.node_of", counting)
+    yield counts
+    uninstall()
+
+
+def test_a_host_without_hydra_reads_skip_once(reads: Counter[str]) -> None:
+    config = {"skip": {"rollout": {"enable": False}}}
+    install(config)
+    assert not is_on("rollout", config, "the trainer")
+    assert reads == {"skip": 1}
+
+
+def test_verls_v1_trainer_reads_each_node_once(
+    reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PPOTrainer:
+        def __init__(self, config: Any) -> None: ...
+
+        def _submit_batch_to_rollout(self) -> None: ...
+
+        def _balance_batch(self) -> None: ...
+
+    with pytest.raises(NotInstalledError, match="no V1 trainer"):
+        v1.dispatch_settings()
+    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))
+    monkeypatch.setitem(sys.modules, f"{V1}.trainer_base", SimpleNamespace(PPOTrainer=PPOTrainer))
+    v1.attach()
+    trainer: dict[str, Any] = {"v1": {"rollout_level_dispatch": True, "sampler": {}}}
+    PPOTrainer(OmegaConf.create({"skip": {}, "dispatch": {"workers": 3}, "trainer": trainer}))
+    assert v1.dispatch_settings().workers == 3
+    assert reads == {"skip": 1, "dispatch": 1}

@@ -14,11 +14,11 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
 from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
 from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.v1 import dispatch_settings
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -61,7 +61,7 @@ class SessionManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
 
     async def _init_agent_loop_workers(self) -> None:
-        dispatch = read_dispatch(self.config)
+        dispatch = dispatch_settings()
         worker = functools.partial(
             SessionWorker,
             self.config,

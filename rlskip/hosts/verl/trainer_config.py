@@ -66,8 +66,13 @@ def judge(config: DictConfig, roles: Roles) -> None:
         raise_all(_roles_not_called(roles, "rollout"))
 
 
-def plug_in(config: DictConfig, roles: Roles) -> None:
+def plug_in(config: DictConfig, roles: Roles) -> DispatchConfig:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
+
+    Returns
+    -------
+    DispatchConfig
+        The config's `dispatch` settings, which the manager works with.
 
     Raises
     ------
@@ -84,6 +89,7 @@ def plug_in(config: DictConfig, roles: Roles) -> None:
     _plug_in_manager(config, dispatch, problems)
     _plug_in_buffer(config, dispatch, problems)
     raise_all(problems)
+    return dispatch
 
 
 def samples_with_ours(config: DictConfig) -> bool:

@@ -29,8 +29,10 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from rlskip.batch.meta import is_validation
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import wrap
-from rlskip.hosts.verl.names import FULLY_ASYNC, SCORES, V1
+from rlskip.hosts.verl.names import FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.run_queue import StatusQueue, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
@@ -63,12 +65,34 @@ def attach() -> None:
     )
 
 
+# The `dispatch` settings of the trainer in this process.
+_dispatch: DispatchConfig | None = None
+
+
+def dispatch_settings() -> DispatchConfig:
+    """The `dispatch` settings that were read when the trainer of this process was made.
+
+    Raises
+    ------
+    NotInstalledError
+        No trainer was made, or rlskip's plug-in was not loaded before that.
+    """
+    if _dispatch is None:
+        raise NotInstalledError(
+            "no V1 trainer with rlskip's plug-in was made in this process",
+            MANAGER_KEY,
+            "run `rlskip doctor` to see whether verl loads the plug-in",
+        )
+    return _dispatch
+
+
 def _beginning(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def beginning(self: Any, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        global _dispatch
         begin(config)
         roles = {role: skip.local_config for role, skip in SkipManager.skip_instances.items()}
-        plug_in(config, roles)
+        _dispatch = plug_in(config, roles)
         init(self, config, *args, **kwargs)
 
     return beginning
