@@ -4,49 +4,47 @@ Such a stage has two seams. Where prompts are *submitted*, dumped groups enter t
 the new uids, and only the prompts that have none reach the trainer's own function. Where a
 batch is *sampled*, the groups that were generated are dumped. What the second seam must know
 stands in the root tags, so the two may lie in different processes.
+
+A trainer that discards groups instead of sampling them (no variance in the reward, say) has two
+more. Where groups are *evicted*, they are kept, and dumped with the next sampled batch. Where it
+submits a *refill*, what the dump lacks is generated: it is not a mismatch.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
-from rlskip.config.skip import RoleConfig, RolloutTqSkipConfig
-from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.config.skip import RolloutTqSkipConfig
+from rlskip.errors import MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import (
-    DUMP_STEP,
     REPLAYED,
-    ROLLOUT_ROOT_KEYS,
     RUNNING,
     STATUS,
     STEP_TAGS,
-    TRAIN,
     dump_tag,
-    split_trajectory,
 )
 from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
-from rlskip.skip.call import Call, Stage, current_call, saved_call
-from rlskip.skip.dumping import DumpingSkip, seconds_saved
+from rlskip.skip.call import Call, current_call
+from rlskip.skip.dumping import seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     QueuedGroup,
     by_content,
     by_position,
-    gather,
-    summary,
     uid_of,
     without_superseded,
 )
-from rlskip.skip.rng import capture_rng, restore_rng
+from rlskip.skip.queue_dumping import REFILL, QueueDumping, Visit
+from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import SkipAction, register_skip
 from rlskip.store import (
     AbsentDumpError,
@@ -57,8 +55,6 @@ from rlskip.store import (
 )
 
 log = logging.getLogger(__name__)
-
-_SUBMIT, _SAMPLE = "submit", "sample"
 
 
 @attrs.frozen
@@ -98,31 +94,26 @@ class _Replay:
 
 
 @register_skip("rollout_tq", config=RolloutTqSkipConfig)
-class RolloutTqSkip(DumpingSkip):
+class RolloutTqSkip(QueueDumping):
     """Replays groups into the trajectory queue, prompt by prompt.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
     the call's arguments that returns one), `partition_id` (default ``train``), and `phase`,
-    ``submit`` (default) or ``sample``.
+    ``submit`` (default), ``refill``, ``sample`` or ``evict``.
     """
 
-    stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
+    def prompts_dumped(self, step: int) -> int:
+        """The number of prompts that were submitted at `step` in the run that made its dump.
 
-    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
-        super().__init__(local_config, global_config)
-        # The steps that were submitted, and the seconds that this took. What their dumps lack is
-        # in flight, not missing (a refill, say).
-        self._submitted: dict[int, float] = {}
-
-    def observes(self, stage: Stage) -> bool:
-        phase = stage.options.get("phase", _SUBMIT)
-        if phase not in (_SUBMIT, _SAMPLE):
-            raise ConfigError(
-                f"phase {phase!r} is unknown",
-                f"SkipManager.annotate of {stage.name}",
-                f"use {_SUBMIT} or {_SAMPLE}",
-            )
-        return bool(phase == _SAMPLE)
+        0 if nothing will be replayed: the step is not listed, or has no dump that fits the config.
+        """
+        if step not in self.local_config.steps:
+            return 0
+        metas = self._parts(self._source(step))
+        if not self._fits(metas):
+            return 0
+        groups = (g for part, meta in enumerate(metas) for g in DumpedGroup.of_part(part, meta))
+        return max((group.position + 1 for group in groups), default=0)
 
     # -- submit ------------------------------------------------------------------------------
 
@@ -154,6 +145,7 @@ class RolloutTqSkip(DumpingSkip):
             restore_rng(self.store.load_sidecar(plan.source, part=0))
         _put(replay, self._queue(call), self._partition(call))
         used = [plan.metas[part] for part in sorted({g.part for g in plan.groups if g})]
+        self._count(plan, plan.groups)
         call.facts.update(
             source=plan.source,
             bytes=sum(meta.stored for meta in used),
@@ -166,7 +158,6 @@ class RolloutTqSkip(DumpingSkip):
     ) -> None:
         call = current_call(func, *args, **kwargs)
         plan: _Plan = call.identity
-        self._submitted.setdefault(step, 0.0)
         queue, partition_id = self._queue(call), self._partition(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
@@ -180,78 +171,20 @@ class RolloutTqSkip(DumpingSkip):
             queue.put(list(replay.roots), partition_id, None, underway)
             call.cleanup.add(functools.partial(_put, replay, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", step, plan)
+        first = self._count(plan, plan.groups if replay is not None else [])
+        self._visits[step].seconds = self._visits[step].seconds or 0.0
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
-            tags=[dump_tag(step, i, plan.contents[i]) for i in rest],
+            tags=[dump_tag(step, first + i, plan.contents[i]) for i in rest],
         )
 
-    # -- sample ------------------------------------------------------------------------------
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        call = saved_call(*args, **kwargs)
-        if not self.observes(call.stage):
-            # What is submitted is yet to be generated.
-            self._submitted[step] = self._submitted.get(step, 0.0) + call.seconds
-            return
-        batch = result[0] if isinstance(result, tuple) else result
-        queue = self._queue(call)
-        roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
-        if roots is None:
-            roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
-        by_step: dict[int, list[QueuedGroup]] = {}
-        for group in gather(queue.list(batch.partition_id), roots):
-            by_step.setdefault(group.root[DUMP_STEP], []).append(group)
-        total = sum(map(len, by_step.values()))
-        for submitted_at, groups in by_step.items():
-            seconds = call.seconds * len(groups) / total
-            self._dump(submitted_at, groups, batch, queue, call, seconds)
-
-    def _dump(
-        self,
-        step: int,
-        groups: list[QueuedGroup],
-        batch: Any,
-        queue: TrajectoryQueue,
-        call: Call,
-        seconds: float,
-    ) -> None:
-        """Write the groups of a sampled batch that were submitted at `step` as its next part.
-
-        `seconds` is their share of what the sampling took.
-        """
-        # What the stage took, not what the trainer did between submitting and sampling. The step's
-        # first part counts the submitting, too.
-        seconds += self._submitted.get(step, 0.0)
-        self._submitted.update({step: 0.0} if step in self._submitted else {})
-        uids = {group.uid for group in groups}
-        keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
-        mine = secrets.token_hex(8)
-        content = {
-            "groups": [attrs.asdict(group) for group in groups],
-            "keys": keys,
-            "fields": queue.get(keys, batch.partition_id),
-        }
-        info = {
-            **self._info(call, content["fields"]),
-            "part": mine,
-            "groups": [summary(g, g.is_whole(keys, self.local_config.n)) for g in groups],
-            "seconds": seconds,
-        }
-        part = len(self._parts(step))
-        while True:
-            meta = self.store.save(
-                step,
-                content,
-                identity=self._conditions,
-                info=info,
-                sidecar=capture_rng(),
-                part=part,
-            )
-            if meta.info.get("part") == mine:
-                break
-            part += 1  # another took this number meanwhile
-        call.record("dumped", step=step, bytes=meta.stored)
+    def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
+        """Count a submitted batch; returns how many prompts its step had before."""
+        visit = self._visits[plan.step]
+        visit.served |= {(group.part, group.index) for group in replayed if group}
+        visit.prompts += len(plan.uids)
+        return visit.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -260,25 +193,36 @@ class RolloutTqSkip(DumpingSkip):
         metas = self._parts(source)
         uids, contents, legacy = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
-        conditions = self._conditions
-        if not repeats and not all(self._same(conditions, meta) for meta in metas):
+        if not self._fits(metas):
             metas = []
         # A dump without an identity (an imported one) names no contents: it goes by place.
         nameless = bool(metas) and all(meta.identity is None for meta in metas)
         known = not nameless and any(content is not None for content in contents)
-        under_way = source in self._submitted
+        refill = call.stage.options.get("phase") == REFILL
+        visit = self._visits.setdefault(step, Visit())
+        if not refill:
+            visit.prompts, visit.served = 0, set()
+        under_way = self._visits.get(source, visit).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = []  # nothing tells whether these groups are of this batch or another
         parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
         dumped = without_superseded([group for part in parts for group in part])
+        dumped = [group for group in dumped if (group.part, group.index) not in visit.served]
         match = by_position(dumped, len(uids))
         if known and not repeats:
             match = by_content(dumped, legacy if _is_legacy(metas) else contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
         plan = _Plan(step, source, uids, contents, metas, _whole(match))
-        if metas and lacking and not under_way:
+        if metas and lacking and not under_way and not refill:
             return self._judge(plan, dumped, known or repeats)
         return plan
+
+    def _fits(self, metas: Sequence[DumpMeta]) -> bool:
+        """Whether parts were made under conditions that this run accepts."""
+        if self.local_config.action == SkipAction.REPEAT:
+            return True
+        conditions = self._conditions
+        return all(self._same(conditions, meta) for meta in metas)
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None], list[str | None]]:
         """The prompts' uids, their contents, and these as rlskip 0.1 had them: without a stage.
@@ -338,18 +282,6 @@ class RolloutTqSkip(DumpingSkip):
             return step
         nearest = self.store.nearest(step, part=0)
         return step if nearest is None else nearest
-
-    def _parts(self, step: int) -> list[DumpMeta]:
-        """The metas of a step's parts, up to the first missing number."""
-        metas: list[DumpMeta] = []
-        try:
-            while (meta := self.store.read_meta(step, len(metas))) is not None:
-                DumpedGroup.of_part(len(metas), meta)
-                metas.append(meta)
-        except (DumpError, OSError) as error:
-            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
-            return []
-        return metas
 
     # -- from the dump into the queue --------------------------------------------------------
 
@@ -413,23 +345,6 @@ class RolloutTqSkip(DumpingSkip):
             return replay
         self._warn_once("computed", "%s; submitted whole, for no argument is the prompts", plan)
         return None
-
-    # -- what annotate was told --------------------------------------------------------------
-
-    def _queue(self, call: Call) -> TrajectoryQueue:
-        queue = call.stage.options.get("queue")
-        if callable(queue):
-            queue = queue(*call.args, **call.kwargs)
-        if queue is None:
-            raise ConfigError(
-                f"role {self.role} does not know the queue",
-                f"SkipManager.annotate of {call.stage.name}",
-                "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
-            )
-        return queue  # type: ignore[no-any-return]
-
-    def _partition(self, call: Call) -> str:
-        return str(call.stage.options.get("partition_id", TRAIN))
 
 
 def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:

@@ -63,7 +63,11 @@ def sampler(config: DictConfig) -> Any:
         (),
         ("skip.rollout_tq.enable=true",),
         ("skip.rollout_tq.enable=true", "algorithm.filter_groups.enable=true"),
-        ("skip.drop_fields=[rm_scores]", "algorithm.filter_groups.enable=true"),
+        (
+            "skip.rollout_tq.enable=true",
+            "skip.drop_fields=[rm_scores]",
+            "algorithm.filter_groups.enable=true",
+        ),
         ("skip.rollout_tq.enable=true", "skip.drop_fields=[rm_scores]"),
         (f"{SAMPLER}.path=mine.py", f"{SAMPLER}.name={OUR_SAMPLER['name']}"),
     ],
@@ -137,14 +141,6 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
         (
             ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
             "algorithm.filter_groups.enable: rlskip's buffer does not filter groups by reward",
-        ),
-        (
-            [
-                "skip.rollout_tq.enable=true",
-                "skip.drop_fields=[rm_scores]",
-                "algorithm.filter_groups.enable=true",
-            ],
-            "skip.rollout_tq.drop_fields: verl needs rm_scores when it samples",
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),

@@ -26,22 +26,24 @@ _INFO = "reward_extra_info"
 _TENSORS = ("prompts", "responses", "input_ids", "position_ids")
 
 
-def score_again(batch: Any, queue: TrajectoryQueue, workers: Sequence[Any]) -> None:
-    """Score the sessions of a batch and write the scores to its rows; nothing if they have some.
+def score_again(
+    keys: Sequence[str], partition: str, queue: TrajectoryQueue, workers: Sequence[Any]
+) -> None:
+    """Score sessions and write the scores to their rows; nothing if they have some.
 
     Parameters
     ----------
-    batch
-        A KVBatchMeta.
+    keys, partition
+        All rows of these sessions.
     queue
-        The queue that holds its rows.
+        The queue that holds them.
     workers
         verl's reward workers, Ray actors with a method ``compute_score``.
     """
-    data = queue.get(batch.keys, batch.partition_id)
+    data = queue.get(keys, partition)
     if SCORES in data.keys():  # noqa: SIM118 - a TensorDict
         return
-    rows = dict(zip(map(TrajectoryKey.parse, batch.keys), to_rows(data), strict=True))
+    rows = dict(zip(map(TrajectoryKey.parse, keys), to_rows(data), strict=True))
     sessions = [
         {key: rows[key] for key in keys}
         for _, keys in itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
@@ -57,7 +59,7 @@ def score_again(batch: Any, queue: TrajectoryQueue, workers: Sequence[Any]) -> N
         for session, result in zip(sessions, results, strict=True)
         for key, row in session.items()
     }
-    queue.put(list(scored), batch.partition_id, list(scored.values()))
+    queue.put(list(scored), partition, list(scored.values()))
 
 
 def _as_sent(rows: list[dict[str, Any]]) -> DataProto:

@@ -22,7 +22,6 @@ from rlskip.hosts.verl.names import (
     OUR_MANAGER,
     OUR_SAMPLER,
     SAMPLER_KEY,
-    SCORES,
 )
 
 Roles = Mapping[str, RoleConfig]
@@ -81,10 +80,6 @@ def plug_in(config: DictConfig, roles: Roles) -> DispatchConfig:
         the user's own, options of verl that rlskip's parts cannot honour.
     """
     problems = _roles_not_called(roles, "rollout_tq")
-    role = roles.get("rollout_tq")
-    if role and SCORES in (role.drop_fields or []) and look_up(config, FILTER_KEY):
-        what = f"verl needs {SCORES} when it samples, and dropped scores are computed after that"
-        problems.append(Problem("skip.rollout_tq.drop_fields", what, f"set {FILTER_KEY}=false"))
     dispatch = read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
     _plug_in_buffer(config, dispatch, problems)

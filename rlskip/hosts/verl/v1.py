@@ -7,12 +7,17 @@ Seams, each wrapped when verl imports its module:
     :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
 ``PPOTrainer._submit_batch_to_rollout``
     Role ``rollout_tq``, phase submit: the last place that sees the prompts. Validation does not
-    pass here, so it is never skipped.
+    pass here, so it is never skipped. Under ``algorithm.filter_groups`` a batch to replay is
+    enlarged by the prompts that replaced filtered ones when its dump was made; what is submitted
+    at the same step after that is a refill. Replayed rows without scores are scored.
 ``ReplayBuffer._materialize_batch``
     Role ``rollout_tq``, phase sample: the last place that sees the roots. verl deletes them
     before its own ``sample`` returns.
-``PPOTrainer._balance_batch``
-    The first place that sees a sampled batch: rows without scores are scored.
+``ReplayBuffer._clear_groups``
+    Role ``rollout_tq``, phase evict: filtered, failed, stale and surplus groups.
+``ReplayBuffer._select_prompt_uids``
+    verl chooses among the groups of one step in the order of a set, which differs from run to
+    run: with the role on, in the order in which they were submitted.
 ``AgentLoopManagerTQ.generate_sequences``
     Where prompts carry their own number of sessions, rlskip's buffer is told that number.
 ``FullyAsyncAgentLoopManager.generate_sequences_single``
@@ -29,15 +34,18 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from rlskip.batch.meta import is_validation
+from rlskip.batch.prompts import uids_of
+from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import wrap
-from rlskip.hosts.verl.names import FULLY_ASYNC, MANAGER_KEY, SCORES, V1
+from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.run_queue import StatusQueue, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
+    REPLAYED,
     ROLLOUT_N,
     ROLLOUT_ROOT_KEYS,
     TRAIN,
@@ -49,14 +57,16 @@ from rlskip.skip import SkipManager
 
 _KEY = "rlskip.verl_v1"
 _ROLE = "rollout_tq"
+_SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 
 
 def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
     wrap(f"{V1}.trainer_base:PPOTrainer.__init__", _beginning, key=_KEY)
     wrap(f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
-    wrap(f"{V1}.trainer_base:PPOTrainer._balance_batch", _balancing, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
+    wrap(f"{V1}.replay_buffer:ReplayBuffer._clear_groups", _clearing, key=_KEY)
+    wrap(f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids", _selecting, key=_KEY)
     wrap(f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", _expecting, key=_KEY)
     wrap(
         f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single",
@@ -102,16 +112,57 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
-    stage = SkipManager.annotate(
-        role=_ROLE, stage="verl.submit", prompts="batch", queue=_queue_of, lacks=lacking_now
-    )(submit)
+    stages = {
+        phase: SkipManager.annotate(
+            role=_ROLE,
+            stage="verl.submit",
+            prompts="batch",
+            queue=_queue_of,
+            lacks=lacking_now,
+            phase=phase,
+        )(submit)
+        for phase in ("submit", "refill")
+    }
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
-        stage(self, batch)
-        return len(batch)  # as verl: replayed prompts are submitted, too
+        skip = SkipManager.skip_instances.get(_ROLE)
+        if skip is None:
+            return submit(self, batch)
+        submitted = len(batch)
+        refills = getattr(self, _SUBMITTED_AT, None) == self.global_steps
+        setattr(self, _SUBMITTED_AT, self.global_steps)
+        if not refills and look_up(self.config, FILTER_KEY):
+            batch = _with_dumped_refills(self, batch, skip)
+        stages["refill" if refills else "submit"](self, batch)
+        if SCORES in skip.local_config.drop_fields:
+            _score_replayed(self, batch)
+        return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
+
+
+def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDict:
+    """`batch` and as many prompts of the data loader as were submitted beyond it for the dump."""
+    more = skip.prompts_dumped(trainer.global_steps) - len(batch)
+    if more <= 0:
+        return batch
+    from verl.utils import tensordict_utils
+
+    return tensordict_utils.concat_tensordict([batch, trainer._next_train_batch(more)])
+
+
+def _score_replayed(trainer: Any, batch: TensorDict) -> None:
+    workers = trainer.reward_loop_manager.reward_loop_worker_handles
+    if workers is None:  # a reward model on the rollouts' own GPUs scores what is sampled
+        return
+    from rlskip.hosts.verl.scores import score_again
+
+    listing = run_queue().list(TRAIN)
+    replayed = {uid for uid in uids_of(batch) if REPLAYED in listing.get(uid, {})}
+    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
+    if keys:
+        score_again(keys, TRAIN, run_queue(), workers)
 
 
 def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
@@ -121,11 +172,10 @@ def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
     return run_queue() if ours else StatusQueue(run_queue())
 
 
-@SkipManager.annotate(role=_ROLE, phase="sample", queue=lambda *_: run_queue())
-def _selected(
+def _rows_of(
     partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
 ) -> KVBatchMeta:
-    """The batch that verl is about to make of these prompts, in verl's order of rows."""
+    """The batch of these prompts, in verl's order of rows."""
     chosen = set(uids)
     rows = {
         key: tag
@@ -136,28 +186,43 @@ def _selected(
     return KVBatchMeta(list(rows), [dict(t) for t in rows.values()], partition_id, None, roots)
 
 
+_sampled, _evicted = (
+    SkipManager.annotate(
+        role=_ROLE, stage=f"verl.{phase}", phase=phase, queue=lambda *_: run_queue()
+    )(_rows_of)
+    for phase in ("sample", "evict")
+)
+
+
 def _materializing(materialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(materialize)
     def materializing(self: Any, partition_id: str, uids: Any, snapshot: Any) -> Any:
         if partition_id == TRAIN and _ROLE in SkipManager.skip_instances:
-            _selected(partition_id, uids, snapshot)
+            _sampled(partition_id, uids, snapshot)
         return materialize(self, partition_id, uids, snapshot)
 
     return materializing
 
 
-def _balancing(balance: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(balance)
-    def balancing(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        skip = SkipManager.skip_instances.get(_ROLE)
-        workers = self.reward_loop_manager.reward_loop_worker_handles
-        if skip is not None and SCORES in skip.local_config.drop_fields and workers is not None:
-            from rlskip.hosts.verl.scores import score_again
+def _clearing(clear: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(clear)
+    def clearing(self: Any, partition_id: str, uids: set[str]) -> None:
+        if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
+            _evicted(partition_id, sorted(uids), self.partitions[partition_id])
+        clear(self, partition_id, uids)
 
-            score_again(batch, run_queue(), workers)
-        return balance(self, batch, *args, **kwargs)
+    return clearing
 
-    return balancing
+
+def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(select)
+    def selecting(self: Any, partition_id: str, sampleable: Any, batch_size: int) -> Any:
+        if _ROLE in SkipManager.skip_instances:
+            submitted = self.prompt_global_steps[partition_id]
+            sampleable = [uid for uid in submitted if uid in sampleable]
+        return select(self, partition_id, sampleable, batch_size)
+
+    return selecting
 
 
 # -- rlskip's buffer with verl's manager -----------------------------------------------------

@@ -1,0 +1,173 @@
+"""The half of role ``rollout_tq`` that dumps: groups as they leave the queue.
+
+They leave it in a sampled batch, or because the trainer evicts them. Groups that the role submitted
+carry the step, position and content of their prompt in the root tag.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any, ClassVar
+
+import attrs
+
+from rlskip.config.skip import RoleConfig
+from rlskip.errors import ConfigError
+from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
+from rlskip.queue import TrajectoryQueue
+from rlskip.skip.call import Call, Stage, saved_call
+from rlskip.skip.dumping import DumpingSkip
+from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
+from rlskip.skip.rng import capture_rng
+from rlskip.store import DumpError, DumpMeta
+
+log = logging.getLogger(__name__)
+
+SUBMIT, REFILL, SAMPLE, EVICT = _PHASES = ("submit", "refill", "sample", "evict")
+
+
+@attrs.define
+class Visit:
+    """What was submitted at a step so far: a batch and its refills."""
+
+    prompts: int = 0
+    served: set[tuple[int, int]] = attrs.field(factory=set)  # dumped groups: part and index
+    #: What generating took until the first dump; None if nothing was generated.
+    seconds: float | None = None
+
+
+@attrs.frozen
+class _Part:
+    """Groups of one step that leave the queue together, as they are dumped."""
+
+    step: int
+    groups: list[QueuedGroup]
+    keys: list[str]
+    fields: Any
+
+
+class QueueDumping(DumpingSkip):
+    """Dumps the groups that a call observes leaving the queue."""
+
+    stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
+
+    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+        super().__init__(local_config, global_config)
+        # By step. What their dumps lack is in flight, not missing.
+        self._visits: dict[int, Visit] = {}
+        self._evicted: list[_Part] = []
+
+    def observes(self, stage: Stage) -> bool:
+        phase = stage.options.get("phase", SUBMIT)
+        if phase not in _PHASES:
+            raise ConfigError(
+                f"phase {phase!r} is unknown",
+                f"SkipManager.annotate of {stage.name}",
+                f"use {', '.join(_PHASES)}",
+            )
+        return phase in (SAMPLE, EVICT)
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        call = saved_call(*args, **kwargs)
+        if not self.observes(call.stage):
+            # What is submitted is yet to be generated.
+            visit = self._visits[step]
+            visit.seconds = (visit.seconds or 0.0) + call.seconds
+            return
+        parts = self._leaving(result[0] if isinstance(result, tuple) else result, call)
+        if call.stage.options.get("phase") == EVICT:
+            # With the next sampled batch: a dump without one would serve too few prompts.
+            self._evicted += parts
+            return
+        total = sum(len(part.groups) for part in parts)
+        for part in parts:
+            self._dump(part, call, call.seconds * len(part.groups) / total)
+        for part in self._evicted:
+            self._dump(part, call, 0.0)
+        self._evicted = []
+
+    def _leaving(self, batch: Any, call: Call) -> list[_Part]:
+        """The groups of a batch that are to be dumped, by the step that submitted them."""
+        queue = self._queue(call)
+        roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
+        if roots is None:
+            roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
+        by_step: dict[int, list[QueuedGroup]] = {}
+        for group in gather(queue.list(batch.partition_id), roots):
+            by_step.setdefault(group.root[DUMP_STEP], []).append(group)
+        parts = []
+        for step, groups in by_step.items():
+            uids = {group.uid for group in groups}
+            keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
+            if keys:  # else these groups have no rows: nothing to replay
+                parts.append(_Part(step, groups, keys, queue.get(keys, batch.partition_id)))
+        return parts
+
+    def _dump(self, part: _Part, call: Call, seconds: float) -> None:
+        """Write `part` as the next one of its step.
+
+        `seconds` is its share of what the sampling took.
+        """
+        # What the stage took, not what the trainer did between submitting and sampling. The step's
+        # first part counts the submitting, too.
+        visit = self._visits.get(part.step, Visit())
+        seconds += visit.seconds or 0.0
+        if visit.seconds is not None:
+            visit.seconds = 0.0
+        mine = secrets.token_hex(8)
+        content = {
+            "groups": [attrs.asdict(group) for group in part.groups],
+            "keys": part.keys,
+            "fields": part.fields,
+        }
+        n = self.local_config.n
+        info = {
+            **self._info(call, part.fields),
+            "part": mine,
+            "groups": [summary(group, group.is_whole(part.keys, n)) for group in part.groups],
+            "seconds": seconds,
+        }
+        number = len(self._parts(part.step))
+        while True:
+            meta = self.store.save(
+                part.step,
+                content,
+                identity=self._conditions,
+                info=info,
+                sidecar=capture_rng(),
+                part=number,
+            )
+            if meta.info.get("part") == mine:
+                break
+            number += 1  # another took this number meanwhile
+        call.record("dumped", step=part.step, bytes=meta.stored)
+
+    # -- the dump's parts, and the queue -----------------------------------------------------
+
+    def _parts(self, step: int) -> list[DumpMeta]:
+        """The metas of a step's parts, up to the first missing number."""
+        metas: list[DumpMeta] = []
+        try:
+            while (meta := self.store.read_meta(step, len(metas))) is not None:
+                DumpedGroup.of_part(len(metas), meta)
+                metas.append(meta)
+        except (DumpError, OSError) as error:
+            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
+            return []
+        return metas
+
+    def _queue(self, call: Call) -> TrajectoryQueue:
+        queue = call.stage.options.get("queue")
+        if callable(queue):
+            queue = queue(*call.args, **call.kwargs)
+        if queue is None:
+            raise ConfigError(
+                f"role {self.role} does not know the queue",
+                f"SkipManager.annotate of {call.stage.name}",
+                "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
+            )
+        return queue  # type: ignore[no-any-return]
+
+    def _partition(self, call: Call) -> str:
+        return str(call.stage.options.get("partition_id", TRAIN))
