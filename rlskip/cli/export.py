@@ -9,8 +9,8 @@ from pathlib import Path
 from rlskip.cli.screen import Answer, progress, table, text
 from rlskip.interop import jsonl, to_verl
 from rlskip.interop.to_verl import ExportError
+from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Selection
-from rlskip.runs.trajectories import Decoder
 
 
 def export_to_verl(target: Selection, out: Path) -> Answer:

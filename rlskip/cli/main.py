@@ -16,7 +16,7 @@ from rlskip.errors import RlskipError
 
 if TYPE_CHECKING:
     from rlskip.cli.screen import Answer
-    from rlskip.runs.trajectories import Decoder
+    from rlskip.runs.decoding import Decoder
 
 BAD_INPUT, BUG = 2, 3
 
@@ -263,7 +263,7 @@ def _where(directory: Path | None) -> Path:
 def _decoder(tokenizer: Path | None) -> Decoder | None:
     if tokenizer is None:
         return None
-    from rlskip.runs.trajectories import Decoder
+    from rlskip.runs.decoding import Decoder
 
     return Decoder(tokenizer)
 

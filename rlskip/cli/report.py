@@ -10,8 +10,8 @@ from rlskip._human import size
 from rlskip.cli.screen import Answer, progress, text
 from rlskip.report.figures import look
 from rlskip.report.page import render
+from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import NoSuchPlaceError, Run
-from rlskip.runs.trajectories import Decoder
 
 
 def report(

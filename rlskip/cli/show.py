@@ -11,11 +11,11 @@ from rich.console import RenderableType
 
 from rlskip._human import age, duration, number, short, size
 from rlskip.cli.screen import Answer, facts, table, text
+from rlskip.runs.decoding import Decoder
 from rlskip.runs.fields import Field, describe
 from rlskip.runs.on_disk import Dump, Selection
 from rlskip.runs.trajectories import (
     Columns,
-    Decoder,
     Session,
     columns_of,
     mean,

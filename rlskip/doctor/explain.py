@@ -1,14 +1,8 @@
-"""`rlskip doctor -- COMMAND`: what a command would skip, from the config that it composes.
-
-The command itself is run with Hydra's own ``--cfg all``, which prints the config and ends
-before the task starts.
-"""
+"""`rlskip doctor -- COMMAND`: what a command would skip, from the config that it composes."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.choices import lost_choices
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
-from rlskip.config.register import register
 from rlskip.config.settings import SkipSettings, skip_node
 from rlskip.config.skip import RoleConfig
+from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
@@ -35,21 +28,17 @@ from rlskip.runs.on_disk import Run, compact
 from rlskip.skip.manager import read_settings
 from rlskip.skip.role import SKIP_REGISTRY
 
-TIMEOUT_S = 300.0
-_NO_FIELD = "Key 'skip' not in"
-_TYPED = "the application's config is a dataclass: give it a field `skip: Any = None`"
 _SHOWN_STEPS = 100_000
-_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
 
 
 def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     """The findings, and the dump dirs of the roles that are on."""
     findings: list[Finding] = []
     try:
-        split = _Command.parse(command)
+        split = Command.parse(command)
         findings = split.findings()
         config = compose(split)
-    except _CannotComposeError as error:
+    except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)], []
     settings, about = _settings(config)
     roles = settings.roles
@@ -67,143 +56,10 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     return findings, dump_dirs
 
 
-# -- the command -----------------------------------------------------------------------
-
-
-class _CannotComposeError(RlskipError):
-    pass
-
-
-@attrs.frozen
-class _Command:
-    """A command taken apart: how the application is started, and its own arguments."""
-
-    start: list[str]
-    arguments: list[str]
-    multirun: bool
-    swept: list[str]  # the keys that a multirun sweeps
-    note: str = ""
-
-    @classmethod
-    def parse(cls, command: Sequence[str]) -> _Command:
-        start, rest, note = _start_of(list(command))
-        multirun = any(argument in ("-m", "--multirun") for argument in rest)
-        arguments, swept = [], []
-        parser = OverridesParser.create()
-        for argument in rest:
-            if argument in ("-m", "--multirun"):
-                continue
-            if multirun and not argument.startswith("-"):
-                try:
-                    override = parser.parse_override(argument)
-                    sweeps = override.is_sweep_override()
-                except Exception:  # the command itself will say what is wrong
-                    sweeps = False
-                if sweeps:
-                    swept.append(override.key_or_group)
-                    first = next(iter(override.sweep_string_iterator()))
-                    argument = f"{override.get_key_element()}={first}"
-            arguments.append(argument)
-        return cls(start, arguments, multirun, swept, note)
-
-    def findings(self) -> list[Finding]:
-        findings = [Finding("command", NOTE, self.note)] if self.note else []
-        if self.multirun:
-            what = "a multirun: its first job is explained"
-            findings.append(Finding("command", NOTE, what))
-        kept = any(argument.split("=")[0] == "hydra/callbacks" for argument in self.arguments)
-        if "skip" in self.swept and not kept:
-            findings.append(
-                Finding(
-                    "sweep",
-                    ERROR,
-                    "the skip option itself is swept: Hydra drops its callback, and each job "
-                    "refuses",
-                    "add hydra/callbacks=rlskip",
-                )
-            )
-        return findings
-
-
-def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
-    """What starts the application, the rest, and a word on what was changed."""
-    i = 1
-    if os.path.basename(command[0]).startswith("python"):
-        while i < len(command) and command[i].startswith("-"):
-            takes_one = command[i] in ("-m", "-W", "-X", "-c")
-            ends = command[i] in ("-m", "-c")
-            i += 2 if takes_one else 1
-            if ends:
-                return command[:i], command[i:], ""
-        return command[: i + 1], command[i + 1 :], ""
-    if os.path.basename(command[0]) in _SHELLS or command[0].endswith(".sh"):
-        raise _CannotComposeError(
-            "a shell script cannot be asked for its config without running it",
-            remedy="give the command that it starts the training with: python ...",
-        )
-    # torchrun, accelerate launch, srun: the application alone composes the same config.
-    for i, word in enumerate(command):
-        if word.endswith(".py"):
-            note = f"composed by {os.path.basename(sys.executable)} {word}, without {command[0]}"
-            return [sys.executable, word], command[i + 1 :], "" if i == 0 else note
-    return command[:1], command[1:], ""
-
-
-def compose(command: _Command) -> DictConfig:
-    """The whole config, `hydra` included, as the command composes it."""
-    run = _run([*command.start, *command.arguments, "--cfg", "all", "--resolve"])
-    if run.returncode != 0:
-        # What only the job can resolve must not hide the rest.
-        run = _run([*command.start, *command.arguments, "--cfg", "all"])
-    lines = run.stdout.splitlines()
-    first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
-    if run.returncode != 0 or first is None:
-        said = [line for line in run.stderr.splitlines() if line.strip()]
-        if run.returncode == 0:
-            raise _CannotComposeError(
-                "it printed no config: this is no Hydra application",
-                remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
-            )
-        noise = ("Set the environment variable HYDRA_FULL_ERROR", "Config search path", "provider=")
-        said = [line.strip() for line in said if not line.strip().startswith(noise)]
-        raise _CannotComposeError(
-            f"it cannot be composed: {' / '.join(said[-4:]) or 'it said nothing'}",
-            remedy=_TYPED if _NO_FIELD in run.stderr else "correct the command first",
-        )
-    register()
-    loaded = OmegaConf.create("\n".join(lines[first:]))
-    assert isinstance(loaded, DictConfig)
-    return loaded
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    try:
-        run = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        raise _CannotComposeError(f"there is no {command[0]}") from error
-    with run:
-        try:
-            said = run.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise _CannotComposeError(
-                f"it did not print its config within {TIMEOUT_S:.0f} s"
-            ) from error
-        finally:
-            if run.poll() is None:  # with all that it has started
-                os.killpg(run.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, run.returncode, *said)
-
-
 # -- the config ------------------------------------------------------------------------
 
 
-def _wiring(config: DictConfig, command: _Command, on: bool) -> list[Finding]:
+def _wiring(config: DictConfig, command: Command, on: bool) -> list[Finding]:
     """Plug-in and callback, as that command's own Hydra sees them."""
     version = look_up(config, "hydra.runtime.version")
     sources = look_up(config, "hydra.runtime.config_sources") or []
@@ -237,17 +93,17 @@ def _wiring(config: DictConfig, command: _Command, on: bool) -> list[Finding]:
     return findings
 
 
-def _attached_by(command: _Command) -> str:
-    """How verl's processes of that command's environment load rlskip; empty: not at all."""
+def _attached_by(command: Command) -> str:
+    """How verl's processes load rlskip in that command's environment; empty if they do not."""
     python = command.start[0]
     if not os.path.basename(python).startswith("python"):
         python = sys.executable
-    asked = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
-    return _run([python, "-c", asked]).stdout.strip()
+    code = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
+    return run_command([python, "-c", code]).stdout.strip()
 
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
-    """What `skip` says, and why no role is enabled."""
+    """The settings of `skip`, and why no role or not every chosen one is on."""
     nothing = SkipSettings(config)
     if isinstance(config.get("skip"), str):
         return nothing, [
@@ -325,8 +181,8 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
     return [Finding("legacy flag", WARNING, message) for message in messages]
 
 
-def _verl(settings: SkipSettings, command: _Command) -> list[Finding]:
-    """What verl's driver would refuse before it starts the trainer."""
+def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
+    """What verl's launcher process would refuse before it starts the trainer."""
     try:
         if MAIN_PPO_SYNC in command.start:
             refuse_main_ppo_sync()
@@ -347,10 +203,10 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
     bad = [dump.name for dump in dumps if dump.meta is None]
     if bad:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
-        findings.append(Finding(name, WARNING, what, "rlskip verify says why"))
-    there = sorted({dump.step for dump in sound} & set(_listed(role, config, dumps)))
+        findings.append(Finding(name, WARNING, what, "run rlskip verify to see why"))
     findings += _differences(name, role, skip, sound)
     listed = _listed(role, config, dumps)
+    there = sorted({dump.step for dump in sound} & set(listed))
     missing = [step for step in listed if step not in set(there)]
     if role.action == "repeat" and sound:
         what = f"steps {compact(listed)} would be replayed from the dumps of {compact(there)}"
@@ -381,7 +237,7 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
 
 
 def _listed(role: RoleConfig, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
-    """The steps in question: those of the run, where its length is known, and those dumped."""
+    """The listed steps among those of the run, where its length is known, and those dumped."""
     total = look_up(config, "trainer.total_training_steps")
     steps = {dump.step for dump in dumps}
     if isinstance(total, int) and 0 < total <= _SHOWN_STEPS:
@@ -415,6 +271,6 @@ def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -
         for what, steps in differ.items()
     ]
     if nameless:
-        what = f"dumps of steps {compact(nameless)} name no prompts: they are not compared"
+        what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
         findings.append(Finding(name, NOTE, what))
     return findings

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlskip._human import finite
+from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.trajectories import Decoder, columns_of, plain, rows_of, sessions_of, values
+from rlskip.runs.trajectories import columns_of, plain, rows_of, sessions_of, values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

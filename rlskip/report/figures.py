@@ -14,10 +14,10 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.jobs.records import Tally, tally_steps
 from rlskip.report.charts import Box
+from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump, Run
 from rlskip.runs.trajectories import (
     Columns,
-    Decoder,
     Session,
     Trajectory,
     columns_of,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 
 from rlskip.batch import columns as batches
-from rlskip.errors import RlskipError
 from rlskip.keys import split_trajectory
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -367,40 +365,6 @@ def _real(columns: Columns, what: str, width: int) -> torch.Tensor | None:
         return None
     sampled = mask != 0
     return sampled if what == "log_probs" else sampled.flip(1).cummax(1).values.flip(1)
-
-
-# -- decoding --------------------------------------------------------------------------------
-
-
-class Decoder:
-    """Tokens as text, by a local tokenizer.
-
-    Raises
-    ------
-    RlskipError
-        transformers is not installed, or the path is not that of a tokenizer.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            from transformers import AutoTokenizer
-        except ImportError as error:
-            raise RlskipError(
-                "decoding needs transformers", "--tokenizer", "pip install transformers"
-            ) from error
-        if not path.is_dir():
-            raise RlskipError("no such directory", str(path), "give a local tokenizer's directory")
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise RlskipError(f"it is not a tokenizer: {reason}", str(path)) from error
-
-    def __call__(self, tokens: Sequence[int]) -> str:
-        known = [t for t in tokens if 0 <= t < len(self._tokenizer)]
-        return str(self._tokenizer.decode(known))
 
 
 def plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlskip.doctor import command as command_module
 from rlskip.doctor import explain as explain_module
 from rlskip.store import Identity, StepStore
 
@@ -280,10 +281,10 @@ def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path)
     assert "plain string, 'rollout_cache'" in said.out
 
 
-def test_what_is_no_hydra_application_is_said_so(rlskip: Any, tmp_path: Path) -> None:
+def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('hello')\n")
     said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
-    assert "this is no Hydra application" in errors(said)[0]
+    assert "this is not a Hydra application" in errors(said)[0]
     nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
     assert "there is no /no/such/python" in errors(nowhere)[0]
 
@@ -365,7 +366,7 @@ def test_every_node_is_asked(rlskip: Any, local_ray: Any, dumps: Path) -> None:
     assert said.json[-1]["about"].startswith("node ")
     topics = [finding["topic"] for finding in findings(said)]
     assert {"rlskip", "plug-in", "callback"} <= set(topics)
-    assert "is the one that the asking node has" in said_of(said, "dump dir")
+    assert "is the same directory as where rlskip doctor runs" in said_of(said, "dump dir")
     assert not list(dumps.glob(".rlskip-doctor-*")), "the probe is gone"
     assert local_ray.is_initialized(), "who started Ray ends it"
 
@@ -404,7 +405,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    monkeypatch.setattr(explain_module, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(command_module, "TIMEOUT_S", 3.0)
     findings, _ = explain_module.explain([sys.executable, str(app)])
     assert "did not print its config" in findings[-1].what
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")

@@ -1,0 +1,166 @@
+"""A command that starts a Hydra application: its parts, and the config that it composes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import attrs
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.config.register import register
+from rlskip.doctor.finding import ERROR, NOTE, Finding
+from rlskip.errors import RlskipError
+
+TIMEOUT_S = 300.0
+_NO_FIELD = "Key 'skip' not in"
+_TYPED = "the application's config is a dataclass: give it a field `skip: Any = None`"
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
+
+
+class CannotComposeError(RlskipError):
+    """A command does not print a config."""
+
+
+@attrs.frozen
+class Command:
+    """A command taken apart: how the application is started, and its own arguments."""
+
+    start: list[str]
+    arguments: list[str]
+    multirun: bool
+    swept: list[str]  # the keys that a multirun sweeps
+    note: str = ""
+
+    @classmethod
+    def parse(cls, command: Sequence[str]) -> Command:
+        start, rest, note = _start_of(list(command))
+        multirun = any(argument in ("-m", "--multirun") for argument in rest)
+        arguments, swept = [], []
+        parser = OverridesParser.create()
+        for argument in rest:
+            if argument in ("-m", "--multirun"):
+                continue
+            if multirun and not argument.startswith("-"):
+                try:
+                    override = parser.parse_override(argument)
+                    sweeps = override.is_sweep_override()
+                except Exception:  # the command itself reports what is wrong
+                    sweeps = False
+                if sweeps:
+                    swept.append(override.key_or_group)
+                    first = next(iter(override.sweep_string_iterator()))
+                    argument = f"{override.get_key_element()}={first}"
+            arguments.append(argument)
+        return cls(start, arguments, multirun, swept, note)
+
+    def findings(self) -> list[Finding]:
+        findings = [Finding("command", NOTE, self.note)] if self.note else []
+        if self.multirun:
+            findings.append(Finding("command", NOTE, "a multirun: its first job is explained"))
+        kept = any(argument.split("=")[0] == "hydra/callbacks" for argument in self.arguments)
+        if "skip" in self.swept and not kept:
+            findings.append(
+                Finding(
+                    "sweep",
+                    ERROR,
+                    "the skip option itself is swept: Hydra drops its callback, and each job "
+                    "refuses",
+                    "add hydra/callbacks=rlskip",
+                )
+            )
+        return findings
+
+
+def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
+    """The words that start the application, the others, and a note on what was changed."""
+    i = 1
+    if os.path.basename(command[0]).startswith("python"):
+        while i < len(command) and command[i].startswith("-"):
+            takes_one = command[i] in ("-m", "-W", "-X", "-c")
+            ends = command[i] in ("-m", "-c")
+            i += 2 if takes_one else 1
+            if ends:
+                return command[:i], command[i:], ""
+        return command[: i + 1], command[i + 1 :], ""
+    if os.path.basename(command[0]) in _SHELLS or command[0].endswith(".sh"):
+        raise CannotComposeError(
+            "a shell script cannot be asked for its config without running it",
+            remedy="give the command that it starts the training with: python ...",
+        )
+    # torchrun, accelerate launch, srun: the application alone composes the same config.
+    for i, word in enumerate(command):
+        if word.endswith(".py"):
+            note = f"composed by {os.path.basename(sys.executable)} {word}, without {command[0]}"
+            return [sys.executable, word], command[i + 1 :], "" if i == 0 else note
+    return command[:1], command[1:], ""
+
+
+def compose(command: Command) -> DictConfig:
+    """The whole config, `hydra` included, as the command composes it.
+
+    Hydra's own ``--cfg all`` prints it and ends before the task starts.
+
+    Raises
+    ------
+    CannotComposeError
+        The command fails, takes too long, or is not a Hydra application.
+    """
+    run = run_command([*command.start, *command.arguments, "--cfg", "all", "--resolve"])
+    if run.returncode != 0:
+        # Some interpolations resolve in the job only.
+        run = run_command([*command.start, *command.arguments, "--cfg", "all"])
+    lines = run.stdout.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
+    if run.returncode != 0 or first is None:
+        if run.returncode == 0:
+            raise CannotComposeError(
+                "it printed no config: this is not a Hydra application",
+                remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
+            )
+        noise = ("Set the environment variable HYDRA_FULL_ERROR", "Config search path", "provider=")
+        errors = [line.strip() for line in run.stderr.splitlines() if line.strip()]
+        errors = [line for line in errors if not line.startswith(noise)]
+        raise CannotComposeError(
+            f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}",
+            remedy=_TYPED if _NO_FIELD in run.stderr else "correct the command first",
+        )
+    register()
+    loaded = OmegaConf.create("\n".join(lines[first:]))
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its output; after `TIMEOUT_S` kill it and all that it started.
+
+    Raises
+    ------
+    CannotComposeError
+        The command does not exist, or takes too long.
+    """
+    try:
+        run = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise CannotComposeError(f"there is no {command[0]}") from error
+    with run:
+        try:
+            output = run.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise CannotComposeError(
+                f"it did not print its config within {TIMEOUT_S:.0f} s"
+            ) from error
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, run.returncode, *output)
