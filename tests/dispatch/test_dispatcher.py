@@ -12,6 +12,7 @@ from rlskip.dispatch import (
     BatchError,
     DispatcherClosedError,
     LocalPool,
+    Placement,
 )
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import ConfigError
@@ -59,7 +60,9 @@ def test_the_legacy_path_writes_statuses(make_dispatcher, make_prompts, queue, e
                 raise ValueError("no")
             return await echo(prompt, sampling, session)
 
-    dispatcher = make_dispatcher(Worker, rollout_level=False, policy="round_robin")
+    # One at a time, so that each status is written on its own.
+    caps = {"max_concurrent_rollouts_per_worker": 1}
+    dispatcher = make_dispatcher(Worker, rollout_level=False, policy="round_robin", **caps)
     dispatcher.generate_sequences(make_prompts(4), step=1)
     statuses = [(k, t["status"]) for k, t in queue.log if k.startswith("u_") and k[2:].isdigit()]
     for uid in ("u_0", "u_1", "u_2", "u_3"):
@@ -97,6 +100,40 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
     dispatcher.generate_sequences(make_prompts(2), step=1, validate=True)
     assert queue.list("val")["u_0"]["n"] == 2
     assert list(seen.values()) == [val] * 4
+
+
+def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_prompts):
+    seeds = []
+
+    async def worker(prompt, sampling, session):
+        seeds.append(session.seed)
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(worker)
+    for step in (1, 2):
+        dispatcher.generate_sequences(make_prompts(2), step=step)
+    assert len(set(seeds)) == 2 * 2 * 4
+
+
+def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
+    lengths = []
+
+    def policy(session):
+        lengths.append(session.expected)
+        return Placement()
+
+    async def worker(prompt, sampling, session):
+        await asyncio.sleep(0.05)  # and returns None: it writes its rows itself
+
+    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts": 1}}
+    with Dispatcher(LocalPool(worker, 1), queue, config, policy=policy) as dispatcher:
+        dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert max(length for length in lengths if length is not None) >= 0.05
+
+
+def test_a_report_does_not_change_once_the_batch_is_done(make_dispatcher, make_prompts, echo):
+    batch = make_dispatcher(echo).submit(make_prompts(1), step=1)
+    assert batch.result(20) == batch.report()
 
 
 def test_batches_overlap(make_dispatcher, make_prompts, queue, echo):

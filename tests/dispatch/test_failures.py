@@ -14,6 +14,7 @@ from rlskip.dispatch import (
     DataFailure,
     InfrastructureFailure,
     LocalPool,
+    WorkerLostError,
 )
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.keys import split_session
@@ -147,6 +148,61 @@ def test_a_pool_that_cannot_stop_a_session_keeps_no_other_waiting(make_prompts, 
     assert len(report.failed) == len(queue.markers()) == 4
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, make_prompts, gone):
+    async def worker(prompt, sampling, session):
+        if session.attempt == 0:
+            raise WorkerLostError("its process died", gone=gone)
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(worker, 1, n=1, max_retries=1)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert report.failed == ({("u_0", 0): "no worker is left"} if gone else {})
+
+
+def test_a_legacy_prompt_names_the_first_of_its_failures(make_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        raise ValueError("no")
+
+    dispatcher = make_dispatcher(worker, 1, rollout_level=False, max_concurrent_rollouts=1)
+    dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert queue.list("train")["u_0"]["error"] == "session 0: data: ValueError: no"
+
+
+def test_a_queue_that_never_answers_is_asked_three_times(
+    make_dispatcher, make_prompts, queue, monkeypatch, echo
+):
+    monkeypatch.setattr("rlskip.dispatch.waits.WRITE_S", (0.1, 0.1))
+    asked, released = [], threading.Event()
+    monkeypatch.setattr(queue, "put", lambda *args, **_: (asked.append(args), released.wait(60)))
+    try:
+        dispatcher = make_dispatcher(echo)
+        for step in range(5):
+            with pytest.raises(InfrastructureFailure, match="did not answer within"):
+                dispatcher.submit(make_prompts(2), step=step).result(20)
+        assert len(asked) == 3
+    finally:
+        released.set()
+
+
+def test_a_cancelled_batch_starts_no_more_sessions(make_dispatcher, make_prompts):
+    started, hangs = [], threading.Event()
+
+    async def worker(prompt, sampling, session):
+        started.append(session.step)
+        hangs.set()
+        if session.step == 1:
+            await asyncio.sleep(60)
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(worker, max_concurrent_rollouts=2)
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    assert hangs.wait(10)
+    batch.cancel()
+    assert dispatcher.submit(make_prompts(2), step=2).result(10).succeeded == 8
+    assert started.count(1) <= 2
+
+
 def test_cancelling_a_batch_cancels_its_sessions(make_dispatcher, make_prompts, queue):
     cancelled, started = Counter(), threading.Event()
 
@@ -184,6 +240,8 @@ def test_rows_that_the_queue_refuses_fail_their_session_alone(
     report = dispatcher.generate_sequences(make_prompts(3), step=1)
     assert report.failed.keys() == {(f"u_{i}", 1) for i in range(3)}
     assert "data: its rows could not be written: TypeError" in report.failed["u_0", 1]
+    if not rollout_level:
+        assert queue.list("train")["u_0"]["error"].startswith("session 1: data: its rows")
     final = dict(queue.markers())
     assert len(final) == 12
     assert sum(tag["status"] == "failure" for tag in final.values()) == 3

@@ -85,6 +85,41 @@ def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
     assert store.steps() == [1]
 
 
+def test_what_is_resumed_is_not_journaled_again(tmp_path, make_prompts):
+    store = StepStore(tmp_path)
+    dispatch(store, make_prompts(2), worker)
+    size = (tmp_path / "1.journal").stat().st_size
+    assert dispatch(store, make_prompts(2), worker)[1].resumed == 8
+    assert (tmp_path / "1.journal").stat().st_size == size
+
+
+def test_validation_is_not_journaled(tmp_path, make_prompts):
+    config = {"dispatch": {"rollout_level": True, "val_n": 2, "journal": True}}
+    pool, store = LocalPool(worker, 2), StepStore(tmp_path)
+    with RolloutDispatcher(pool, MemoryQueue(), config, store=store) as dispatcher:
+        report = dispatcher.generate_sequences(make_prompts(2), step=1, validate=True)
+    assert report.succeeded == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_prompts):
+    journal, journaled = tmp_path / "1.journal", []
+
+    class Watched(MemoryQueue):
+        def put(self, keys, partition, fields=None, tags=None):
+            if fields is not None:
+                journaled.append(journal.exists())
+            return super().put(keys, partition, fields, tags)
+
+    config = {"dispatch": {"rollout_level": True, "n": 1, "journal": True}}
+    pool, store = LocalPool(worker, 2), StepStore(tmp_path)
+    with RolloutDispatcher(pool, Watched(), config, store=store) as dispatcher:
+        dispatcher.generate_sequences(make_prompts(1), step=1)
+        still_open = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+        assert str(journal) not in still_open
+    assert journaled == [True]
+
+
 def test_what_cannot_be_journaled_is_not_lost(tmp_path, make_prompts, caplog):
     async def odd(prompt, sampling, session):
         return {"responses": torch.ones(1), "handle": Handle()}

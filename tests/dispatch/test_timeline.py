@@ -57,6 +57,10 @@ def test_a_batch_writes_its_timeline(make_dispatcher, make_prompts, tmp_path):
     assert sum(e["args"]["tokens"] for e in runs) == report.tokens == 12 * 7
     assert all(e["dur"] >= 10_000 and e["args"]["queued_s"] >= 0 for e in runs)
     assert {e["args"]["attempt"] for e in runs} == {0, 1}
+    assert max(e["args"]["queued_s"] for e in runs) >= 0.03  # behind others on its worker
+    ends = {e["args"]["uid"]: e["ts"] + e["dur"] for e in failed}
+    again = [e for e in runs if e["args"]["attempt"]]
+    assert all(e["ts"] - 1e6 * e["args"]["queued_s"] >= ends[e["args"]["uid"]] - 2 for e in again)
     assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 15
 
 
