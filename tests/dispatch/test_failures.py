@@ -169,6 +169,19 @@ def test_a_legacy_prompt_names_the_first_of_its_failures(make_dispatcher, make_p
     assert queue.list("train")["u_0"]["error"] == "session 0: data: ValueError: no"
 
 
+def _threads(name):
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_the_rows_of_a_session_may_have_other_fields(make_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        return [{"responses": torch.ones(1)}, {"responses": torch.ones(1), "tool": "x"}]
+
+    report = make_dispatcher(worker, n=1).generate_sequences(make_prompts(1), step=1)
+    assert report.failed == {}
+    assert queue.get(["u_0_0_1"], "train", ["tool"])["tool"] == ["x"]
+
+
 def test_a_queue_that_never_answers_is_asked_three_times(
     make_dispatcher, make_prompts, queue, monkeypatch, echo
 ):
@@ -183,6 +196,11 @@ def test_a_queue_that_never_answers_is_asked_three_times(
         assert len(asked) == 3
     finally:
         released.set()
+    dispatcher.close()
+    deadline = time.monotonic() + 10
+    while _threads("rlskip-queue") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _threads("rlskip-queue") == 0
 
 
 def test_a_cancelled_batch_starts_no_more_sessions(make_dispatcher, make_prompts):

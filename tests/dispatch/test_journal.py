@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity
+from rlskip.testing import each_fault
 
 IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
 
@@ -74,6 +76,64 @@ def test_a_flipped_bit_costs_its_frame_and_keeps_the_bytes(tmp_path):
         SessionJournal(path, IDENTITY)  # read again, the same bytes are not kept twice
         assert len(list(tmp_path.iterdir())) == 2
         kept.unlink()
+
+
+@pytest.mark.parametrize("block", [8, 13, 100])
+def test_the_next_frame_is_found_wherever_it_begins(tmp_path, monkeypatch, block):
+    path = tmp_path / "3.journal"
+    write(path, 3)
+    monkeypatch.setattr("rlskip.dispatch.journal._BLOCK", block)
+    content = path.read_bytes()
+    for cut in range(1, 40):
+        path.write_bytes(b"x" * cut + content)
+        assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1, 2]
+
+
+def test_more_damage_than_is_kept_stays_where_it_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rlskip.dispatch.journal.MAX_KEPT_BYTES", 10)
+    path = tmp_path / "3.journal"
+    write(path, 1)
+    content = b"x" * 11 + path.read_bytes()
+    path.write_bytes(content)
+    assert steps_of(SessionJournal(path, IDENTITY)) == [0]
+    assert "skipped 11 damaged bytes" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == content
+
+
+def test_sessions_of_two_identities_in_one_journal_stay(tmp_path):
+    path = tmp_path / "3.journal"
+    other = attrs.evolve(IDENTITY, n=5)
+    for number, identity in enumerate([IDENTITY, other]):
+        journal = SessionJournal(tmp_path / f"{number}.journal", identity)
+        journal.append({("content", 0, number): None})
+        journal.close()
+    path.write_bytes(b"".join((tmp_path / f"{n}.journal").read_bytes() for n in (0, 1)))
+    assert steps_of(SessionJournal(path, IDENTITY)) == [0]
+    assert steps_of(SessionJournal(path, other)) == [1]
+    assert path.exists()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_fault_of_the_file_system_is_an_oserror_and_loses_nothing(tmp_path, lasting):
+    directory = tmp_path / "run"
+    path = directory / "3.journal"
+    directory.mkdir()
+    for fault in each_fault(directory, lasting=lasting):
+        path.unlink(missing_ok=True)
+        write(path, 2)
+        acknowledged = []
+        with fault, suppress(OSError):
+            journal = SessionJournal(path, IDENTITY)
+            assert set(steps_of(journal)) <= {0, 1}, fault
+            for i in (7, 8):
+                with suppress(OSError):
+                    journal.append({("content", 0, i): "x"})
+                    acknowledged.append(i)
+            journal.close()
+        kept = steps_of(SessionJournal(path, IDENTITY))
+        assert kept[:2] == [0, 1], fault
+        assert set(kept) >= set(acknowledged), fault
 
 
 def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):

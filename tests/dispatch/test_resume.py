@@ -127,7 +127,8 @@ def test_what_cannot_be_journaled_is_not_lost(tmp_path, make_prompts, caplog):
     class Handle:  # no codec keeps it
         pass
 
-    queue, report = dispatch(StepStore(tmp_path), make_prompts(1), odd)
+    one_by_one = {"max_concurrent_rollouts": 1}
+    queue, report = dispatch(StepStore(tmp_path), make_prompts(1), odd, **one_by_one)
     assert report.failed == {}
     (warning,) = [r for r in caplog.records if "not journaled" in r.message]
     assert warning.levelno == logging.WARNING
@@ -281,13 +282,17 @@ def test_one_session_that_cannot_be_journaled_costs_no_other(tmp_path, make_prom
 
 @pytest.mark.parametrize("call", ["__init__", "append"])
 def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
-    released = threading.Event()
+    released, calls = threading.Event(), []
     monkeypatch.setattr("rlskip.dispatch.waits.WRITE_S", (0.3, 0.3))
-    monkeypatch.setattr(SessionJournal, call, lambda *args: released.wait(60))
+    monkeypatch.setattr(
+        SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
+    )
+    one_by_one = {"max_concurrent_rollouts": 1}
     try:
-        _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker)
+        _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker, **one_by_one)
     finally:
         released.set()
+    assert len(calls) == 1
     assert report.succeeded == 8
     warnings = [r.message for r in caplog.records if "not journaled" in r.message]
     assert len(warnings) == 1
