@@ -45,6 +45,9 @@ _SHAPING = (
     "apply_overlong_filtering",
 )
 
+# Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
+_LOGPROBS = "logprobs"
+
 _OVERRIDE = "trainer.override_entrypoint="
 
 # Seconds per trajectory, and the metrics made of them.
@@ -211,6 +214,7 @@ def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]
     """`generate` of a generator that is configured by `settings`, as a stage."""
     last: int | None = None
     generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
+    needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
     shaping = {
         name: vars(value) if dataclasses.is_dataclass(value) else value
         for name in _SHAPING
@@ -218,9 +222,16 @@ def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]
     }
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return {**shaping, **(input_batch.get("sampling_params") or {})}
+        asked = input_batch.get("sampling_params") or {}
+        return {**shaping, **{name: asked[name] for name in asked if name != _LOGPROBS}}
 
-    @SkipManager.annotate(role=ROLE, stage="skyrl.generate", prompts=_prompts, identity=identity)
+    def lacks(output: Mapping[str, Any]) -> list[str]:
+        lacking = needs_logprobs.get() and not output.get("rollout_logprobs")
+        return [f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"] if lacking else []
+
+    @SkipManager.annotate(
+        role=ROLE, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=lacks
+    )
     async def stage(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         generated.set(True)
         output = await generate(input_batch, *args, **kwargs)
@@ -247,6 +258,8 @@ def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]
         last = metadata.global_step
         SkipManager.set_step(last)
         generated.set(False)
+        asked = input_batch.get("sampling_params") or {}
+        needs_logprobs.set(asked.get(_LOGPROBS) is not None)
         output = await stage(input_batch, *args, **kwargs)
         if not generated.get():
             output = _without_times(output)

@@ -72,6 +72,7 @@ def test_other_sampling_seed_or_step_resumes_nothing(tmp_path, make_prompts):
     dispatch(store, make_prompts(2), worker)
     assert dispatch(store, make_prompts(2), worker, step=2)[1].resumed == 0
     assert dispatch(store, make_prompts(2), worker, seed=1)[1].resumed == 0
+    assert dispatch(store, make_prompts(2), worker, n=3)[1].resumed == 0
     assert dispatch(store, make_prompts(2), worker, sampling={"top_p": 0.5})[1].resumed == 0
 
 

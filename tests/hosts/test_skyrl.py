@@ -160,6 +160,8 @@ def make(skyrl: Any) -> Any:
                     out["trajectory_ids"].append(copy.copy(id_))
                     out["is_last_step"].append(turn == self.turns - 1)
                     context += [*answer, 7]
+            if input_batch["sampling_params"].get("logprobs", 1) is None:
+                out["rollout_logprobs"] = None
             metrics = {name: random.random() for name in ("generate/mean", TIME_METRIC)}
             times = [random.random() for _ in out["response_ids"]]
             return {**out, "rollout_metrics": metrics, "trajectory_generation_times": times}
@@ -288,6 +290,18 @@ def test_what_shapes_skyrls_rollouts_is_compared(
         train(other, batch, steps=(1,))
     assert named in str(error.value)
     assert other.generator.calls == []
+
+
+def test_log_probs_are_needed_or_more_than_needed(make: Any, batch: Any, tmp_path: Path) -> None:
+    def run(logprobs: int | None, name: str) -> Any:
+        trainer = make(on(tmp_path / name))
+        asyncio.run(trainer.generate(batch(1, logprobs=logprobs)[0]))
+        return trainer.generator.calls
+
+    assert run(1, "with") == run(None, "without") == [("train", 1)]
+    assert run(1, "with") == run(None, "with") == run(None, "without") == []
+    with pytest.raises(MismatchError, match="lacks what this run needs: rollout_logprobs"):
+        run(1, "without")
 
 
 def test_another_engine_of_skyrl_is_only_logged(

@@ -12,7 +12,7 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.hosts import install, trl, uninstall
 from rlskip.hosts.attach import AttachError
-from rlskip.hosts.source import CONFIG_VARIABLE, read_config
+from rlskip.hosts.source import CONFIG_VARIABLE, is_on, read_config
 
 ARGS = SimpleNamespace(
     output_dir="out", generation_batch_size=8, num_generations=4, max_completion_length=16,
@@ -114,3 +114,17 @@ def test_trl_attached_twice_is_as_if_attached_once(tmp_path: Path, given: bool |
         assert twice._generate.generate is print
         role = SkipManager.skip_instances["rollout"].local_config
         assert role.restore_rng is (given is None)
+
+
+def test_only_the_built_in_roles_that_a_host_never_calls_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+    install(on)
+    (role,) = SkipManager.skip_instances.values()
+    assert is_on("rollout", on, "the trainer")
+    monkeypatch.setitem(SkipManager.skip_instances, "critic", role)  # the application's own
+    assert is_on("rollout", on, "the trainer")
+    monkeypatch.setitem(SkipManager.skip_instances, "async_rollout", role)
+    with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: the trainer never calls"):
+        is_on("rollout", on, "the trainer")

@@ -31,13 +31,13 @@ def pixels(value: Any) -> Any:
 def trainer() -> Callable[..., Any]:
     """``trainer(made)``: as much of a GRPOTrainer as `attach` and `_generate` use."""
 
-    def make(made: list[int], **more: Any) -> Any:
+    def make(made: list[int], logprobs: Any = None, **more: Any) -> Any:
         def generate(prompts: list[Any]) -> tuple[Any, ...]:
             made.append(1)
             images = [[message["content"][0]["image"]] for (message,) in prompts]
             completions = [[{"role": "assistant", "content": "red"}] for _ in prompts]
             ids = [[1, 2] for _ in prompts]
-            return ids, ids, None, completions, None, {"pixels": torch.ones(2, 3)}, images, []
+            return ids, ids, logprobs, completions, None, {"pixels": torch.ones(2, 3)}, images, []
 
         args = types.SimpleNamespace(
             output_dir="out", generation_batch_size=2, num_generations=2, max_completion_length=8,
@@ -102,3 +102,28 @@ def test_another_engine_is_only_logged(
         trl_step(ours, tmp_path)
     assert made == [1]
     assert "versions.engine: 'vllm' now, 'transformers' in the dump" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "enough"),
+    [
+        ([[0.5, 0.5], [0.5, 0.5]], True),
+        ([[None, 0.5], [0.5, 0.5]], True),
+        ([[], [0.5, 0.5]], True),
+        (None, False),
+        ([[None, None], [None, None]], False),
+        ([[1, 2], [1, 2]], False),
+    ],
+)
+def test_log_probs_that_a_correction_needs(
+    trainer: Callable[..., Any], tmp_path: Path, logprobs: Any, enough: bool
+) -> None:
+    made: list[int] = []
+    trl_step(trainer(made, logprobs), tmp_path)
+    ours = trainer(made, [[0.5, 0.5]], use_vllm=True, vllm_importance_sampling_correction=True)
+    if enough:
+        trl_step(ours, tmp_path)
+    else:
+        with pytest.raises(MismatchError, match="lacks what this run needs: logprobs"):
+            trl_step(ours, tmp_path)
+    assert made == [1]
