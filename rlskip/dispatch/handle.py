@@ -17,6 +17,18 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Span, write_picture, write_trace
 from rlskip.dispatch.units import Sample
+from rlskip.keys import (
+    ERROR,
+    EXPECTED_ROLLOUTS,
+    FAILURE,
+    FINISHED,
+    PENDING,
+    STATUS,
+    SessionKey,
+    prompt_tag,
+    session_tag,
+    status_tag,
+)
 
 
 @attrs.frozen
@@ -78,6 +90,27 @@ class Prompt(SessionGroup):
     error: str | None = attrs.field(default=None, kw_only=True)
     running: bool = attrs.field(default=False, kw_only=True)
 
+    def fail(self, session: int, cause: str) -> None:
+        """Note that a session failed for good."""
+        self.batch.failed[self.uid, session] = cause
+        self.error = self.error or f"session {session}: {cause}"
+
+    def root_tag(self, counted: bool) -> dict[str, Any]:
+        """The tag of its key at the start: a number to count markers to, or a legacy status."""
+        if counted:
+            return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
+        return status_tag(self.batch.step, PENDING, expected=self.n)
+
+    def last_tags(
+        self, session: int, attempt: int, error: str | None, rows: int | None, counted: bool
+    ) -> dict[str, dict[str, Any]]:
+        """A session's marker and, after the last of a prompt that is not counted, its status."""
+        tags = {str(SessionKey(self.uid, session)): session_tag(session, attempt, error, rows)}
+        if not self.open and not counted:
+            failed = {STATUS: FAILURE, ERROR: self.error}
+            tags[self.uid] = {STATUS: FINISHED} if self.error is None else failed
+        return tags
+
 
 @attrs.define(eq=False)
 class Attempt:
@@ -92,6 +125,13 @@ class Attempt:
     @property
     def prompt(self) -> Prompt:
         return self.unit.group  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        unit = self.unit
+        return (
+            f"session {unit.session} of {self.prompt.uid} "
+            f"(attempt {unit.attempt}, worker {self.worker})"
+        )
 
 
 class BatchHandle:
@@ -146,6 +186,25 @@ class BatchHandle:
     def elapsed(self) -> float:
         """Seconds since the batch was submitted."""
         return time.perf_counter() - self.began
+
+    def note(self, attempt: Attempt, tokens: int, error: str | None) -> None:
+        """Add an attempt that has ended to the timeline, where one is drawn."""
+        prompt, unit = attempt.prompt, attempt.unit
+        if self.spans is not None:
+            self.spans.append(
+                Span(
+                    worker=attempt.worker,
+                    prompt=prompt.prompt,
+                    uid=prompt.uid,
+                    session=unit.session,
+                    attempt=unit.attempt,
+                    queued=self.queued[prompt.uid, unit.session],
+                    started=attempt.started,
+                    ended=self.elapsed(),
+                    tokens=tokens,
+                    error=error,
+                )
+            )
 
     def finish(self, error: BaseException | None = None) -> None:
         """Wake the callers that wait, with the report or with `error`; any thread may."""

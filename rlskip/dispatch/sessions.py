@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -28,24 +27,9 @@ from rlskip.dispatch.pools import Pool, Rows, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import open_journal, resumable
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.timeline import Span
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.dispatch.waits import DaemonThreads, write_seconds
-from rlskip.keys import (
-    ERROR,
-    EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    PENDING,
-    RUNNING,
-    STATUS,
-    SessionKey,
-    TrajectoryKey,
-    prompt_tag,
-    row_tag,
-    session_tag,
-    status_tag,
-)
+from rlskip.dispatch.waits import DaemonThreads, Deadlines, write_seconds
+from rlskip.keys import RUNNING, STATUS, TrajectoryKey, row_tag
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
@@ -94,10 +78,7 @@ class Sessions:
         # The number of the next attempt at each session that was given up and may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
-        # When each attempt must have ended, by the loop's clock, earliest first; and one timer
-        # for all, because nearly every attempt ends long before.
-        self._deadlines: dict[Attempt, float] = {}
-        self._alarm: asyncio.TimerHandle | None = None
+        self._deadlines = Deadlines(loop, config.session_timeout_s, self._expire)
 
     async def run(self) -> None:
         """Write what sessions leave, for as long as the event loop runs."""
@@ -145,7 +126,8 @@ class Sessions:
         self._write_roots(batch)
 
     def _write_roots(self, batch: BatchHandle) -> None:
-        tags = {prompt.uid: self._root_tag(batch, prompt) for prompt in batch.prompts}
+        counted = self._config.rollout_level
+        tags = {prompt.uid: prompt.root_tag(counted) for prompt in batch.prompts}
         then = functools.partial(self._rooted, batch)
         self._writer.add(Leaving(batch.partition, tags, then))
 
@@ -170,11 +152,6 @@ class Sessions:
         if batch.cancelled:
             self._end_all(batch, "cancelled")
         self._pump()
-
-    def _root_tag(self, batch: BatchHandle, prompt: Prompt) -> dict[str, Any]:
-        if self._config.rollout_level:
-            return {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
-        return status_tag(batch.step, PENDING, expected=prompt.n)
 
     # -- sessions, from dispatch to marker -------------------------------------------------
 
@@ -209,9 +186,7 @@ class Sessions:
             future = self._loop.create_future()
             future.set_exception(portable(error))
         attempt = Attempt(worker, unit, batch.elapsed(), future)
-        if self._config.session_timeout_s is not None:
-            self._deadlines[attempt] = self._loop.time() + self._config.session_timeout_s
-            self._set_alarm()
+        self._deadlines.add(attempt)
         if not self._config.rollout_level and not prompt.running:
             prompt.running = True
             self._write_running(prompt)
@@ -234,7 +209,7 @@ class Sessions:
         if attempt.closed:
             if error is None:
                 batch.late += 1
-                logger.info("dropped a late result of %s", _name(attempt))
+                logger.info("dropped a late result of %s", attempt)
             return
         self._close_attempt(attempt)
         try:
@@ -253,27 +228,19 @@ class Sessions:
             self._abort(batch, portable(failed))
         self._pump()
 
-    def _set_alarm(self) -> None:
-        if self._alarm is None and self._deadlines:
-            first = next(iter(self._deadlines.values()))
-            self._alarm = self._loop.call_at(first, self._expire)
-
-    def _expire(self) -> None:
+    def _expire(self, attempts: list[Attempt]) -> None:
         """Give up the attempts that have passed their deadline."""
-        self._alarm = None
         seconds = self._config.session_timeout_s
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        now = self._loop.time()
-        for attempt in list(takewhile(lambda a: self._deadlines[a] <= now, self._deadlines)):
+        for attempt in attempts:
             self._stop(attempt)
             self._failed(attempt, InfrastructureFailure(late))
-        self._set_alarm()
         self._pump()
 
     def _close_attempt(self, attempt: Attempt) -> None:
         attempt.closed = True
         attempt.prompt.batch.running.discard(attempt)
-        self._deadlines.pop(attempt, None)
+        self._deadlines.discard(attempt)
 
     def _stop(self, attempt: Attempt) -> None:
         """Stop a session; a pool that cannot stop it must not delay the others."""
@@ -283,12 +250,12 @@ class Sessions:
         try:
             self._pool.stop(attempt.worker, attempt.future)
         except BaseException:  # a pool may be the user's
-            logger.exception("%s could not be stopped", _name(attempt))
+            logger.exception("%s could not be stopped", attempt)
 
     def _succeeded(self, attempt: Attempt, rows: Rows, tokens: int) -> None:
         prompt, unit = attempt.prompt, attempt.unit
         length = tokens or prompt.batch.elapsed() - attempt.started
-        self._note(attempt, tokens, None)
+        prompt.batch.note(attempt, tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
         self._scheduler.done(attempt.worker, unit, length)
@@ -297,18 +264,18 @@ class Sessions:
     def _failed(self, attempt: Attempt, error: BaseException) -> None:
         prompt, unit, failure = attempt.prompt, attempt.unit, as_failure(error)
         what = text_of(failure)
-        self._note(attempt, 0, what)
+        prompt.batch.note(attempt, 0, what)
         if isinstance(failure, WorkerLostError) and getattr(failure, "gone", False):
             self._scheduler.lose(attempt.worker)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         prompt.failures[unit.session, machine] += 1
         if prompt.failures[unit.session, machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", _name(attempt), what)
+            logger.warning("%s failed and is tried again: %s", attempt, what)
             prompt.batch.queued[prompt.uid, unit.session] = prompt.batch.elapsed()
             self._scheduler.retry(attempt.worker, unit)
             return
-        logger.error("%s failed for good: %s", _name(attempt), what, exc_info=failure)
+        logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
         cause = f"{_kind(failure)}: {what}"
         self._settle(prompt, unit.session, unit.attempt, None, cause)
@@ -327,8 +294,7 @@ class Sessions:
         prompt.open.remove(session)
         batch.tokens += tokens
         if error is not None:
-            batch.failed[prompt.uid, session] = error
-            prompt.error = prompt.error or f"session {session}: {error}"
+            prompt.fail(session, error)
         if not prompt.open:
             try:
                 self._pool.forget(prompt.sample)
@@ -341,8 +307,12 @@ class Sessions:
                 str(TrajectoryKey(prompt.uid, session, index)): (row, tag)
                 for index, row in enumerate(rows or ())
             },
-            tags=self._last_tags(
-                prompt, session, attempt, error, None if rows is None else len(rows)
+            tags=prompt.last_tags(
+                session,
+                attempt,
+                error,
+                None if rows is None else len(rows),
+                counted=self._config.rollout_level,
             ),
             then=functools.partial(self._written, prompt, session, attempt, tokens),
         )
@@ -350,22 +320,6 @@ class Sessions:
         if batch.journal is not None and rows is not None and key not in batch.journal.entries:
             leaving = attrs.evolve(leaving, journal=batch.journal, entries={key: rows})
         self._writer.add(leaving)
-
-    def _last_tags(
-        self,
-        prompt: Prompt,
-        session: int,
-        attempt: int,
-        error: str | None,
-        rows: int | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """A session's marker and, after the last of a legacy prompt, the prompt's status."""
-        tags = {str(SessionKey(prompt.uid, session)): session_tag(session, attempt, error, rows)}
-        if not prompt.open and not self._config.rollout_level:
-            tags[prompt.uid] = {STATUS: FINISHED}
-            if prompt.error is not None:
-                tags[prompt.uid] = {STATUS: FAILURE, ERROR: prompt.error}
-        return tags
 
     def _written(
         self,
@@ -382,9 +336,10 @@ class Sessions:
             failure = as_failure(error)
             cause = f"{_kind(failure)}: its rows could not be written: {text_of(failure)}"
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            batch.failed[prompt.uid, session] = cause
-            prompt.error = prompt.error or f"session {session}: {cause}"
-            tags = self._last_tags(prompt, session, attempt, cause)
+            prompt.fail(session, cause)
+            tags = prompt.last_tags(
+                session, attempt, cause, None, counted=self._config.rollout_level
+            )
             then = functools.partial(self._written, prompt, session, attempt, tokens)
             self._writer.add(Leaving(batch.partition, tags, then))
             return
@@ -446,39 +401,13 @@ class Sessions:
         """Stop every unfinished session of `batch`; each is marked failed."""
         for attempt in list(batch.running):
             self._stop(attempt)
-            self._note(attempt, 0, cause)
+            batch.note(attempt, 0, cause)
             self._scheduler.done(attempt.worker, attempt.unit)
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
             for session in sorted(prompt.open):
                 self._settle(prompt, session, 0, None, cause)
 
-    def _note(self, attempt: Attempt, tokens: int, error: str | None) -> None:
-        prompt, unit, batch = attempt.prompt, attempt.unit, attempt.prompt.batch
-        if batch.spans is not None:
-            batch.spans.append(
-                Span(
-                    worker=attempt.worker,
-                    prompt=prompt.prompt,
-                    uid=prompt.uid,
-                    session=unit.session,
-                    attempt=unit.attempt,
-                    queued=batch.queued[prompt.uid, unit.session],
-                    started=attempt.started,
-                    ended=batch.elapsed(),
-                    tokens=tokens,
-                    error=error,
-                )
-            )
-
 
 def _kind(failure: SessionFailure) -> str:
     return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
-
-
-def _name(attempt: Attempt) -> str:
-    unit = attempt.unit
-    return (
-        f"session {unit.session} of {attempt.prompt.uid} "
-        f"(attempt {unit.attempt}, worker {attempt.worker})"
-    )
