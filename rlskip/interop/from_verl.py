@@ -198,8 +198,8 @@ def _as_part(
         "keys": batch["keys"],
         "fields": batch["tensordict"],
     }
-    whole = [summary(group, group.is_whole(batch["keys"], expected)) for group in groups]
-    return part, {"part": secrets.token_hex(8), "groups": whole, "seconds": 0.0}
+    summaries = [summary(group, group.is_complete(batch["keys"], expected)) for group in groups]
+    return part, {"part": secrets.token_hex(8), "groups": summaries, "seconds": 0.0}
 
 
 def _sessions_per_prompt(foreign: Foreign, sessions: Sequence[set[int]] | Any) -> int:

@@ -1,4 +1,4 @@
-"""Which dumped group stands in for which prompt, and what a dump keeps of a group."""
+"""Which dumped group replaces which prompt's, and what a dump keeps of a group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QueuedGroup:
     def root(self) -> Tag:
         return self.tags[""]
 
-    def is_whole(self, sampled: Iterable[str], otherwise: int | None) -> bool:
+    def is_complete(self, sampled: Iterable[str], otherwise: int | None) -> bool:
         """Whether as many distinct sessions have rows among `sampled` as were expected."""
         rows = (split_trajectory(key) for key in sampled)
         sessions = {row[1] for row in rows if row is not None and row[0] == self.uid}
@@ -78,7 +78,7 @@ class DumpedGroup:
     index: int
     content: str | None
     position: int
-    whole: bool
+    complete: bool
 
     @classmethod
     def of_part(cls, part: int, meta: DumpMeta) -> list[DumpedGroup]:
@@ -91,8 +91,8 @@ class DumpedGroup:
         """
         try:
             groups = [
-                cls(part, index, content, position, whole)
-                for index, (content, position, whole) in enumerate(meta.info["groups"])
+                cls(part, index, content, position, complete)
+                for index, (content, position, complete) in enumerate(meta.info["groups"])
             ]
             if any(type(group.position) is not int for group in groups):
                 raise TypeError("a position")
@@ -104,18 +104,22 @@ class DumpedGroup:
             ) from error
 
 
-def summary(group: QueuedGroup, whole: bool) -> list[Any]:
-    """What a part says of a group beside the dump: content, position, and whether it is whole."""
-    return [group.root[DUMP_CONTENT], group.root[DUMP_POSITION], whole]
+def summary(group: QueuedGroup, complete: bool) -> list[Any]:
+    """What a part's ``meta.json`` has of a group: content, position, whether it is complete."""
+    return [group.root[DUMP_CONTENT], group.root[DUMP_POSITION], complete]
 
 
 def without_superseded(groups: Sequence[DumpedGroup]) -> list[DumpedGroup]:
-    """By position in the batch; a short group is left out where a whole one came after it."""
-    whole = {(group.content, group.position) for group in groups if group.whole}
+    """By position in the batch, without incomplete groups that have a complete twin."""
+    complete = {(group.content, group.position) for group in groups if group.complete}
     kept = {
-        (group.content, group.position, (group.part, group.index) if group.whole else None): group
+        (
+            group.content,
+            group.position,
+            (group.part, group.index) if group.complete else None,
+        ): group
         for group in groups
-        if group.whole or (group.content, group.position) not in whole
+        if group.complete or (group.content, group.position) not in complete
     }
     return sorted(kept.values(), key=lambda group: (group.position, group.part, group.index))
 
@@ -125,10 +129,10 @@ def by_content(
 ) -> list[DumpedGroup | None]:
     """For each prompt a group of the same content, each group once; None where there is none.
 
-    Whole ones come first.
+    Complete groups come first.
     """
     shelves: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
-    for group in sorted(groups, key=lambda group: not group.whole):
+    for group in sorted(groups, key=lambda group: not group.complete):
         shelves[group.content].append(group)
     return [
         shelves[content].popleft() if content is not None and shelves[content] else None
@@ -137,5 +141,5 @@ def by_content(
 
 
 def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup | None]:
-    """For each prompt the group at its place; None beyond the last."""
+    """For each prompt the group at its position; None beyond the last."""
     return [groups[i] if i < len(groups) else None for i in range(prompts)]

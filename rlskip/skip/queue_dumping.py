@@ -125,7 +125,7 @@ class QueueDumping(DumpingSkip):
         info = {
             **self._info(call, part.fields),
             "part": mine,
-            "groups": [summary(group, group.is_whole(part.keys, n)) for group in part.groups],
+            "groups": [summary(group, group.is_complete(part.keys, n)) for group in part.groups],
             "seconds": seconds,
         }
         number = len(self._parts(part.step))

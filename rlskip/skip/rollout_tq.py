@@ -363,7 +363,7 @@ def _is_legacy(metas: Sequence[DumpMeta]) -> bool:
 
 
 def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
-    return [group if group is not None and group.whole else None for group in match]
+    return [group if group is not None and group.complete else None for group in match]
 
 
 def _shifted(tag: Tag, steps: int) -> Tag:

@@ -49,7 +49,7 @@ _groups = st.lists(
         index=st.integers(0, 3),
         content=st.sampled_from([None, "a", "b", "c"]),
         position=st.integers(0, 4),
-        whole=st.booleans(),
+        complete=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda g: (g.part, g.index),
@@ -77,11 +77,11 @@ def test_each_group_is_used_once_and_for_its_own_content(
 def test_what_is_kept_is_in_order_and_never_superseded(groups: list[DumpedGroup]) -> None:
     kept = without_superseded(groups)
     assert [one.position for one in kept] == sorted(one.position for one in kept)
-    assert [one for one in kept if one.whole] == sorted(
-        (one for one in groups if one.whole), key=lambda g: (g.position, g.part, g.index)
+    assert [one for one in kept if one.complete] == sorted(
+        (one for one in groups if one.complete), key=lambda g: (g.position, g.part, g.index)
     )
-    complete = {(one.content, one.position) for one in groups if one.whole}
-    assert all(one.whole or (one.content, one.position) not in complete for one in kept)
+    complete = {(one.content, one.position) for one in groups if one.complete}
+    assert all(one.complete or (one.content, one.position) not in complete for one in kept)
     assert by_position(kept, 2) == [*kept[:2], *[None] * (2 - len(kept[:2]))]
 
 
@@ -100,7 +100,7 @@ def test_what_is_kept_is_in_order_and_never_superseded(groups: list[DumpedGroup]
 def test_a_group_is_complete_with_all_its_sessions(
     root: dict[str, Any], keys: list[str], otherwise: int | None, complete: bool
 ) -> None:
-    assert QueuedGroup("u", {"": root}).is_whole(keys, otherwise) is complete
+    assert QueuedGroup("u", {"": root}).is_complete(keys, otherwise) is complete
 
 
 def test_only_groups_of_a_dumped_step_are_gathered() -> None:
