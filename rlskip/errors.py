@@ -45,6 +45,19 @@ class MismatchError(RlskipError, ValueError):
     """A dump exists for the step, but for other prompts or other sampling."""
 
 
+class NoEngineError(RlskipError, RuntimeError):
+    """`start_engine: false`, and something asks for a generation."""
+
+    @classmethod
+    def of(cls, asks: str) -> NoEngineError:
+        """The error for what `asks` says: who asks, and for what."""
+        return cls(
+            f"rlskip started no inference engine, and {asks}",
+            "skip.start_engine=false",
+            "set skip.start_engine=true to generate",
+        )
+
+
 class NotInstalledError(RlskipError, RuntimeError):
     """`skip` was asked for on this job, but no SkipManager was installed."""
 

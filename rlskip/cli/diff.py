@@ -9,9 +9,10 @@ from rich.console import RenderableType
 
 from rlskip._human import number, short
 from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.config.steps import compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.compare import Difference, StepTally, compare
-from rlskip.runs.on_disk import Run, Selection, compact
+from rlskip.runs.on_disk import Run, Selection
 from rlskip.runs.trajectories import Columns, columns_of
 
 

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 
 from rlskip._human import age, duration, size
 from rlskip.cli.screen import Answer, table, text
+from rlskip.config.steps import compact
 from rlskip.jobs.records import tally_steps
 from rlskip.runs.listing import RunLine, StepLine
-from rlskip.runs.on_disk import Run, compact, find_runs
+from rlskip.runs.on_disk import Run, find_runs
 
 
 def ls(where: Path, steps: bool) -> Answer:

@@ -38,6 +38,8 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings.config, f"skip.{role}.enable", "false", option))
+        elif action == "replay" and settings.start_engine:
+            problems.append(_overridden(settings.config, "skip.start_engine", "true", option))
         elif action == "repeat" and local.action != action:
             problems.append(_overridden(settings.config, f"skip.{role}.action", "cache", option))
     if not problems and not settings.roles:
@@ -106,7 +108,7 @@ def _chosen(config: Any) -> Iterator[tuple[str, str, str]]:
     """Each chosen option that rlskip ships, with its role and action."""
     for option in _options(config):
         role, _, action = option.rpartition("_")
-        if role in BUILT_IN_ROLES and action in ACTIONS:
+        if role in BUILT_IN_ROLES and action in (*ACTIONS, "replay"):
             yield option, role, action
 
 

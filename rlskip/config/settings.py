@@ -72,12 +72,15 @@ class SkipSettings:
         For each role the functions that ``skip.attach`` names.
     node
         The plain `skip` mapping, without the defaults that verl fills in; None when there is none.
+    start_engine
+        Whether the host starts its inference engine.
     """
 
     config: Any
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
+    start_engine: bool = True
 
 
 def skip_node(config: Any) -> dict[str, Any] | None:
@@ -144,7 +147,7 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
     # What is wrong in a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
-    return SkipSettings(config, on, attach, node)
+    return SkipSettings(config, on, attach, node, shared.start_engine or not on)
 
 
 def _complete(
@@ -165,6 +168,13 @@ def _complete(
     for f in dataclasses.fields(RoleConfig):
         if f.name not in own:
             setattr(role, f.name, getattr(shared, f.name))
+    never_runs = f"{typed('on_miss')}=error"
+    if not shared.start_engine:
+        never_runs = "skip.start_engine=false"
+        if role.enable and "on_miss" in own and role.on_miss != "error":
+            what = f"{never_runs} leaves no inference engine to generate with"
+            problems.append(Problem(typed("on_miss"), what, "remove one of them"))
+        role.on_miss = "error"
     places = {**_FROM_HOST, **(_FROM_V1 if name == "rollout_tq" else {})}
     for key, (keys, last_resort) in places.items():
         if getattr(role, key) is None:
@@ -183,8 +193,9 @@ def _complete(
         what = f"role {name} does not support {role.action!r}"
         problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
     if role.enable and (role.on_miss, role.on_mismatch) == ("error", "regenerate"):
-        what = f"error never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
-        problems.append(Problem(typed("on_miss"), what, "choose one of them"))
+        key, _, value = never_runs.partition("=")
+        what = f"{value} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
+        problems.append(Problem(key, what, "choose one of them"))
 
 
 def _unknown(

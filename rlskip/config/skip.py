@@ -126,6 +126,9 @@ class SkipManagerConfig(RoleConfig):
     background_write: Any = field(default="auto", metadata=_background)
     wait_s: float = field(default=3600.0, metadata={"min": 0})
 
+    # false: the host starts no inference engine, and on_miss is error in every role.
+    start_engine: bool = True
+
     # Functions of third-party code that are stages: role to "package.module:Class.method", to
     # a mapping (rlskip.config.attachments.AttachConfig), or to a list of these.
     attach: dict[str, Any] = field(default_factory=dict)

@@ -121,6 +121,27 @@ def resolve_steps(*items: Any) -> Any:
     return OmegaConf.create(sorted(steps.singles.union(*steps.ranges)))
 
 
+def compact(steps: list[int]) -> str:
+    """Ascending steps as the grammar writes them: ``1-5,8,10-30:10``.
+
+    >>> compact([1, 2, 3, 7, 10, 20, 30])
+    '1-3,7,10-30:10'
+    """
+    parts, i = [], 0
+    while i < len(steps):
+        j = i
+        stride = steps[i + 1] - steps[i] if i + 1 < len(steps) else 1
+        while j + 1 < len(steps) and steps[j + 1] - steps[j] == stride:
+            j += 1
+        if j - i < 2:
+            parts.append(str(steps[i]))
+            i += 1
+            continue
+        parts.append(f"{steps[i]}-{steps[j]}" + (f":{stride}" if stride > 1 else ""))
+        i = j + 1
+    return ",".join(parts)
+
+
 def _ranges_of(item: Any, wrong: list[str]) -> list[range]:
     """The ranges of one item of a list; what is wrong with it is appended to `wrong`."""
     if isinstance(item, bool) or not isinstance(item, (int, str)):

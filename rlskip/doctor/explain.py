@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up
@@ -17,14 +16,17 @@ from rlskip.config.choices import lost_choices
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.settings import SkipSettings, skip_node
 from rlskip.config.skip import RoleConfig
+from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
+from rlskip.hosts.verl.look_ahead import problems
 from rlskip.hosts.verl.names import MAIN_PPO_SYNC
 from rlskip.hosts.verl.releases import is_verls, refuse_main_ppo_sync
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.runs.on_disk import Run, compact
+from rlskip.runs.on_disk import Run
+from rlskip.skip.look_ahead import differences, holes, steps_of
 from rlskip.skip.manager import read_settings
 from rlskip.skip.role import SKIP_REGISTRY
 
@@ -50,6 +52,8 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
         findings += _verl(settings, split)
     for name, role in roles.items():
         findings += _role(name, role, config)
+    if roles:
+        findings += _engine(settings)
     dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
     for dump_dir in dump_dirs:
         findings += dump_dir_findings(dump_dir)
@@ -225,15 +229,32 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
                 "the same (that is compared as the job runs)",
             )
         )
-    if role.on_miss == "error" and (missing or not there):
-        first = f"at step {missing[0]}" if missing else "at the first step"
-        what = f"on_miss=error, and the job would end {first}: no dump"
-        findings.append(Finding(name, ERROR, what, "generate it once with skip.on_miss=generate"))
+    if role.on_miss == "error":
+        if not there and not missing:
+            what = "on_miss=error, and the job would end at the first step: no dump"
+            remedy = "generate it once with skip.on_miss=generate"
+            findings.append(Finding(name, ERROR, what, remedy))
     elif missing and there:
         findings.append(
             Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
         )
     return findings
+
+
+def _engine(settings: SkipSettings) -> list[Finding]:
+    """Whether an inference engine is started, and what the job would need one for."""
+    config, starts = settings.config, settings.start_engine
+    roles = {name: SKIP_REGISTRY[name](role, config) for name, role in settings.roles.items()}
+    if is_verls(config):
+        found = problems(config, roles, start_engine=starts)
+    else:
+        found = holes(roles, steps_of(config))
+    findings = [Finding("engine", ERROR, f"{p.key}: {p.what}", p.remedy) for p in found]
+    if starts:
+        what = "an inference engine will be started: skip.start_engine is true"
+        return [*findings, Finding("engine", NOTE, what)]
+    what = "no inference engine will be started" + (": the job refuses to start" if found else "")
+    return [*findings, Finding("engine", NOTE if found else OK, what)]
 
 
 def _listed(role: RoleConfig, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
@@ -250,17 +271,12 @@ def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -
     """How the config differs from the one that the dumps were made with."""
     if role.action == "repeat":
         return []
-    now = skip._conditions
     differ: dict[str, list[int]] = {}
     nameless = [dump.step for dump in dumps if dump.meta.identity is None]
     for dump in dumps:
         made = dump.meta.identity
-        if made is not None:
-            must, _ = attrs.evolve(
-                now, prompts_hash=made.prompts_hash, extra=made.extra
-            ).differences(made)
-            if must:
-                differ.setdefault("; ".join(must), []).append(dump.step)
+        if made is not None and (must := differences(skip, made)):
+            differ.setdefault("; ".join(must), []).append(dump.step)
     level, then = {
         "error": (ERROR, "the job would end there"),
         "regenerate": (WARNING, "they are generated again"),

@@ -7,18 +7,22 @@ method up, `_generate_and_score_completions`, would replay the rewards too.
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from rlskip.config.check import Problem, raise_all
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import host_config, is_on, read_config
-from rlskip.skip.manager import SkipManager
+from rlskip.hosts.trl_no_engine import NoGeneration, constructing
+from rlskip.skip.look_ahead import holes
+from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.store import fingerprint
 
 ROLE = "rollout"
@@ -71,9 +75,42 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not is_on(ROLE, config, "TRL's trainer"):
         return
     _check(trainer)
+    if not SkipManager.start_engine:
+        _check_without_engine(trainer)
     _restore_rng_by_default()
     if not isinstance(trainer._generate, _Generation):  # else this is not the first call
         trainer._generate = _Generation(trainer, trainer._generate)
+
+
+@contextlib.contextmanager
+def attached(config: Any = None) -> Iterator[None]:
+    """Within it, :func:`attach` follows the construction of every trainer.
+
+    ::
+
+        with rlskip.hosts.trl.attached(config):
+            trainer = GRPOTrainer(...)
+
+    With ``skip.start_engine: false`` a trainer whose `use_vllm` is true starts no engine, and asks
+    for no server (``vllm_mode`` colocate and server): vLLM need not be installed. `use_vllm` stays
+    true, and so does the importance correction.
+
+    Parameters
+    ----------
+    config
+        As for :func:`attach`.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`attach`; or a trainer without an engine would evaluate.
+    AttachError
+        This version of TRL does not have the seams.
+    """
+    given = read_config(config)
+    starts = SkipManager.start_engine if given is None else read_settings(given).start_engine
+    with constructing(functools.partial(attach, config=given), engine=starts):
+        yield
 
 
 @attrs.define(eq=False)
@@ -86,6 +123,7 @@ class _Generation:
     #: The state and its global_step at the last call, and how many calls it had before.
     _at: tuple[Any, int] = attrs.field(init=False, default=(None, -1))
     _nth: int = attrs.field(init=False, default=0)
+    _looked_ahead: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._stage = SkipManager.annotate(
@@ -99,7 +137,10 @@ class _Generation:
     def __call__(self, *args: Any) -> Any:
         if not self.trainer.model.training:
             return self.generate(*args)
-        SkipManager.set_step(self._next_step())
+        step = self._next_step()
+        if not self._looked_ahead:
+            self._look_ahead(step)
+        SkipManager.set_step(step)
         done = self._stage(*args)
         # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self.trainer._metrics["train"]
@@ -123,14 +164,31 @@ class _Generation:
         own.pop("num_tokens", None)  # the sum so far, not what this call adds
         return {"output": output, "metrics": dict(own), "num_tokens": num_tokens}
 
+    def _look_ahead(self, first: int) -> None:
+        """Refuse steps from `first` to the last that have no usable dump and must have one."""
+        self._looked_ahead = True
+        args, iterations = self.trainer.args, getattr(self.trainer, "num_iterations", 1)
+        last = getattr(self.trainer.state, "max_steps", 0) * self._calls_a_step
+        # One generation may serve several steps.
+        every, irregular = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
+        if self._calls_a_step > 1 and iterations == 1:
+            every, irregular = 1, args.gradient_accumulation_steps % args.steps_per_generation
+        alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
+        if alone and every and not irregular:
+            raise_all(holes(SkipManager.skip_instances, range(first, last + 1, every * iterations)))
+
+    @property
+    def _calls_a_step(self) -> int:
+        args = self.trainer.args
+        return -(-int(args.gradient_accumulation_steps) // int(args.steps_per_generation))
+
     def _next_step(self) -> int:
-        state, args = self.trainer.state, self.trainer.args
+        state = self.trainer.state
         last_state, last_step = self._at
         again = state is last_state and state.global_step == last_step
         self._nth = self._nth + 1 if again else 0
         self._at = (state, state.global_step)
-        calls_a_step: int = math.ceil(args.gradient_accumulation_steps / args.steps_per_generation)
-        step: int = state.global_step * calls_a_step + self._nth + 1
+        step: int = state.global_step * self._calls_a_step + self._nth + 1
         return step
 
     def _sampling(self, *_: Any) -> dict[str, Any]:
@@ -145,6 +203,8 @@ class _Generation:
         }
         return {
             **{name: getattr(trainer.args, name, None) for name in _SAMPLING},
+            # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
+            "use_vllm": bool(getattr(trainer, "use_vllm", False)),
             **{name: value for name, value in more.items() if value},
         }
 
@@ -184,6 +244,29 @@ def _check(trainer: Any) -> None:
             "rlskip.hosts.trl.attach",
             "train without skip, or use tools and reward functions instead of environment_factory",
         )
+
+
+def _check_without_engine(trainer: Any) -> None:
+    if not getattr(trainer, "use_vllm", False):
+        return  # what generates is the model itself
+    if not isinstance(trainer.vllm_generation, NoGeneration):
+        raise ConfigError(
+            "the trainer has made its engine already",
+            "skip.start_engine=false",
+            "make the trainer within `with rlskip.hosts.trl.attached(config):`",
+        )
+    args = trainer.args
+    evaluates = {
+        "eval_strategy": getattr(args.eval_strategy, "value", args.eval_strategy) != "no",
+        "eval_on_start": args.eval_on_start,
+    }
+    raise_all(
+        [
+            Problem(key, "evaluation generates, and skip.start_engine=false", f"set {key}={off}")
+            for (key, on), off in zip(evaluates.items(), ("'no'", "False"), strict=True)
+            if on
+        ]
+    )
 
 
 def _restore_rng_by_default() -> None:

@@ -16,6 +16,7 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import FOLDER
@@ -265,27 +266,6 @@ def the_run(within: Path) -> Run:
 
 def default_dir() -> Path:
     return Path(DEFAULT_DUMP_DIR).expanduser()
-
-
-def compact(steps: list[int]) -> str:
-    """Ascending steps as the steps grammar writes them: ``1-5,8,10-30:10``.
-
-    >>> compact([1, 2, 3, 7, 10, 20, 30])
-    '1-3,7,10-30:10'
-    """
-    parts, i = [], 0
-    while i < len(steps):
-        j = i
-        stride = steps[i + 1] - steps[i] if i + 1 < len(steps) else 1
-        while j + 1 < len(steps) and steps[j + 1] - steps[j] == stride:
-            j += 1
-        if j - i < 2:
-            parts.append(str(steps[i]))
-            i += 1
-            continue
-        parts.append(f"{steps[i]}-{steps[j]}" + (f":{stride}" if stride > 1 else ""))
-        i = j + 1
-    return ",".join(parts)
 
 
 def _is_run(path: Path) -> bool:

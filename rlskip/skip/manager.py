@@ -10,13 +10,14 @@ import logging
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, ClassVar, TypeVar
 
 from rlskip.batch.meta import is_validation
+from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
@@ -70,6 +71,9 @@ class SkipManager:
     #: The step that `set_step` set last.
     step: ClassVar[int | None] = None
 
+    #: Whether the host starts its inference engine (``skip.start_engine``).
+    start_engine: ClassVar[bool] = True
+
     #: Whether the caller of `init` handles ``skip.attach``, as :func:`rlskip.hosts.install` does.
     _attaches: ClassVar[bool] = False
 
@@ -88,7 +92,14 @@ class SkipManager:
     _recorders: ClassVar[dict[str, Recorder]] = {}
 
     @classmethod
-    def init(cls, config: Any, *, flush_at_end: bool = False, check_dump_dir: bool = True) -> None:
+    def init(
+        cls,
+        config: Any,
+        *,
+        flush_at_end: bool = False,
+        check_dump_dir: bool = True,
+        look_ahead: bool = True,
+    ) -> None:
         """Turn on the roles that `config` enables, and off all others.
 
         Parameters
@@ -103,13 +114,18 @@ class SkipManager:
         check_dump_dir
             Whether to refuse a ``dump_dir`` that cannot be written here. False for a process whose
             stages run on another machine.
+        look_ahead
+            Whether to refuse listed steps up to ``trainer.total_training_steps`` that have no
+            usable dump where ``on_miss`` is ``error``. False for a caller that knows better which
+            steps will run.
 
         Raises
         ------
         ConfigError
             The `skip` node has problems: all are named, and every decorated function refuses
-            to run. Also raised for a ``skip.attach`` that the caller does not handle, and for a
-            ``dump_dir`` that cannot be written and lacks dumps of listed steps.
+            to run. Also raised for a ``skip.attach`` that the caller does not handle, for a
+            ``dump_dir`` that cannot be written and lacks dumps of listed steps, and for steps
+            without a dump that must not be generated: all are named.
         """
         cls._refuse("SkipManager.init failed")
         settings = read_settings(config)
@@ -140,8 +156,13 @@ class SkipManager:
         if check_dump_dir:
             for skip in enabled.values():
                 check_writable(skip)
+        if check_dump_dir and look_ahead and enabled:
+            from rlskip.skip.look_ahead import holes, steps_of
+
+            raise_all(holes(enabled, steps_of(settings.config)))
         retire_legacy_flags(settings.config, rollout_enabled="rollout" in roles)
         cls.settings, cls.skip_instances = settings, enabled
+        cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if cls.skip_instances else None
         for role, instance in cls.skip_instances.items():
             local = instance.local_config
@@ -189,6 +210,20 @@ class SkipManager:
         return role in cls._recorders
 
     @classmethod
+    def will_replay(cls, role: str, steps: Iterable[int]) -> bool:
+        """Whether each of `steps` can be replayed, so that a loop may leave its engine out.
+
+        True if `role` is on, lists all of them, and each has a readable dump that was made with
+        the same config. The prompts are compared when the stage is called: set
+        ``skip.on_miss=error`` so that prompts without a dump end the run by name.
+        """
+        if role not in cls.skip_instances:
+            return False
+        from rlskip.skip.look_ahead import lacking
+
+        return not lacking(cls.skip_instances[role], steps)
+
+    @classmethod
     def _unwritten(cls, role: str) -> Tally:
         """What this process did for `role` since `init` and could not record."""
         return cls._recorders[role].unwritten if cls.was_called(role) else Tally()
@@ -221,6 +256,7 @@ class SkipManager:
         cls._recorders = {}
         cls.bypassed, cls._warned = set(), set()
         cls.settings, cls.skip_instances = None, {}
+        cls.start_engine = True
         cls._guard = staticmethod(guard)
 
     @classmethod

@@ -76,6 +76,7 @@ def test_roles_and_shared_keys_have_the_same_names() -> None:
     shared = {f.name for f in dataclasses.fields(SkipManagerConfig)}
     assert {f.name for f in dataclasses.fields(RoleConfig)} == shared - {
         "attach",
+        "start_engine",
         "rollout",
         "async_rollout",
         "rollout_tq",

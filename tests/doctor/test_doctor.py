@@ -168,7 +168,11 @@ def test_it_says_which_steps_would_be_replayed(
     assert "steps 3 would be generated and dumped" in said_of(said, "rollout")
     assert "is writable" in said_of(said, "dump dir")
     strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error", app=app)
-    assert errors(strict) == ["rollout: on_miss=error, and the job would end at step 3: no dump"]
+    (hole,) = errors(strict)
+    assert hole.startswith("engine: skip.rollout.on_miss=error: steps 3,5 have no usable dump in")
+    replay = explain("+skip=rollout_replay", "skip.dump_dir=dumps", "skip.steps=[1,2]", app=app)
+    assert "no inference engine will be started" in said_of(replay, "engine")
+    assert errors(replay) == []
     again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 

@@ -90,6 +90,8 @@ def runs(run: Callable[..., Any]) -> Results:
     name = "once_a_step"
     other_sampling = job(name, skip=skip(name))
     other_sampling["args"]["temperature"] = 0.5
+    longer = job(name, skip=skip(name, on_miss="error"))
+    longer["args"]["max_steps"] = 6
     place = {"experiment_name": name, "project_name": "trl", "gbs": 2, "n": 4, "response_len": 8}
     [second] = run(
         {f"second {name}": job(name, skip=skip(name)) for name in CASES}
@@ -103,13 +105,16 @@ def runs(run: Callable[..., Any]) -> Results:
             "attached twice": job(name, skip=skip(name), attached=2),
             "installed": job(name, skip=skip(name, **place), installed=True),
             "typo": job(name, skip=skip(name, stepz=[1])),
-            "needs logprobs": job(name, skip=skip(name), attributes=VLLM),
+            "other engine": job(name, skip=skip(name), attributes=VLLM),
+            "hole": longer,
             "logprobs ignored": job(
                 name, skip=skip(name, on_mismatch="ignore"), attributes={"use_vllm": True, **NO_IS}
             ),
             "corrected": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
             "corrected again": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
-            "not corrected": job("rollout_func", skip=skip("corrected")),
+            "not corrected": job(
+                "rollout_func", skip=skip("corrected"), attributes={"use_vllm": True, **NO_IS}
+            ),
             "other template": job(name, skip=skip(name), attributes={"chat_template": "x"}),
         }
     )
@@ -211,11 +216,11 @@ def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(
     }  # fmt: skip
 
 
-def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(runs: Results) -> None:
-    wanting = runs["needs logprobs"]
-    assert wanting["generated"] == {"train": 0, "eval": 0}
-    assert "MismatchError" in wanting["error"]
-    assert "lacks what this run needs: logprobs (use_vllm and vllm_imp" in wanting["error"]
+def test_what_transformers_generated_is_refused_under_vllm(runs: Results) -> None:
+    other = runs["other engine"]
+    assert other["generated"] == {"train": 0, "eval": 0}
+    assert "MismatchError" in other["error"]
+    assert "extra.use_vllm: True now, False in the dump" in other["error"]
     assert runs["logprobs ignored"]["error"] is None
     assert runs["logprobs ignored"]["generated"]["train"] == 0
 
@@ -233,6 +238,13 @@ def test_log_probs_that_nobody_needs_are_no_mismatch(runs: Results) -> None:
     assert without["error"] is None
     assert without["generated"]["train"] == 0
     assert "sampling/importance_sampling_ratio/mean" not in without["log"][0]
+
+
+def test_holes_are_named_before_the_first_step(runs: Results) -> None:
+    hole = runs["hole"]
+    assert "steps 5,6 have no usable dump" in hole["error"]
+    assert hole["log"] == []
+    assert hole["rewarded"] == 0
 
 
 def test_another_chat_template_is_refused(runs: Results) -> None:

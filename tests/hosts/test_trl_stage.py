@@ -92,16 +92,16 @@ def test_what_shapes_trls_rollouts_is_compared(
     assert made == [1]
 
 
-def test_another_engine_is_only_logged(
-    trainer: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("first", [False, True])
+def test_what_the_other_engine_generated_is_refused(
+    trainer: Callable[..., Any], tmp_path: Path, first: bool
 ) -> None:
+    """The trainer's loss depends on whether vLLM's log-probs are there."""
     made: list[int] = []
-    for use_vllm in (False, True):
-        ours = trainer(made, use_vllm=use_vllm)
-        ours.args.use_vllm = use_vllm
-        trl_step(ours, tmp_path)
+    trl_step(trainer(made, use_vllm=first), tmp_path)
+    with pytest.raises(MismatchError, match=f"extra.use_vllm: {not first} now, {first} in the du"):
+        trl_step(trainer(made, use_vllm=not first), tmp_path)
     assert made == [1]
-    assert "versions.engine: 'vllm' now, 'transformers' in the dump" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_log_probs_that_a_correction_needs(
     trainer: Callable[..., Any], tmp_path: Path, logprobs: Any, enough: bool
 ) -> None:
     made: list[int] = []
-    trl_step(trainer(made, logprobs), tmp_path)
+    trl_step(trainer(made, logprobs, use_vllm=True), tmp_path)
     ours = trainer(made, [[0.5, 0.5]], use_vllm=True, vllm_importance_sampling_correction=True)
     if enough:
         trl_step(ours, tmp_path)

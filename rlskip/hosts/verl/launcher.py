@@ -25,6 +25,7 @@ from rlskip.hosts.verl.handshake import (
     reach_running_ray,
     running_ray,
 )
+from rlskip.hosts.verl.look_ahead import before_ray
 from rlskip.hosts.verl.names import (
     MAIN_PPO_SYNC,
     MODULES_VARIABLE,
@@ -164,6 +165,7 @@ def before_job(settings: SkipSettings) -> None:
     if verl_version() >= (0, 9):
         _check_plugin()
     judge(copy.deepcopy(settings.config), settings.roles)
+    before_ray(settings.config)
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
     if job.found_ray:
         reach_running_ray(running_ray())

@@ -7,8 +7,10 @@ Seam                                              What rlskip does there
                                                   every trainer of every release
 ``AgentLoopManager.generate_sequences``           role ``rollout``: the V0 trainers call it once a
                                                   step or, with dynamic sampling, several times
-``RayPPOTrainer.init_workers``                    the trainer object is remembered: trainers that
-                                                  never state the step count it there
+``RayPPOTrainer.init_workers``                    :func:`begin` and :func:`before_workers`, as the
+                                                  number of steps is known; the trainer object is
+                                                  remembered: trainers that never state the step
+                                                  count it there
 ``verl.utils.skip.SkipManager`` (0.9)             ``init`` becomes :func:`begin`, ``set_step``
                                                   becomes :func:`next_step`, ``annotate`` makes
                                                   stages of rlskip; verl's own roles stay off
@@ -31,11 +33,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from rlskip.batch.meta import is_validation
+from rlskip.config.check import look_up
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
+from rlskip.hosts.verl.look_ahead import before_workers
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
+from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.releases import refuse_main_ppo_sync, refuse_old_release, verl_version
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
@@ -82,7 +87,7 @@ def begin(config: Any) -> None:
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
         logging.getLogger("rlskip").setLevel(logging.INFO)
-    install(config)
+    install(config, look_ahead=False)  # before_workers knows the steps better
     if SkipManager.skip_instances:
         refuse_old_release()
     for role, skip in SkipManager.skip_instances.items():
@@ -178,7 +183,14 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
     from verl.utils.ray_utils import auto_await
 
     # Below auto_await, and below verl 0.9's own decorator.
-    stage = rollout_stage("rollout")(inspect.unwrap(method))
+    theirs = inspect.unwrap(method)
+
+    @functools.wraps(theirs)
+    async def generate(self: Any, prompts: Any) -> Any:
+        refuse_to_generate(self.config, prompts)
+        return await theirs(self, prompts)
+
+    stage = rollout_stage("rollout")(generate)
 
     @functools.wraps(stage)
     async def generate_sequences(self: Any, prompts: Any) -> Any:
@@ -197,9 +209,22 @@ def _making_workers(init_workers: Callable[..., None]) -> Callable[..., None]:
     def making_workers(self: Any, *args: Any, **kwargs: Any) -> None:
         global _trainer
         _trainer = weakref.ref(self)
+        # The fully async application has two such trainers, and only one generates.
+        if look_up(self.config, "async_training") is None:
+            begin(self.config)
+            before_workers(self.config, _last_step(self))
         init_workers(self, *args, **kwargs)
 
     return making_workers
+
+
+def _last_step(trainer: Any) -> int | None:
+    """The number of the last step, as far as `trainer` knows it."""
+    total = getattr(trainer, "total_training_steps", None)
+    epochs = look_up(trainer.config, "trainer.total_epochs")
+    if total is None or epochs is None:
+        return total
+    return min(total, len(trainer.train_dataloader) * epochs)
 
 
 def _set_step_of(prompts: Any) -> None:

@@ -5,6 +5,8 @@ Seams, each wrapped when verl imports its module:
 ``PPOTrainer.__init__``
     The roles are switched on and the config is judged before any model is loaded;
     :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
+``PPOTrainer._init_dataloader``
+    The number of steps is known: steps without a dump are refused, an engine is left out.
 ``PPOTrainer._submit_batch_to_rollout``
     Role ``rollout_tq``, phase submit: the last place that sees the prompts. Validation does not
     pass here, so it is never skipped. Under ``algorithm.filter_groups`` a batch to replay is
@@ -39,7 +41,9 @@ from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import wrap
+from rlskip.hosts.verl.look_ahead import before_workers
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
+from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.run_queue import StatusQueue, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
@@ -63,6 +67,7 @@ _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of i
 def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
     wrap(f"{V1}.trainer_base:PPOTrainer.__init__", _beginning, key=_KEY)
+    wrap(f"{V1}.trainer_base:PPOTrainer._init_dataloader", _loading, key=_KEY)
     wrap(f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._clear_groups", _clearing, key=_KEY)
@@ -106,6 +111,15 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
         init(self, config, *args, **kwargs)
 
     return beginning
+
+
+def _loading(load: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(load)
+    def loading(self: Any) -> None:
+        load(self)
+        before_workers(self.config, self.total_training_steps)
+
+    return loading
 
 
 # -- role rollout_tq -----------------------------------------------------------------------
@@ -231,6 +245,7 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
 def _expecting(generate: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(generate)
     def expecting(self: Any, prompts: TensorDict) -> None:
+        refuse_to_generate(self.config, prompts)
         if ROLLOUT_N in prompts.keys() and samples_with_ours(self.config):  # noqa: SIM118
             run_queue().put(
                 [str(uid) for uid in prompts.get("uid").tolist()],

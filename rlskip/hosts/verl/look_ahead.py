@@ -1,0 +1,128 @@
+"""verl before workers are made: what the run would still need, and no dump has.
+
+The launcher process looks before Ray starts, as far as the config tells; the process that trains
+looks again when it has made its data loader and so knows the number of steps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.steps import compact
+from rlskip.hosts.verl.no_engine import choose
+from rlskip.skip import SkipManager
+from rlskip.skip.look_ahead import TOTAL_STEPS, holes
+from rlskip.skip.role import BaseSkip
+
+_ENGINE = "skip.start_engine=false"
+# A key that makes verl validate, whether a value of it does so, and the value that does not.
+_VALIDATES = (
+    ("trainer.val_before_train", lambda value: value is not False, "False"),
+    ("trainer.test_freq", lambda value: (value or 0) > 0, "-1"),
+    ("trainer.val_only", bool, "False"),
+)
+
+
+def problems(
+    config: Any,
+    roles: Mapping[str, BaseSkip],
+    *,
+    start_engine: bool,
+    total: int | None = None,
+) -> list[Problem]:
+    """All that a run of verl would have to generate although it must not.
+
+    Parameters
+    ----------
+    config
+        verl's whole config.
+    roles
+        The enabled roles.
+    start_engine
+        Whether an inference engine is started.
+    total
+        The number of the last step; None: ``trainer.total_training_steps``, if it is set.
+    """
+    total = total or look_up(config, TOTAL_STEPS)
+    steps = range(_first_step(config), total + 1) if total else range(0)
+    found = holes(roles, steps)
+    if start_engine:
+        return found
+    if look_up(config, "async_training") is not None:
+        what = "the fully async application keeps its engine on GPUs of its own"
+        return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
+    key = "trainer.v1.trainer_mode"
+    if look_up(config, "trainer.use_v1") and look_up(config, key) == "separate_async":
+        what = "separate_async keeps its engine on GPUs of its own"
+        found.append(Problem(key, what, f"set {key}=colocate_async, or skip.start_engine=true"))
+    key = "actor_rollout_ref.hybrid_engine"
+    if look_up(config, key) is False:
+        what = "the engine is on GPUs of its own"
+        found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
+    found += [
+        Problem(key, f"validation generates, and {_ENGINE}", f"set {key}={off}")
+        for key, validates, off in _VALIDATES
+        if validates(look_up(config, key))
+    ]
+    for role, skip in roles.items():
+        unlisted = [step for step in steps if step not in skip.local_config.steps]
+        if unlisted:
+            what = f"steps {compact(unlisted)} are not listed and would generate, and {_ENGINE}"
+            remedy = f"set 'skip.steps=\"{compact(list(steps))}\"', or train fewer steps: "
+            problem = Problem(f"skip.{role}.steps", what, f"{remedy}{TOTAL_STEPS}={steps[0]}")
+            found.append(problem)
+    return found
+
+
+def before_ray(config: Any) -> None:
+    """In the launcher process: refuse what can never be replayed.
+
+    Dumps are looked for where this machine is the one that trains, or sees its disk.
+
+    Raises
+    ------
+    ConfigError
+        Names every problem.
+    """
+    elsewhere = "RAY_ADDRESS" in os.environ or look_up(config, "ray_kwargs.ray_init.address")
+    roles = {
+        role: skip
+        for role, skip in SkipManager.skip_instances.items()
+        if not elsewhere or Path(str(skip.local_config.dump_dir)).is_dir()
+    }
+    raise_all(problems(config, roles, start_engine=SkipManager.start_engine))
+
+
+def before_workers(config: Any, total: int | None) -> None:
+    """In the process that trains, which now knows its last step: refuse the same; choose.
+
+    Raises
+    ------
+    ConfigError
+        Names every problem.
+    """
+    start_engine = SkipManager.start_engine
+    raise_all(problems(config, SkipManager.skip_instances, start_engine=start_engine, total=total))
+    if not start_engine:
+        choose(config)
+
+
+def _first_step(config: Any) -> int:
+    """The step after the checkpoint that verl will load; 1 without one."""
+    mode = look_up(config, "trainer.resume_mode")
+    if mode == "resume_path":
+        found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
+        return int(found[1]) + 1 if found else 1
+    folder = look_up(config, "trainer.default_local_dir")
+    if mode != "auto" or folder is None:
+        return 1
+    try:
+        latest = Path(folder, "latest_checkpointed_iteration.txt").read_text(encoding="utf-8")
+        return int(latest) + 1
+    except (OSError, ValueError):
+        return 1

@@ -1,0 +1,145 @@
+"""verl without an inference engine (``skip.start_engine: false``).
+
+The process that trains chooses :data:`NO_ENGINE` as ``actor_rollout_ref.rollout.name`` before it
+makes workers (:func:`choose`). What verl then finds under that name starts nothing; reward models
+and teachers keep their own engines.
+
+================================================  ==============================================
+Seam                                              What rlskip does there
+================================================  ==============================================
+``verl.workers.rollout.base`` (its registry)      the actor's workers get a rollout that keeps
+                                                  nothing and takes no weights
+``RolloutReplicaRegistry``                        replicas whose ``launch_servers`` starts nothing
+``LLMServerManager._init_global_load_balancer``   no actor that balances the load of no server
+``AgentLoopManager._init_agent_loop_workers``     no workers
+``CheckpointEngineManager.update_weights``        nothing: FSDP1 and LoRA would gather weights
+``AgentLoopManager[TQ].generate_sequences``,      ``NoEngineError``, if a call is not replayed
+``LLMServerClient._acquire_server``
+================================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rlskip.batch.meta import is_validation, meta_of
+from rlskip.config.check import look_up
+from rlskip.errors import NoEngineError
+from rlskip.hosts.attach import when_imported, wrap
+from rlskip.hosts.verl.names import AGENT_LOOP
+
+NO_ENGINE = "rlskip_no_engine"
+
+_KEY = "rlskip.verl_no_engine"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_SERVERS = "verl.workers.rollout.llm_server"
+# An engine's own settings, which verl checks against the number of GPUs or the engine's name.
+_CHOSEN = {
+    "name": NO_ENGINE,
+    "tensor_model_parallel_size": 1,
+    "data_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "expert_parallel_size": 1,
+    "moe_tensor_parallel_size": None,
+    "disaggregation.enabled": False,
+    "prometheus.enable": False,
+}
+
+
+def choose(config: DictConfig) -> None:
+    """Change verl's config, in place, so that no engine is started."""
+    with open_dict(config):
+        for key, value in _CHOSEN.items():
+            if OmegaConf.select(config, f"{_ROLLOUT}.{key}") is not None:
+                OmegaConf.update(config, f"{_ROLLOUT}.{key}", value)
+
+
+def is_chosen(config: Any) -> bool:
+    """Whether :func:`choose` was applied to `config`."""
+    return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
+
+
+def attach() -> None:
+    """Register and wrap what is needed when verl imports it. Imports nothing of verl."""
+    when_imported("verl.workers.rollout.base", _register_rollout)
+    when_imported("verl.workers.rollout.replica", _register_replica)
+    wrap(f"{_SERVERS}:LLMServerManager._init_global_load_balancer", _balancing, key=_KEY)
+    wrap(f"{_SERVERS}:LLMServerClient._acquire_server", _acquiring, key=_KEY)
+    wrap(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers", _hiring, key=_KEY)
+    wrap("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights", _syncing, key=_KEY)
+
+
+def _register_rollout(module: ModuleType) -> None:
+    module._ROLLOUT_REGISTRY[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
+
+
+def _register_replica(module: ModuleType) -> None:
+    def load() -> Any:
+        from rlskip.hosts.verl.no_engine_classes import NoReplica
+
+        return NoReplica
+
+    module.RolloutReplicaRegistry.register(NO_ENGINE, load)
+
+
+# -- the seams -----------------------------------------------------------------------------
+
+
+def _balancing(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    async def balancing(self: Any) -> None:
+        if is_chosen(self.config):
+            self.global_load_balancer = None
+        else:
+            await start(self)
+
+    return balancing
+
+
+def _hiring(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    async def hiring(self: Any) -> None:
+        if is_chosen(self.config):
+            self.agent_loop_workers = []
+        else:
+            await start(self)
+
+    return hiring
+
+
+def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
+    from verl.utils.ray_utils import auto_await
+
+    @functools.wraps(inspect.unwrap(update))
+    async def syncing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.replicas and all(replica.config.name == NO_ENGINE for replica in self.replicas):
+            return {}
+        return await inspect.unwrap(update)(self, *args, **kwargs)
+
+    return auto_await(syncing)  # type: ignore[no-any-return]
+
+
+def _acquiring(acquire: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(acquire)
+    async def acquiring(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_chosen(self.config):
+            raise NoEngineError.of("a request is sent to it")
+        return await acquire(self, *args, **kwargs)
+
+    return acquiring
+
+
+def refuse_to_generate(config: Any, prompts: Any) -> None:
+    """Raise :class:`NoEngineError` if the engine that would answer `prompts` was not started."""
+    if not is_chosen(config):
+        return
+    meta = meta_of(prompts) or prompts  # a DataProto, or the TensorDict of V1
+    step = meta.get("global_steps", None)
+    what = "validation" if is_validation(prompts) else "generation"
+    raise NoEngineError.of(f"step {step} asks for {what}")

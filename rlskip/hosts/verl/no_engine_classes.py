@@ -1,0 +1,29 @@
+"""What verl makes where :mod:`rlskip.hosts.verl.no_engine` chose no inference engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+
+
+class NoRollout(BaseRollout):  # type: ignore[misc]
+    """A rollout that holds neither weights nor a cache."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Do nothing."""
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing; `weights` is a generator, and it stays unread."""
+
+
+class NoReplica(RolloutReplica):  # type: ignore[misc]
+    """A replica without servers: waking it, putting it to sleep and aborting it reach nobody."""
+
+    async def launch_servers(self) -> None:
+        """Start nothing; verl wants different addresses."""
+        self._server_address = f"rlskip-no-engine-{self.replica_rank}"

@@ -1,0 +1,143 @@
+"""What verl's config or the dumps leave for an engine to do is refused, all at once. No verl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.errors import ConfigError, NoEngineError
+from rlskip.hosts.verl.look_ahead import before_ray, before_workers
+from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
+from rlskip.skip import SkipManager
+
+VERL = """
+trainer:
+  {use_v1: false, total_training_steps: 4, val_before_train: false, test_freq: -1, val_only: false,
+   v1: {trainer_mode: sync}, resume_mode: disable, resume_from_path: null, default_local_dir: ckpt,
+   experiment_name: e, project_name: p}
+actor_rollout_ref:
+  hybrid_engine: true
+  rollout: {n: 2, name: vllm, tensor_model_parallel_size: 8, disaggregation: {enabled: true}}
+data: {train_batch_size: 2, max_prompt_length: 3, max_response_length: 5}
+skip: {start_engine: false, rollout: {enable: true}}
+"""
+
+
+@pytest.fixture
+def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
+    """``verl("key=value", ...)``: an installed config; ``dumped=(1, 2)`` are the steps on disk."""
+
+    def make(*more: str, dumped: tuple[int, ...] = (1, 2, 3, 4)) -> DictConfig:
+        config = OmegaConf.create(VERL)
+        config.skip.dump_dir = str(tmp_path)
+        config.trainer.default_local_dir = str(tmp_path / "ckpt")
+        config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(more)))
+        assert isinstance(config, DictConfig)
+        SkipManager.init(config, look_ahead=False)
+        for step in dumped:
+            SkipManager.store("rollout").save(step, [step])
+        OmegaConf.set_struct(config, True)
+        return config
+
+    return make
+
+
+def refused(config: DictConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        before_ray(config)
+    with pytest.raises(ConfigError) as again:
+        before_workers(config, config.trainer.total_training_steps)
+    assert str(again.value) == str(error.value)
+    assert not is_chosen(config)
+    return str(error.value)
+
+
+def test_all_that_would_generate_is_named_at_once(verl: Callable[..., DictConfig]) -> None:
+    said = refused(
+        verl(
+            "skip.steps=[1,2,3]", "trainer.val_before_train=true", "trainer.test_freq=5",
+            "trainer.val_only=true", dumped=(1, 3),
+        )
+    )  # fmt: skip
+    assert said.startswith("5 problems")
+    for problem in (
+        "skip.rollout.on_miss=error: steps 2 have no usable dump in",
+        "'skip.steps=\"1,3\"'",
+        "trainer.val_before_train: validation generates, and skip.start_engine=false; set trainer.v"
+        "al_before_train=False",
+        "set trainer.test_freq=-1",
+        "set trainer.val_only=False",
+        "skip.rollout.steps: steps 4 are not listed and would generate",
+        "set 'skip.steps=\"1-4\"'",
+    ):
+        assert problem in said
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (
+            ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async"),
+            "set trainer.v1.trainer_mode=colocate_async, or skip.start_engine=true",
+        ),
+        (("async_training.staleness=0",), "set skip.start_engine=true"),
+        (("actor_rollout_ref.hybrid_engine=false",), "set actor_rollout_ref.hybrid_engine=True"),
+    ],
+)
+def test_engines_with_gpus_of_their_own_are_refused(
+    verl: Callable[..., DictConfig], more: tuple[str, ...], problem: str
+) -> None:
+    assert problem in refused(verl(*more))
+
+
+def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -> None:
+    config = verl()
+    before_ray(config)
+    before_workers(config, 4)
+    rollout = config.actor_rollout_ref.rollout
+    assert rollout.name == NO_ENGINE
+    assert (rollout.tensor_model_parallel_size, rollout.disaggregation.enabled) == (1, False)
+    with pytest.raises(NoEngineError, match="step 7 asks for validation") as error:
+        refuse_to_generate(config, {"global_steps": 7, "validate": True})
+    assert error.value.where == "skip.start_engine=false"
+
+
+@pytest.mark.parametrize("how", ["auto", "resume_path"])
+def test_steps_before_a_checkpoint_need_no_dump(
+    verl: Callable[..., DictConfig], tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("2")
+    path = f"trainer.resume_from_path={tmp_path}/ckpt/global_step_2/"
+    config = verl(f"trainer.resume_mode={how}", path, "skip.steps=3-4", dumped=(3, 4))
+    before_ray(config)
+    before_workers(config, 4)
+    assert is_chosen(config)
+
+
+def test_with_an_engine_only_holes_are_refused(verl: Callable[..., DictConfig]) -> None:
+    on = ("skip.start_engine=true", "skip.on_miss=error", "trainer.val_before_train=true")
+    assert "steps 2,4 have no usable dump" in refused(verl(*on, dumped=(1, 3)))
+    config = verl(*on, "skip.steps=[1,3]")
+    before_workers(config, 4)
+    assert not is_chosen(config)
+
+
+def test_a_dump_of_other_sampling_is_a_hole(verl: Callable[..., DictConfig]) -> None:
+    verl("actor_rollout_ref.rollout.temperature=0.5", dumped=())
+    skip: Any = SkipManager.skip_instances["rollout"]
+    for step in (1, 2, 3, 4):
+        skip.store.save(step, [step], identity=skip._conditions)
+    config = verl("actor_rollout_ref.rollout.temperature=1.0", dumped=())
+    assert "steps 1-4 have no usable dump" in refused(config)
+
+
+def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) -> None:
+    config = verl("trainer.total_training_steps=null")
+    before_ray(config)
+    with pytest.raises(ConfigError, match="steps 5,6 have no usable dump"):
+        before_workers(config, 6)
