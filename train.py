@@ -398,7 +398,9 @@ def main(cfg: DictConfig) -> None:
     torch.manual_seed(cfg.seed)
     policy = make_policy(cfg)
     dispatcher = None
-    if "dispatch" in cfg:
+    numbers = range(1, cfg.trainer.total_training_steps + 1)
+    # Workers are this trainer's inference engine: a run of replays alone needs none.
+    if "dispatch" in cfg and not SkipManager.will_replay("rollout", numbers):
         store = SkipManager.store("rollout")
         dispatcher = RolloutDispatcher.from_config(cfg, partial(Player, cfg), store=store)
     optimizer = torch.optim.Adam(policy.parameters(), lr=cfg.actor_rollout_ref.actor.optim.lr)
@@ -406,7 +408,7 @@ def main(cfg: DictConfig) -> None:
     sessions = cfg.data.train_batch_size * cfg.actor_rollout_ref.rollout.n
     merge_config = read_merge(cfg)
     history: list[dict[str, float]] = []
-    steps = tqdm(range(1, cfg.trainer.total_training_steps + 1), unit="step")
+    steps = tqdm(numbers, unit="step")
     with (
         logging_redirect_tqdm(),
         dispatcher or nullcontext(),

@@ -250,6 +250,8 @@ def _engine(settings: SkipSettings) -> list[Finding]:
     else:
         found = holes(roles, steps_of(config))
     findings = [Finding("engine", ERROR, f"{p.key}: {p.what}", p.remedy) for p in found]
+    if starts and not is_verls(config):
+        return findings
     if starts:
         what = "an inference engine will be started: skip.start_engine is true"
         return [*findings, Finding("engine", NOTE, what)]

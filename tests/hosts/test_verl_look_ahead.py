@@ -67,8 +67,8 @@ def test_all_that_would_generate_is_named_at_once(verl: Callable[..., DictConfig
     for problem in (
         "skip.rollout.on_miss=error: steps 2 have no usable dump in",
         "'skip.steps=\"1,3\"'",
-        "trainer.val_before_train: validation generates, and skip.start_engine=false; set trainer.v"
-        "al_before_train=False",
+        "trainer.val_before_train: validation generates, and skip.start_engine=false",
+        "set trainer.val_before_train=False",
         "set trainer.test_freq=-1",
         "set trainer.val_only=False",
         "skip.rollout.steps: steps 4 are not listed and would generate",

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
-from rlskip.hosts.attach import when_imported, wrap
+from rlskip.hosts.attach import AttachError, when_imported, wrap
 from rlskip.hosts.verl.names import AGENT_LOOP
 
 NO_ENGINE = "rlskip_no_engine"
@@ -52,8 +52,20 @@ _CHOSEN = {
 }
 
 
+# The seams that this release of verl does not have.
+_missing: list[AttachError] = []
+
+
 def choose(config: DictConfig) -> None:
-    """Change verl's config, in place, so that no engine is started."""
+    """Change verl's config, in place, so that no engine is started.
+
+    Raises
+    ------
+    AttachError
+        This release of verl does not have the seams.
+    """
+    if _missing:
+        raise _missing[0]
     with open_dict(config):
         for key, value in _CHOSEN.items():
             if OmegaConf.select(config, f"{_ROLLOUT}.{key}") is not None:
@@ -69,10 +81,20 @@ def attach() -> None:
     """Register and wrap what is needed when verl imports it. Imports nothing of verl."""
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)
-    wrap(f"{_SERVERS}:LLMServerManager._init_global_load_balancer", _balancing, key=_KEY)
-    wrap(f"{_SERVERS}:LLMServerClient._acquire_server", _acquiring, key=_KEY)
-    wrap(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers", _hiring, key=_KEY)
-    wrap("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights", _syncing, key=_KEY)
+    for target, decorate in {
+        f"{_SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
+        f"{_SERVERS}:LLMServerClient._acquire_server": _acquiring,
+        f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _hiring,
+        "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": _syncing,
+    }.items():
+        when_imported(target.partition(":")[0], functools.partial(_wrap, target, decorate))
+
+
+def _wrap(target: str, decorate: Callable[..., Any], _: ModuleType) -> None:
+    try:
+        wrap(target, decorate, key=_KEY)
+    except AttachError as error:  # another release; it matters only where no engine is wanted
+        _missing.append(error)
 
 
 def _register_rollout(module: ModuleType) -> None:

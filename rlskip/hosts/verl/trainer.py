@@ -187,7 +187,7 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(theirs)
     async def generate(self: Any, prompts: Any) -> Any:
-        refuse_to_generate(self.config, prompts)
+        refuse_to_generate(getattr(self, "config", None), prompts)
         return await theirs(self, prompts)
 
     stage = rollout_stage("rollout")(generate)
@@ -220,8 +220,8 @@ def _making_workers(init_workers: Callable[..., None]) -> Callable[..., None]:
 
 def _last_step(trainer: Any) -> int | None:
     """The number of the last step, as far as `trainer` knows it."""
-    total = getattr(trainer, "total_training_steps", None)
-    epochs = look_up(trainer.config, "trainer.total_epochs")
+    total: int | None = getattr(trainer, "total_training_steps", None)
+    epochs: int | None = look_up(trainer.config, "trainer.total_epochs")
     if total is None or epochs is None:
         return total
     return min(total, len(trainer.train_dataloader) * epochs)
