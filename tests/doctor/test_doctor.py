@@ -57,9 +57,14 @@ def explain(
     return run
 
 
-def save(folder: Path, *steps: int, temperature: float = 1.0) -> None:
+def save(folder: Path, *steps: int, temperature: float = 1.0, **extra: Any) -> None:
     identity = Identity(
-        prompts_hash="x", n=2, prompt_len=3, response_len=5, sampling={"temperature": temperature}
+        prompts_hash="x",
+        n=2,
+        prompt_len=3,
+        response_len=5,
+        sampling={"temperature": temperature},
+        extra=extra,
     )
     for step in steps:
         StepStore(folder / DUMPS).save(step, [step], identity=identity)
@@ -189,6 +194,18 @@ def test_it_says_how_the_config_differs_from_the_dumps(
     assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
     assert "the job would end there" in error
     assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
+
+
+def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    key = "trainer.project_name"
+    save(app.folder, 1, **{key: "p", "of the call": 5})
+    save(app.folder, 2, **{key: "another"})
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]", app=app)
+    (error,) = errors(said)
+    assert f"dumps of steps 2: extra.{key}: 'p' now, 'another' in the dump" in error
 
 
 def test_damaged_dumps_are_named_and_left_alone(
