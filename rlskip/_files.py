@@ -2,7 +2,8 @@
 
 Anybody who can write there can leave links, FIFOs, devices or huge files. Nothing below the
 directory that a caller names is followed through a link, waited for, or read beyond a bound.
-The directory itself may be reached through links: it is the user's choice.
+The directory itself may be reached through links: it is the user's choice. Below a directory that
+was given to :func:`guard`, a caller's directory may not: somebody else may replace it meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import attrs
 
@@ -154,7 +155,8 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
     FileNotFoundError
         There is none.
     """
-    path = Path(root)
+    path, *above = _below_guard(Path(root))
+    parts = (*above, *parts)
     if create and not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -168,6 +170,29 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
     finally:
         with contextlib.suppress(OSError):  # nothing was written through it
             os.close(handle)
+
+
+def guard(directory: Path) -> None:
+    """From now on, follow no link on the way from `directory` to a folder below it."""
+    _guarded.add(directory)
+
+
+def refuse_links(path: Path) -> None:
+    """Raise RefusedFileError if a link leads to this directory from a guarded one above it."""
+    if len(_below_guard(path)) > 1:
+        with open_folder(path):
+            pass
+
+
+def _below_guard(path: Path) -> tuple[Any, ...]:
+    """The guarded directory above `path` and the names below it; `path` alone if there is none."""
+    for above in (path, *path.parents) if _guarded else ():
+        if above in _guarded:
+            return above, *path.relative_to(above).parts
+    return (path,)
+
+
+_guarded: set[Path] = set()
 
 
 def exchange(one: str | Path, other: str | Path) -> bool:

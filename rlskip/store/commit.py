@@ -168,11 +168,13 @@ def _rename_to_free_name(path: Path, final: Path) -> bool:
 
 def make_directory(path: Path) -> None:
     """Make a directory and those above it that are missing, durably."""
-    if not os.path.isdir(path) and path != path.parent:
-        make_directory(path.parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        sync_directory(path.parent)
+    if os.path.isdir(path) or path == path.parent:
+        _files.refuse_links(path)
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import attrs
 import xxhash
 
-from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip._files import Folder, RefusedFileError, guard, open_folder
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
@@ -57,8 +57,10 @@ def run_directory(
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}"
-    directory = parse_dump_dir(dump_dir) / run / safe_name(shape)
+    outermost = parse_dump_dir(dump_dir)
+    directory = outermost / run / safe_name(shape)
     refuse_links(directory)
+    guard(outermost)
     return directory
 
 
