@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, STATUS, VAL, attempt_of, split_trajectory
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
+from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.group_index import PartitionIndex
 from rlskip.replay.incomplete import changed_rows, name_prompts
 from rlskip.replay.readiness import PromptGroup, PromptOutcome, State, state_of
@@ -46,7 +47,13 @@ class ReplayBuffer:
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
         for the defaults.
     refill
-        Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, and stale ones.
+        Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, stale and rejected
+        ones.
+    group_filter
+        Rejects complete training groups; `refill` replaces them.
+    on_evict
+        Called before :meth:`sample` deletes groups that it does not return, with their rows as
+        :meth:`sample` would return them, failed ones included. The buffer is locked meanwhile.
 
     Raises
     ------
@@ -55,16 +62,27 @@ class ReplayBuffer:
     """
 
     def __init__(
-        self, queue: TrajectoryQueue, config: Any = None, *, refill: Refill | None = None
+        self,
+        queue: TrajectoryQueue,
+        config: Any = None,
+        *,
+        refill: Refill | None = None,
+        group_filter: GroupFilter | None = None,
+        on_evict: Callable[[KVBatchMeta], object] | None = None,
     ) -> None:
         self.config = read_replay(config)
-        if self.config.on_incomplete == "refill" and refill is None:
+        needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
+        if needs_refill and refill is None:
             raise ConfigError(
                 "refill needs a callback that submits prompts",
-                "replay.on_incomplete",
+                "replay.on_incomplete" if group_filter is None else "group_filter",
                 "pass it as ReplayBuffer(..., refill=...)",
             )
+        #: The groups that the filter rejected in the last call, counted by the metric's value.
+        self.rejected: Counter[float] = Counter()
         self._refill = refill
+        self._filter = group_filter
+        self._on_evict = on_evict
         self._queue = queue
         self._watch = queue.watch()
         self._lock = threading.RLock()
@@ -112,10 +130,12 @@ class ReplayBuffer:
             with self._lock:
                 self._sync()
                 self._evict_stale(call)
-                while self._evict_incomplete(call):
+                while self._evict_or_replace(call):
                     self._sync()  # a refill may have put prompts that have finished already
                 groups = self._choose(call)
                 if groups is not None:
+                    self._discard_surplus(groups, call)
+                    self.rejected = call.rejected
                     return self._batch_of(groups, call), call.metrics()
                 patience = self._check_time(call)
             self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
@@ -170,12 +190,14 @@ class ReplayBuffer:
         """The number of prompts of any step that `sample` could return now; evicts none."""
         with self._lock:
             self._sync()
-            counts = self._index(partition).steps(State.COMPLETE)
-            return sum(
-                count
-                for submitted, count in counts.items()
+            index = self._index(partition)
+            fresh = {
+                submitted: count
+                for submitted, count in index.steps(State.COMPLETE).items()
                 if not self._is_stale(submitted, step, partition)
-            )
+            }
+            groups = (g for submitted in fresh for g in index.groups(State.COMPLETE, submitted))
+            return sum(fresh.values()) - len(self._rejected(partition, groups))
 
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
@@ -221,9 +243,14 @@ class ReplayBuffer:
         outcomes = self._outcomes(stale, call.partition)
         call.stale_spans += [call.step - (outcome.step or 0) + 1 for outcome in outcomes]
         log.warning("%s: evicting stale prompts:%s", call, name_prompts(outcomes))
-        self._remove([outcome.uid for outcome in outcomes], call.partition)
+        self._discard(outcomes, call)
         if self._refill is not None:
-            self._replace(outcomes, [0] * len(outcomes), call)
+            call.to_replace += [(outcome, 0) for outcome in outcomes]
+
+    def _evict_or_replace(self, call: SampleCall) -> bool:
+        """Returns whether any group was evicted or replaced."""
+        evicted = self._evict_incomplete(call) | self._evict_rejected(call)
+        return self._replace_evicted(call) or evicted
 
     def _evict_incomplete(self, call: SampleCall) -> bool:
         """Apply ``replay.on_incomplete``; returns whether any group was evicted."""
@@ -236,7 +263,7 @@ class ReplayBuffer:
         if policy == "drop" or (policy == "refill" and call.partition == VAL):
             call.dropped += outcomes
             log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(outcomes))
-            self._remove([outcome.uid for outcome in outcomes], call.partition)
+            self._discard(outcomes, call)
         elif policy == "refill":
             self._refill_incomplete(outcomes, call)
         else:
@@ -251,8 +278,65 @@ class ReplayBuffer:
             raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
         call.refilled += len(outcomes)
         log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(outcomes))
-        self._remove([outcome.uid for outcome in outcomes], call.partition)
-        self._replace(outcomes, [n + 1 for n in refills], call)
+        self._discard(outcomes, call)
+        call.to_replace += [(o, n + 1) for o, n in zip(outcomes, refills, strict=True)]
+
+    def _rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
+        if self._filter is None or partition == VAL:
+            return []
+        return self._filter.rejected(partition, groups)
+
+    def _evict_rejected(self, call: SampleCall) -> bool:
+        """Evict the groups that the filter rejects; returns whether there were any."""
+        index = self._index(call.partition)
+        rejected = self._rejected(call.partition, index.groups(State.COMPLETE, call.only_step))
+        if not rejected:
+            return False
+        assert self._filter is not None
+        call.rejected.update(group.metric for group in rejected)
+        outcomes = self._outcomes(rejected, call.partition)
+        self._discard(outcomes, call)
+        call.to_replace += [(outcome, 0) for outcome in outcomes * self._filter.refills]
+        return True
+
+    def _replace_evicted(self, call: SampleCall) -> bool:
+        """Submit replacements, as many as may be; returns whether there were any."""
+        now = call.to_replace
+        if now and self._filter is not None:
+            index = self._index(call.partition)
+            complete = sum(1 for _ in index.groups(State.COMPLETE, call.only_step))
+            enough = complete >= (call.batch_size or 1)
+            running = sum(index.steps(State.RUNNING).values()) + len(self._owed[call.partition])
+            if enough and self._filter.discards_surplus:
+                call.to_replace = []
+            now = call.to_replace[: self._filter.room(running, call.submitted)]
+            if call.to_replace and not (now or running or enough):
+                raise call.rejected_too_many(complete)
+        if not now:
+            return False
+        call.to_replace = call.to_replace[len(now) :]
+        call.submitted += len(now)
+        self._replace([outcome for outcome, _ in now], [n for _, n in now], call)
+        return True
+
+    def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
+        if self._filter is None or not self._filter.discards_surplus or call.partition == VAL:
+            return
+        taken = {group.uid for group in groups}
+        complete = self._index(call.partition).groups(State.COMPLETE, call.only_step)
+        surplus = [group for group in complete if group.uid not in taken]
+        call.surplus = len(surplus)
+        self._discard(self._outcomes(surplus, call.partition), call)
+
+    def _discard(self, outcomes: Sequence[PromptOutcome], call: SampleCall) -> None:
+        uids = [outcome.uid for outcome in outcomes]
+        if uids and self._on_evict is not None and call.partition != VAL:
+            groups = map(self._index(call.partition).find, uids)
+            rows = {key: tag for group in groups for key, tag in group.all_rows()}
+            tags = [dict(tag) for tag in rows.values()]
+            roots = {ROLLOUT_ROOT_KEYS: uids}
+            self._on_evict(KVBatchMeta(list(rows), tags, call.partition, None, roots))
+        self._remove(uids, call.partition)
 
     def _replace(self, evicted: list[PromptOutcome], refills: list[int], call: SampleCall) -> None:
         """Replace `evicted`; `refills` counts the replacements that led to each new prompt."""
@@ -278,7 +362,7 @@ class ReplayBuffer:
             if not groups and call.dropped:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
-        if self._about_to_be_stale(call):
+        if self._about_to_be_stale(call) or self._drains(call):
             return None
         fresh = (
             group
@@ -370,6 +454,13 @@ class ReplayBuffer:
         """Whether groups submitted at that step span more steps than the threshold allows."""
         limit = self._age_limit("drop", partition)
         return limit is not None and submitted is not None and step - submitted + 1 > limit
+
+    def _drains(self, call: SampleCall) -> bool:
+        """Whether to wait for all that was submitted, because its surplus is discarded."""
+        if self._filter is None or not self._filter.discards_surplus or call.partition == VAL:
+            return False
+        running = self._index(call.partition).steps(State.RUNNING)
+        return bool(any(running.values()) or self._owed[call.partition])
 
     def _about_to_be_stale(self, call: SampleCall) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""

@@ -106,7 +106,7 @@ class PartitionIndex:
             before = root.step
             root.root, tag = tag, None
             if root.step != before:  # submitted again, under a uid that was sampled before
-                root.sampled = False
+                root.sampled, root.varies = False, None
             touched[key] = root
         elif root is not None and root.root is not None:
             root.root, root.sampled = None, False

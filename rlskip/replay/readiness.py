@@ -60,6 +60,8 @@ class PromptGroup:
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     sampled: bool = False
+    varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
+    metric: float = 0.0  # of its first row, for such a filter
     place: tuple[State, int | None] | None = None  # its shelf in the index
     drops_late_writes: bool = True  # the queue's
 
@@ -135,6 +137,11 @@ class PromptGroup:
         for session_id, rows in self.tally()[0].items():
             for index in sorted(rows):
                 yield self._key(session_id, index), rows[index]
+
+    def all_rows(self) -> Iterator[tuple[str, Tag]]:
+        """Every row that there is, by session and index."""
+        for place in sorted(self.rows):
+            yield self._key(*place), self.rows[place]
 
     def _key(self, session_id: int, index: int) -> str:
         # Formats as TrajectoryKey does, without validating again a million ids read from keys.

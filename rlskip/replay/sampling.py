@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import attrs
 
@@ -24,6 +25,13 @@ class SampleCall:
     refilled: int = 0
     short: int = 0
     dropped: list[PromptOutcome] = attrs.field(factory=list)
+    #: Evicted prompts to replace, each with the number of replacements that led to its own; how
+    #: many were replaced.
+    to_replace: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
+    submitted: int = 0
+    #: Of a filter: the groups it rejected, by the value of the metric; those of no batch.
+    rejected: Counter[float] = attrs.field(factory=Counter)
+    surplus: int = 0
 
     @property
     def only_step(self) -> int | None:
@@ -45,13 +53,31 @@ class SampleCall:
                 f"{name}/max": max(spans),
                 f"{name}/min": min(spans),
             }
+        filtered = {
+            f"{prefix}/filter_groups/evicted_samples": self.rejected.total(),
+            f"{prefix}/filter_groups/discarded_surplus_samples": self.surplus,
+        }
         return {
             f"{prefix}/off_policy/evicted_samples": len(spans),
             **staleness,
             f"{prefix}/rollout_failure/evicted_samples": len(self.dropped) + self.refilled,
             f"{prefix}/rollout_failure/refilled_samples": self.refilled,
             f"{prefix}/rollout_failure/short_samples": self.short,
+            **{name: number for name, number in filtered.items() if number},
         }
+
+    def rejected_too_many(self, passed: int) -> IncompleteRolloutError:
+        return IncompleteRolloutError(
+            f"{passed} of {self.batch_size} groups passed the filter, {self.rejected.total()} were "
+            f"rejected (in all rows of a group the metric was one of {sorted(self.rejected)}), and "
+            f"{self.submitted} more prompts, the most allowed, were submitted",
+            str(self),
+            "are the prompts too easy or too hard? For verl, raise "
+            "algorithm.filter_groups.max_num_gen_batches, or set it to 0 for no limit",
+            partition=self.partition,
+            step=self.step,
+            prompts=[outcome for outcome, _ in self.to_replace],
+        )
 
     def incomplete(self, prompts: list[PromptOutcome], when: str = "") -> IncompleteRolloutError:
         return IncompleteRolloutError(

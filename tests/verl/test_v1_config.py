@@ -39,6 +39,7 @@ algorithm: {filter_groups: {enable: false}}
 """
 
 
+FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
 
@@ -99,6 +100,26 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
     assert sampler(config).sampler_kwargs.min_viable == 3
 
 
+def test_verls_refill_of_failed_groups_becomes_ours() -> None:
+    config = verl("replay.timeout_s=9", "trainer.v1.sampler.sync_refill_failed_groups=true")
+    prepare(config)
+    prepare(config)
+    assert sampler(config).sampler_kwargs.on_incomplete == "refill"
+    assert config.data.gen_batch_size == 1
+
+
+def test_verls_filter_is_ours() -> None:
+    config = verl("replay.timeout_s=9", *FILTER, "algorithm.filter_groups.max_num_gen_batches=3")
+    prepare(config)
+    prepare(config)
+    assert sampler(config).sampler_kwargs.filter_groups == {
+        "metric": "acc",
+        "max_num_gen_batches": 3,
+        "max_inflight_gen_batches": None,
+        "prompts": 4,
+    }
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -135,12 +156,24 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
             "trainer.v1.sampler.sampler_kwargs: rlskip's buffer takes its settings from `replay`",
         ),
         (
-            ["replay.on_incomplete=raise", "trainer.v1.sampler.sync_refill_failed_groups=true"],
-            "use replay.on_incomplete=refill",
+            [
+                "replay.on_incomplete=min_viable",
+                "replay.min_viable=1",
+                "trainer.v1.sampler.sync_refill_failed_groups=true",
+            ],
+            "sync_refill_failed_groups: it means replay.on_incomplete=refill",
         ),
         (
             ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
-            "algorithm.filter_groups.enable: rlskip's buffer does not filter groups by reward",
+            "algorithm.filter_groups.metric: no metric is set",
+        ),
+        (
+            ["replay.on_incomplete=drop", *FILTER],
+            "replay.on_incomplete: nothing replaces dropped groups",
+        ),
+        (
+            ["replay.on_incomplete=raise", *FILTER, "reward.reward_model.enable=true"],
+            "reward.reward_model.enable_resource_pool=True",
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),

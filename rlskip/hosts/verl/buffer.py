@@ -6,20 +6,24 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
 from rlskip.config.replay import ReplayConfig, read_replay
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
+from rlskip.hosts.verl.names import FILTER, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, split_session, split_trajectory
-from rlskip.replay import PromptOutcome, ReplayBuffer
+from rlskip.queue import to_rows
+from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
 from rlskip.skip import SkipManager
 
 _SYNC = "sync"
+_REJECTED = "_dapo_filtered_reward_counts"
+_REWARD = "reward"  # verl's name for the sum of a row's scores
 
 
 class FailClosedReplayBuffer:
@@ -56,7 +60,7 @@ class FailClosedReplayBuffer:
         sampler_kwargs: Mapping[str, Any] | DictConfig | None = None,
         refill_fn: Callable[[int], Any] | None = None,
     ) -> None:
-        settings = _settings(sampler_kwargs)
+        settings, filter_groups = _settings(sampler_kwargs)
         if (
             trainer_mode != _SYNC
             and max_off_policy_threshold is not None
@@ -69,19 +73,28 @@ class FailClosedReplayBuffer:
             )
         self._queue = run_queue()
         self._refill_fn = refill_fn
+        group_filter = None if filter_groups is None else _filter(filter_groups, trainer_mode)
         # A sync step samples everything it submitted; with `drop`, everything that is left of it.
         self._whole_steps = trainer_mode == _SYNC and settings.on_incomplete == "drop"
         refill = None if refill_fn is None else self._refill
-        self._buffer = ReplayBuffer(self._queue, settings, refill=refill)
+        self._buffer = ReplayBuffer(
+            self._queue,
+            settings,
+            refill=refill,
+            group_filter=group_filter,
+            on_evict=_evicted,
+        )
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
-    ) -> tuple[KVBatchMeta, dict[str, float]]:
+    ) -> tuple[KVBatchMeta, dict[str, Any]]:
         """As :meth:`rlskip.replay.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
         batch, metrics = self._sample(
             global_steps, partition_id, None if self._whole_steps else batch_size
         )
         self._delete_all_but(batch.keys, batch.extra_info.pop(ROLLOUT_ROOT_KEYS), partition_id)
+        if self._buffer.rejected:  # verl's trainer logs a table of these
+            metrics[_REJECTED] = dict(self._buffer.rejected)
         return KVBatchMeta(**vars(batch)), metrics
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
@@ -119,10 +132,47 @@ def _form(key: str) -> tuple[Any, ...] | None:
     return split_trajectory(key) or split_session(key)
 
 
-def _settings(sampler_kwargs: Mapping[str, Any] | DictConfig | None) -> ReplayConfig:
+@SkipManager.annotate(role="rollout_tq", phase="evict", queue=lambda *_: run_queue())
+def _evicted(batch: Any) -> Any:
+    """Groups that the buffer is about to delete, for the dump."""
+    return batch
+
+
+def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
+    """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
+    name, prompts = settings["metric"], settings["prompts"]
+    batches = settings.get("max_num_gen_batches") or 0
+    most = (batches - 1) * prompts if batches > 0 else None
+
+    def metric(keys: Sequence[str], partition: str) -> list[float]:
+        if name == _REWARD:
+            rows = to_rows(run_queue().get(keys, partition, [SCORES]))
+            return [float(row[SCORES].sum()) for row in rows]
+        rows = to_rows(run_queue().get(keys, partition, ["extra_fields"]))
+        extra = [dict(row["extra_fields"]).get("reward_extra_info", {}) for row in rows]
+        lacking = [key for key, values in zip(keys, extra, strict=True) if name not in values]
+        if lacking:
+            raise RlskipError(
+                f"the reward function returned no {name!r} for {', '.join(lacking[:5])}",
+                f"{FILTER}.metric={name}",
+                f"name another metric, or set {FILTER}.metric={_REWARD}",
+            )
+        return [float(values[name]) for values in extra]
+
+    if trainer_mode != _SYNC:
+        return GroupFilter(metric, max_submitted=most)
+    running = (settings.get("max_inflight_gen_batches") or 1) * prompts
+    return GroupFilter(metric, 2, running, most, discards_surplus=True)
+
+
+def _settings(
+    sampler_kwargs: Mapping[str, Any] | DictConfig | None,
+) -> tuple[ReplayConfig, Mapping[str, Any] | None]:
     if isinstance(sampler_kwargs, DictConfig):
         sampler_kwargs = OmegaConf.to_container(sampler_kwargs, resolve=True)  # type: ignore
-    settings = read_replay({"replay": dict(sampler_kwargs or {})})
+    given = dict(sampler_kwargs or {})
+    filter_groups = given.pop("filter_groups", None)
+    settings = read_replay({"replay": given})
     if settings.n is None or settings.val_n is None:
         raise ConfigError(
             "the number of sessions a prompt gets is not set, so no group is known to be complete",
@@ -130,4 +180,4 @@ def _settings(sampler_kwargs: Mapping[str, Any] | DictConfig | None) -> ReplayCo
             "set n and val_n there; rlskip's plug-in for verl sets them (is "
             "VERL_USE_EXTERNAL_PLUGINS set to none?)",
         )
-    return settings
+    return settings, filter_groups

@@ -28,7 +28,8 @@ MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 SAMPLER_KEY = "trainer.v1.sampler"
-FILTER_KEY = "algorithm.filter_groups.enable"
+FILTER = "algorithm.filter_groups"
+FILTER_KEY = f"{FILTER}.enable"
 
 #: What rlskip puts there.
 OUR_MANAGER = "rlskip.hosts.verl.session_workers.SessionManager"

@@ -18,12 +18,21 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from rlskip.hosts.verl.names import SCORES
-from rlskip.keys import TrajectoryKey
+from rlskip.keys import REPLAYED, TRAIN, TrajectoryKey, split_trajectory
 from rlskip.queue import TrajectoryQueue, to_rows
 
 _INFO = "reward_extra_info"
 # The fields that the reward workers get as tensors; the mask is all ones.
 _TENSORS = ("prompts", "responses", "input_ids", "position_ids")
+
+
+def score_replayed(uids: Sequence[str], queue: TrajectoryQueue, workers: Sequence[Any]) -> None:
+    """As :func:`score_again`, for those of these training prompts that were replayed."""
+    listing = queue.list(TRAIN)
+    replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
+    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
+    if keys:
+        score_again(keys, TRAIN, queue, workers)
 
 
 def score_again(

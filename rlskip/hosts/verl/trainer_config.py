@@ -17,7 +17,9 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.skip import RoleConfig
 from rlskip.hosts.verl.names import (
+    FILTER,
     FILTER_KEY,
+    MAIN_PPO_SYNC,
     MANAGER_KEY,
     OUR_MANAGER,
     OUR_SAMPLER,
@@ -35,13 +37,13 @@ _TRAINERS = {
 # (role that is on, role that the trainer calls) -> how to get the trainer that calls it.
 _OTHER_TRAINER = {
     ("rollout", "rollout_tq"): ", or trainer.use_v1=False",
-    ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True",
+    ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True, or 0.8's main_ppo_sync",
 }
 
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
-def judge(config: DictConfig, roles: Roles) -> None:
+def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
 
     Parameters
@@ -50,13 +52,17 @@ def judge(config: DictConfig, roles: Roles) -> None:
         The whole config of the run.
     roles
         The roles that it enables.
+    main
+        The module of verl's application, where it is known.
 
     Raises
     ------
     ConfigError
         Names *every* problem.
     """
-    if look_up(config, "async_training") is not None:
+    if main == MAIN_PPO_SYNC:
+        raise_all(_roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync"))
+    elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         raise_all(_roles_not_called(roles, "async_rollout"))
     elif look_up(config, "trainer.use_v1"):
@@ -109,37 +115,72 @@ def _plug_in_buffer(config: DictConfig, dispatch: DispatchConfig, problems: list
     if not (needed or samples_with_ours(config)):
         return
     settings = read_replay(config)
-    _check_sampler(config, settings, problems)
+    where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
+    if look_up(config, where):
+        if settings.on_incomplete not in ("raise", "refill"):
+            what = f"it means replay.on_incomplete=refill, and that is {settings.on_incomplete}"
+            problems.append(Problem(where, what, f"set {where}=false"))
+        settings = dataclasses.replace(settings, on_incomplete="refill")
+        _set(config, "data.gen_batch_size", 1)  # as verl does for this option
+    kwargs = {**dataclasses.asdict(settings), **_group_filter(config, settings, problems)}
+    _check_sampler(config, settings, kwargs, problems)
     for key, value in _BUFFER.items():
         _choose(config, key, value, problems)
-    _set(config, f"{SAMPLER_KEY}.sampler_kwargs", dataclasses.asdict(settings))
+    _set(config, f"{SAMPLER_KEY}.sampler_kwargs", kwargs)
 
 
-def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
+def _group_filter(
+    config: DictConfig, settings: ReplayConfig, problems: list[Problem]
+) -> dict[str, Any]:
+    """What rlskip's buffer needs to filter groups as verl's does; empty if that is off."""
+    if not look_up(config, FILTER_KEY):
+        return {}
+    if not look_up(config, f"{FILTER}.metric"):
+        remedy = f"set {FILTER}.metric=reward"
+        problems.append(Problem(f"{FILTER}.metric", "no metric is set", remedy))
+    scored_late = look_up(config, "reward.reward_model.enable") and not look_up(
+        config, "reward.reward_model.enable_resource_pool"
+    )
+    if scored_late:
+        what = "the reward model on the rollouts' GPUs scores groups after they are sampled"
+        remedy = "set reward.reward_model.enable_resource_pool=True"
+        problems.append(Problem(FILTER_KEY, what, remedy))
+    if settings.on_incomplete == "drop":
+        what = "nothing replaces dropped groups, so a filtered batch would stay short"
+        problems.append(Problem("replay.on_incomplete", what, "set replay.on_incomplete=refill"))
+    names = ("metric", "max_num_gen_batches", "max_inflight_gen_batches")
+    filter_groups = {name: look_up(config, f"{FILTER}.{name}") for name in names}
+    return {"filter_groups": {**filter_groups, "prompts": look_up(config, "data.train_batch_size")}}
+
+
+def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> list[Problem]:
     """Built-in roles that are on, for a trainer that calls the role `called` only."""
     return [
         Problem(
             f"skip.{role}.enable",
-            f"{_TRAINERS[called]} never calls a stage {role!r}: nothing would be skipped",
-            f"use skip.{called} (+skip={called}_cache)" + _OTHER_TRAINER.get((role, called), ""),
+            f"{trainer or _TRAINERS[called]} never calls a stage {role!r}: nothing would be "
+            "skipped",
+            f"use skip.{called} (+skip={called}_cache)"
+            + ("" if trainer else _OTHER_TRAINER.get((role, called), "")),
         )
         for role in roles
         if role in _TRAINERS.keys() - {called}
     ]
 
 
-def _check_sampler(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
+def _check_sampler(
+    config: DictConfig, settings: ReplayConfig, kwargs: dict[str, Any], problems: list[Problem]
+) -> None:
     """Options of verl's sampler that rlskip's buffer does not have."""
     where = f"{SAMPLER_KEY}.sampler_kwargs"
-    if look_up(config, where) not in (None, {}, dataclasses.asdict(settings)):
+    if look_up(config, where) not in (None, {}, kwargs):
         problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
-    where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
-    if look_up(config, where):
-        what = "only verl's own buffer has this option"
-        problems.append(Problem(where, what, "use replay.on_incomplete=refill"))
-    if look_up(config, FILTER_KEY):
-        problems.append(Problem(FILTER_KEY, "rlskip's buffer does not filter groups by reward"))
-    if settings.on_incomplete == "refill" and look_up(config, "data.gen_batch_size") != 1:
+    exact = look_up(config, FILTER_KEY)  # verl then fetches single prompts itself
+    if (
+        settings.on_incomplete == "refill"
+        and not exact
+        and look_up(config, "data.gen_batch_size") != 1
+    ):
         what = "replay.on_incomplete=refill fetches single prompts"
         problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
 

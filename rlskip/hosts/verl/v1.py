@@ -49,7 +49,6 @@ from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
-    REPLAYED,
     ROLLOUT_N,
     ROLLOUT_ROOT_KEYS,
     TRAIN,
@@ -149,8 +148,12 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
         if not refills and look_up(self.config, FILTER_KEY):
             batch = _with_dumped_refills(self, batch, skip)
         stages["refill" if refills else "submit"](self, batch)
-        if SCORES in skip.local_config.drop_fields:
-            _score_replayed(self, batch)
+        workers = self.reward_loop_manager.reward_loop_worker_handles
+        # None: a reward model on the rollouts' own GPUs, which scores what is sampled.
+        if SCORES in skip.local_config.drop_fields and workers is not None:
+            from rlskip.hosts.verl.scores import score_replayed
+
+            score_replayed(uids_of(batch), run_queue(), workers)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
@@ -164,19 +167,6 @@ def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDi
     from verl.utils import tensordict_utils
 
     return tensordict_utils.concat_tensordict([batch, trainer._next_train_batch(more)])
-
-
-def _score_replayed(trainer: Any, batch: TensorDict) -> None:
-    workers = trainer.reward_loop_manager.reward_loop_worker_handles
-    if workers is None:  # a reward model on the rollouts' own GPUs scores what is sampled
-        return
-    from rlskip.hosts.verl.scores import score_again
-
-    listing = run_queue().list(TRAIN)
-    replayed = {uid for uid in uids_of(batch) if REPLAYED in listing.get(uid, {})}
-    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
-    if keys:
-        score_again(keys, TRAIN, run_queue(), workers)
 
 
 def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:

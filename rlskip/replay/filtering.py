@@ -1,0 +1,54 @@
+"""Groups that teach nothing: a metric has the same value in all their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from rlskip.replay.readiness import PromptGroup
+
+
+@attrs.frozen
+class GroupFilter:
+    """Rejects complete training groups in which a metric does not vary.
+
+    Parameters
+    ----------
+    metric
+        Called with keys of rows and their partition; returns the metric of each row.
+    refills
+        How many prompts to submit for each rejected one.
+    max_running
+        Submit no more while this many prompts are running; None: no limit.
+    max_submitted
+        The most prompts that one call of ``sample`` submits for rejected ones; None: no limit.
+    discards_surplus
+        Whether to wait for all that was submitted before a batch is sampled, and to discard what
+        the batch does not take: for trainers that must not train on an older policy.
+    """
+
+    metric: Callable[[Sequence[str], str], Sequence[float]]
+    refills: int = 1
+    max_running: int | None = None
+    max_submitted: int | None = None
+    discards_surplus: bool = False
+
+    def room(self, running: int, submitted: int) -> int | None:
+        """How many more prompts may be submitted now; None: any number."""
+        limits = [(self.max_running, running), (self.max_submitted, submitted)]
+        return min((max(0, n - used) for n, used in limits if n is not None), default=None)
+
+    def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
+        """Those of these complete groups that are rejected; reads each group's rows once."""
+        groups = list(groups)
+        new = {group.uid: [key for key, _ in group.successful_rows()] for group in groups
+               if group.varies is None}  # fmt: skip
+        if new:
+            values = iter(self.metric([key for keys in new.values() for key in keys], partition))
+            metrics = {uid: [next(values) for _ in keys] for uid, keys in new.items()}
+            for group in groups:
+                if group.uid in metrics:
+                    group.varies = len({*metrics[group.uid]}) != 1 or len(metrics[group.uid]) == 1
+                    group.metric = metrics[group.uid][0]
+        return [group for group in groups if not group.varies]

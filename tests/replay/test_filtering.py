@@ -1,0 +1,112 @@
+"""Groups without variance in a metric are rejected, counted and replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlskip.errors import ConfigError
+from rlskip.keys import row_tag, status_tag
+from rlskip.queue import to_rows
+from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer
+
+SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
+
+
+class Prompts:
+    """Prompts whose sessions got these scores; refills with MIXED, unless told otherwise."""
+
+    def __init__(self, queue):
+        self.queue, self.refills, self.asked, self.read = queue, [], [], []
+
+    def finish(self, uid, scores, partition="train", status="finished"):
+        keys = [f"{uid}_{session}_0" for session in range(len(scores))]
+        rows = [{"score": score} for score in scores]
+        if keys:
+            self.queue.put(keys, partition, rows, [row_tag(1)] * len(keys))
+        self.queue.put([uid], partition, None, [status_tag(1, status, expected=2)])
+
+    def metric(self, keys, partition):
+        self.read += keys
+        return [row["score"] for row in to_rows(self.queue.get(list(keys), partition))]
+
+    def refill(self, partition, evicted):
+        self.asked.append(len(evicted))
+        uids = [f"refill-{sum(self.asked)}-{i}" for i in range(len(evicted))]
+        for uid in uids:
+            self.finish(uid, self.refills.pop(0) if self.refills else MIXED, partition)
+        return uids
+
+    def buffer(self, on_evict=None, **limits):
+        group_filter = GroupFilter(self.metric, **limits)
+        return ReplayBuffer(
+            self.queue, {"replay": {"timeout_s": 5}}, refill=self.refill,
+            group_filter=group_filter, on_evict=on_evict,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def prompts(queue):
+    return Prompts(queue)
+
+
+def test_a_group_of_equal_scores_is_replaced(prompts):
+    prompts.finish("a", SAME)
+    prompts.finish("b", MIXED)
+    prompts.refills = [(0.0, 0.0), MIXED]
+    buffer = prompts.buffer()
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert {key.split("_")[0] for key in batch.keys} == {"b", "refill-2-0"}
+    assert prompts.asked == [1, 1]
+    assert metrics["training/filter_groups/evicted_samples"] == 2
+    assert buffer.rejected == {1.0: 1, 0.0: 1}
+    assert "a" not in prompts.queue.list("train")
+
+
+def test_each_row_is_read_once(prompts):
+    prompts.finish("a", MIXED)
+    buffer = prompts.buffer()
+    assert buffer.get_sampleable_count(1, "train") == 1
+    buffer.sample(1, "train", 1)
+    assert prompts.read == ["a_0_0", "a_1_0"]
+
+
+def test_what_is_rejected_is_not_sampleable(prompts):
+    prompts.finish("a", SAME)
+    assert prompts.buffer().get_sampleable_count(1, "train") == 0
+    assert "a" in prompts.queue.list("train"), "counting evicts nothing"
+
+
+def test_validation_is_not_filtered(prompts):
+    prompts.finish("a", SAME, "val")
+    batch, metrics = prompts.buffer().sample(1, "val", 1)
+    assert batch.keys == ["a_0_0", "a_1_0"]
+    assert prompts.read == []
+    assert not any(metrics.values())
+
+
+def test_the_surplus_is_discarded(prompts):
+    prompts.finish("a", SAME)
+    prompts.finish("b", MIXED)
+    evicted = []
+    buffer = prompts.buffer(evicted.append, refills=2, max_running=2, discards_surplus=True)
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert prompts.asked == [2]
+    assert metrics["training/filter_groups/discarded_surplus_samples"] == 1
+    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["refill-2-1"]]
+    assert evicted[0].keys == ["a_0_0", "a_1_0"]
+    left = {key.split("_")[0] for key in prompts.queue.list("train")}
+    assert left == {key.split("_")[0] for key in batch.keys}
+
+
+def test_it_ends_when_the_most_prompts_were_submitted(prompts):
+    prompts.finish("a", SAME)
+    prompts.refills = [SAME] * 9
+    with pytest.raises(IncompleteRolloutError, match="max_num_gen_batches") as error:
+        prompts.buffer(max_submitted=3).sample(1, "train", 1)
+    assert "0 of 1 groups passed the filter, 4 were rejected" in str(error.value)
+    assert sum(prompts.asked) == 3
+
+
+def test_a_filter_needs_a_refill(prompts):
+    with pytest.raises(ConfigError, match="group_filter"):
+        ReplayBuffer(prompts.queue, group_filter=GroupFilter(prompts.metric))
