@@ -163,23 +163,23 @@ class SingleFlight:
         self._wait_s = wait_s
         self._poll_s = poll_s
 
-    def enter(
-        self, step: int, is_there: Callable[[], bool], part: int | None = None
-    ) -> Lease | None:
+    def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
         """Wait until the step's dump is there, or until this job may generate it.
 
         Parameters
         ----------
         is_there
             Whether this rank can load it. It is called at every look, so it should be cheap.
+        call
+            Names one of several calls of the step: letters, digits and hyphens.
 
         Returns
         -------
         lease
             None once the dump is there, on all ranks; else the lease to generate it.
         """
-        what = f"step {step}" if part is None else f"step {step}, part {part}"
-        path = self._folder / (f"{step}" if part is None else f"{step}-{part}")
+        what = f"step {step}, call {call}" if call else f"step {step}"
+        path = self._folder / (f"{step}-{call}" if call else f"{step}")
         watch = _Watch(path, self._ttl_s)
         began = time.monotonic()
         logged = False

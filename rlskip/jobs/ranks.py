@@ -32,7 +32,7 @@ class RankGroup:
     Attributes
     ----------
     decision
-        Names the last :meth:`agree`: the same text on all its ranks, and on no other call.
+        Names the last exchange: the same text on all its ranks, and for no other exchange.
 
     Constructing it is itself a collective where torch.distributed is initialised with more than one
     rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
@@ -58,24 +58,25 @@ class RankGroup:
         RankTimeoutError
             Some rank did not answer within `timeout_s`.
         """
-        votes = self._gather(secrets.randbits(60) << 1 | hit, what)
-        self.decision = f"{votes[0] >> 1:015x}"
-        return all(vote & 1 for vote in votes)
+        return all(answer[0] for answer in self.exchange(hit, what=what))
 
     def follow(self, number: int, what: str = "the step") -> int:
         """Rank 0's `number` on every rank; raises as :meth:`agree` does."""
-        return self._gather(int(number), what)[0]
+        return self.exchange(int(number), what=what)[0][0]
 
-    def _gather(self, number: int, what: str) -> list[int]:
-        if self._group is None:
-            return [number]
-        answers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        try:
-            dist.all_gather(answers, torch.tensor([number]), group=self._group)
-        except RuntimeError as error:
-            raise RankTimeoutError(
-                f"rank {self.rank} of {self.world_size} waited up to {self._timeout_s:g} s for "
-                f"all ranks to decide together whether {what} is skipped",
-                remedy="a rank died, or not every rank calls the stage at this step",
-            ) from error
-        return [int(answer) for answer in answers]
+    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
+        """The `numbers` of every rank, each of 63 bits, in one round; raises as :meth:`agree`."""
+        mine = torch.tensor([secrets.randbits(60), *map(int, numbers)])
+        answers = [mine]
+        if self._group is not None:
+            answers = [torch.zeros_like(mine) for _ in range(self.world_size)]
+            try:
+                dist.all_gather(answers, mine, group=self._group)
+            except RuntimeError as error:
+                raise RankTimeoutError(
+                    f"rank {self.rank} of {self.world_size} waited up to {self._timeout_s:g} s for "
+                    f"all ranks to decide together whether {what} is skipped",
+                    remedy="a rank died, or not every rank calls the stage at this step",
+                ) from error
+        self.decision = f"{int(answers[0][0]):015x}"
+        return [tuple(map(int, answer[1:])) for answer in answers]

@@ -17,7 +17,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,6 +118,16 @@ def publish(staging: Folder, final: Path) -> bool:
     return True
 
 
+def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
+    """Move a dump's files into a directory that others share; it is there once its meta is."""
+    make_directory(final)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(final / meta)
+    os.replace(staging.path / dump, final / dump)
+    os.replace(staging.path / meta, final / meta)
+    sync_directory(final)
+
+
 def replace(staging: Folder, final: Path) -> Path | None:
     """Put the staging directory in the place of `final`, and return where that is kept.
 
@@ -195,6 +205,26 @@ def quarantine_name(name: str) -> str:
     """A name, not an integer, to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{name}.bad-{stamp}-{secrets.token_hex(3)}"
+
+
+def move_away(root: Path, parts: Sequence[str], files: Sequence[str], *, alone: bool) -> str:
+    """Rename a dump, or what has the name of its directory and is not one; returns the new name.
+
+    Unless the dump is `alone` in its directory, only its `files` are moved: the others are those
+    of other calls or of other ranks.
+    """
+    *above, name = parts
+    kept = quarantine_name(name)
+    with open_folder(root, *above) as folder:
+        at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
+        if alone or not stat.S_ISDIR(folder.stat(name).st_mode):
+            os.rename(name, kept, **at)
+            return kept
+        os.mkdir(kept, dir_fd=folder.handle)
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{name}/{file}", f"{kept}/{file}", **at)
+    return kept
 
 
 def quarantine_other_than_directory(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+import xxhash
 
 from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
 from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError
@@ -187,6 +188,11 @@ class Identity:
         if lacks:
             warn.append(f"not compared, because rlskip 0.1 did not record it: {'; '.join(lacks)}")
         return must, warn
+
+    def digest(self) -> str:
+        """A hash of all that must be equal."""
+        compared = [self.prompts_hash, *(getattr(self, name) for name in _COMPARED)]
+        return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:
         plain = attrs.asdict(self)

@@ -4,7 +4,7 @@
 
     {dump_dir}/{experiment_name}_{project_name}/GBS{gbs}_N{n}_in{prompt_len}_out{response_len}/
         {step}/gen_batch.dp             meta.json
-        {step}/{part}/gen_batch.dp     meta.json
+        {step}/{part}/gen_batch.dp      meta.json            later calls, or the parts of a queue
         {step}/gen_batch.r0-of-2.dp     meta.r0-of-2.json    one pair per rank
 
 Whatever is not a dump (staging directories, leases, quarantined dumps) has a name that is not an
@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -101,6 +101,15 @@ def step_of(name: str) -> int | None:
     return as_step(name.removesuffix(_BETWEEN))
 
 
+def call_numbers(names: Iterable[str]) -> list[int]:
+    """The later calls of a step, ascending, by the names in its directory.
+
+    None where there is a part 0: such parts are those of a queue.
+    """
+    found = {step_of(name) for name in names}
+    return [] if 0 in found else sorted(number for number in found if number is not None)
+
+
 def between(name: str) -> str:
     """The name that a dump has for the moment in which another takes its place."""
     return f"{name}{_BETWEEN}"
@@ -137,6 +146,10 @@ class Place:
     @property
     def meta(self) -> str:
         return f"meta{self._shard}.json"
+
+    def has_file(self, names: Collection[str]) -> bool:
+        """Whether a file of this dump is among the names in its directory."""
+        return self.dump in names or self.meta in names
 
     @property
     def _shard(self) -> str:

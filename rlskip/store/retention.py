@@ -1,4 +1,4 @@
-"""How many dumps to keep: those written last, up to a number and a size."""
+"""How many steps to keep: those written last, up to a number and a size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Retention:
     Parameters
     ----------
     keep_last
-        How many dumps to keep: those written last; None for all.
+        How many steps to keep, each with all its calls: those written last; None for all.
     max_size
         Bytes that the dumps may take together; None for any number.
 
@@ -44,20 +44,29 @@ class Retention:
         self._max_size = max_size
         self._known: dict[int, _Written] = {}
 
-    def apply(self, steps: Callable[[], list[int]], just_written: int) -> None:
-        """Remove what exceeds the limits of `steps`; a failure is logged as a warning."""
+    def apply(
+        self, steps: Callable[[], list[int]], just_written: int, later_call: int | None
+    ) -> None:
+        """Remove what exceeds the limits of `steps`; a failure is logged as a warning.
+
+        `later_call` is the size of what was written, in bytes, if a step was added to: it is not
+        measured as a whole again after each of many calls.
+        """
         if self._keep_last is None and self._max_size is None:
             return
         try:
-            removed = self._remove(steps(), just_written)
+            removed = self._remove(steps(), just_written, later_call)
         except Exception as error:  # the new dump is published: nothing may fail any more
             logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
         else:
             if removed:
                 logger.info("removed the dumps of steps %s to stay within limits", removed)
 
-    def _remove(self, steps: list[int], just_written: int) -> list[int]:
-        self._known.pop(just_written, None)
+    def _remove(self, steps: list[int], just_written: int, later_call: int | None) -> list[int]:
+        known = self._known.pop(just_written, None)
+        if known is not None and later_call is not None:
+            now = os.stat(self._root / str(just_written)).st_mtime_ns
+            self._known[just_written] = _Written(now, known.size + later_call)
         present = {step: self._measure(step) for step in steps}
         self._known = {step: written for step, written in present.items() if written is not None}
         spared = commit.being_read(self._root) | {just_written}

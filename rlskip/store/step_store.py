@@ -4,67 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
-import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
-from rlskip._files import Folder, open_folder
-from rlskip.format import chunks, container
+from rlskip._files import Folder
+from rlskip.format import container
 from rlskip.format.dump_errors import (
     AbsentDumpError,
     CorruptDumpError,
     DumpError,
     UnreadableDumpError,
-    UnsupportedTypeError,
 )
-from rlskip.format.kinds import Packer
 from rlskip.store import commit
-from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild, whose
+from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
 from rlskip.store.identity import Identity
-from rlskip.store.layout import OpenPlace, Place
-from rlskip.store.meta import DumpMeta, check_info
+from rlskip.store.layout import OpenPlace, Place, call_numbers
+from rlskip.store.meta import DumpMeta
+from rlskip.store.prepared import Prepared
 from rlskip.store.retention import Retention
 from rlskip.store.step_index import StepIndex, by_preference
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-
-
-@attrs.frozen(eq=False)
-class Prepared:
-    """A dump that can be written: a codec keeps everything in it.
-
-    Its arrays are views of the rollouts until :meth:`copied`.
-    """
-
-    place: Place
-    index: dict[str, Any]
-    arrays: list[chunks.Array]
-    cost: int
-    identity: Identity | None
-    info: dict[str, Any]
-    replace: bool
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
-    @property
-    def copy_nbytes(self) -> int:
-        """The most that :meth:`copied` takes of its arena."""
-        return sum(array.copy_nbytes for array in self.arrays)
-
-    def copied(self, arena: chunks.Arena) -> Prepared:
-        """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
-        return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
 
 
 class StepStore:
@@ -121,6 +85,29 @@ class StepStore:
         _warn(unread)
         return found
 
+    def listed(self) -> list[int]:
+        """The steps that have a directory, ascending, without a look into it."""
+        unread: list[DumpError] = []
+        steps = self._listed(unread)
+        _warn(unread)
+        return steps
+
+    def calls(self, step: int) -> list[int]:
+        """The numbers of the calls that `step` has dumps of, ascending, from one listing.
+
+        Call 0 is the step's own dump, the others are its parts. Whether a dump is complete is not
+        looked at. A step of a queue, whose parts are numbered from 0, has no later calls.
+        """
+        try:
+            with self._place(step, None).opened() as here:
+                names = here.names()
+        except (AbsentDumpError, UnreadableDumpError):
+            return []
+        except CorruptDumpError:  # for who reads it to quarantine
+            return [0]
+        first = [0] if here.place.has_file(names) else []
+        return first + call_numbers(names)
+
     def read_meta(self, step: int, part: int | None = None) -> DumpMeta | None:
         """What ``meta.json`` of this rank's dump holds; None when there is no complete dump.
 
@@ -166,7 +153,21 @@ class StepStore:
 
     # -- saving --------------------------------------------------------------------------
 
-    def save(
+    def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
+        """Write `rollouts` as a dump of `step`, completely or not at all.
+
+        The other parameters are those of :meth:`prepare`.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The rollouts or `info` hold what cannot be kept; nothing was written.
+        OSError
+            The disk is full, for example; nothing is left of the dump.
+        """
+        return self.write(self.prepare(step, rollouts, **about))
+
+    def prepare(
         self,
         step: int,
         rollouts: Any,
@@ -176,8 +177,9 @@ class StepStore:
         sidecar: Any = None,
         part: int | None = None,
         replace: bool = False,
-    ) -> DumpMeta:
-        """Write `rollouts` as the dump of `step`, completely or not at all.
+        elsewhere: Callable[[DumpMeta], int | None] | None = None,
+    ) -> Prepared:
+        """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
         Parameters
         ----------
@@ -191,124 +193,81 @@ class StepStore:
         sidecar
             A second value, loaded on its own, such as the states of random generators.
         part
-            The number of the part, where a step has several.
+            The number of the part, where a step has several. Of several calls the first has none.
         replace
             What to do where another process has dumped the step meanwhile: keep its dump and return
             its meta (False), or quarantine it and take its place in one operation (True). Shards
             are always replaced, one file after the other.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The rollouts or `info` hold what cannot be kept; nothing was written.
-        OSError
-            The disk is full, for example; nothing is left of the dump.
+        elsewhere
+            Called with the meta of a dump that is kept so. It returns the part to write to instead;
+            None: this dump is dropped.
         """
-        return self.write(
-            self.prepare(
-                step,
-                rollouts,
-                identity=identity,
-                info=info,
-                sidecar=sidecar,
-                part=part,
-                replace=replace,
-            )
-        )
-
-    def prepare(
-        self,
-        step: int,
-        rollouts: Any,
-        *,
-        identity: Identity | None = None,
-        info: Mapping[str, Any] | None = None,
-        sidecar: Any = None,
-        part: int | None = None,
-        replace: bool = False,
-    ) -> Prepared:
-        """The first half of :meth:`save`: refuses what cannot be kept, and writes nothing."""
-        packer = Packer()
-        index = {
-            "rollouts": packer.node(rollouts, "rollouts"),
-            "aside": packer.node(sidecar, "sidecar"),
-        }
-        return Prepared(
-            place=self._place(step, part),
-            index=index,
-            arrays=packer.arrays,
-            cost=packer.cost,
+        return Prepared.of(
+            self._place(step, part),
+            rollouts,
             identity=identity,
-            info=_as_json(info or {}),
+            info=info,
+            sidecar=sidecar,
             replace=replace,
+            elsewhere=elsewhere,
         )
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place."""
-        place = dump.place
         commit.sweep(self.directory)
+        while True:
+            meta, ours = self._write(dump)
+            part = None if ours or dump.elsewhere is None else dump.elsewhere(meta)
+            if part is None:
+                return meta
+            dump = dump.at_part(part)
+
+    def _write(self, dump: Prepared) -> tuple[DumpMeta, bool]:
+        """The meta of the dump that has the place now, and whether it is this one."""
+        place, ours = dump.place, True
         with commit.staging_directory(self.directory, "-".join(place.parts)) as staging:
-            with commit.synced(staging, place.dump) as file:
-                index = {**whose(place), **dump.index}
-                checksum = container.write(file, index, dump.arrays, dump.cost)
-                stored = file.tell()
-            meta = DumpMeta(
-                step=place.step,
-                part=place.part,
-                rank=place.rank,
-                world_size=place.world_size,
-                checksum=checksum,
-                nbytes=dump.nbytes,
-                stored=stored,
-                created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                identity=dump.identity,
-                info=dump.info,
-            )
-            with commit.synced(staging, place.meta) as file:
-                file.write(meta.to_bytes())
+            meta = dump.write_files(staging)
             shared = place.parts if place.world_size > 1 else place.parts[:-1]
             for depth, _ in enumerate(shared, 1):
                 commit.quarantine_other_than_directory(self.directory.joinpath(*shared[:depth]))
             before = self._index.changed_at()
             if place.world_size > 1:
-                self._publish_shard(staging, place)
-            else:
-                meta = self._publish(staging, place, meta, dump.replace)
+                commit.publish_files(staging, place.directory, place.meta, place.dump)
+            elif (other := self._publish(staging, place, dump.replace)) is not None:
+                meta, ours = other, False
         # It is published: from here on nothing may fail.
         self._index.added(place.step, before)
         if place.rank == 0:
-            self._retention.apply(self._index.steps, place.step)
-        return meta
+            added = None if place.part is None else meta.stored * place.world_size
+            self._retention.apply(self._index.steps, place.step, added)
+        return meta, ours
 
-    def _publish(self, staging: Folder, place: Place, meta: DumpMeta, replace: bool) -> DumpMeta:
+    def _publish(self, staging: Folder, place: Place, replace: bool) -> DumpMeta | None:
+        """Give the dump its name; the meta of the dump that has it, where that one stays."""
         for _ in range(_ATTEMPTS):
             if commit.publish(staging, place.directory):
-                return meta
+                return None
             other = None if replace else self.read_meta(place.step, place.part)
             if other is not None:
                 logger.info(
                     "%s: another process dumped it meanwhile; its dump stays", place.directory
                 )
                 return other
+            calls = [] if place.part is not None else self.calls(place.step)
+            if any(calls):  # the directory is theirs, too
+                if 0 in calls:
+                    self.quarantine(place.step, "it is replaced")
+                commit.publish_files(staging, place.directory, place.meta, place.dump)
+                return None
             kept = commit.replace(staging, place.directory)
             if kept is not None:
                 logger.warning(
                     "%s is replaced. The old one is kept as %s", place.directory, kept.name
                 )
-                return meta
+                return None
         raise FileExistsError(
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
         )
-
-    def _publish_shard(self, staging: Folder, place: Place) -> None:
-        """Move a shard into the directory of all ranks; it is there once its meta.json is."""
-        final = place.directory
-        commit.make_directory(final)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(final / place.meta)
-        os.replace(staging.path / place.dump, final / place.dump)
-        os.replace(staging.path / place.meta, final / place.meta)
-        commit.sync_directory(final)
 
     # -- loading -------------------------------------------------------------------------
 
@@ -359,22 +318,15 @@ class StepStore:
     def quarantine(self, step: int, reason: str, part: int | None = None) -> Path | None:
         """Keep a bad dump under a name that is not a step, with a warning.
 
-        Of several ranks each quarantines its own shard. Returns where the dump is; None when it is
-        gone or cannot be moved.
+        Other calls of the step and other ranks' shards stay. Returns where the dump is; None when
+        it is gone or cannot be moved.
         """
         place = self._place(step, part)
-        *above, name = place.parts
-        kept = commit.quarantine_name(name)
+        alone = self.world_size == 1 and (part is not None or not any(self.calls(step)))
         try:
-            with open_folder(self.directory, *above) as folder:
-                at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
-                if place.world_size == 1 or not stat.S_ISDIR(folder.stat(name).st_mode):
-                    os.rename(name, kept, **at)
-                else:
-                    os.mkdir(kept, dir_fd=folder.handle)
-                    for file in (place.meta, place.dump):
-                        with contextlib.suppress(FileNotFoundError):
-                            os.rename(f"{name}/{file}", f"{kept}/{file}", **at)
+            kept = commit.move_away(
+                self.directory, place.parts, (place.meta, place.dump), alone=alone
+            )
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -417,15 +369,6 @@ class StepStore:
             open_dump(here) as opened,
         ):
             yield opened
-
-
-def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
-        check_info(plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
-    return plain
 
 
 def _warn(unread: list[DumpError]) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -15,9 +15,9 @@ import numpy as np
 
 from rlskip.errors import RlskipError
 from rlskip.format.chunks import aligned
-from rlskip.store.identity import Identity
 from rlskip.store.meta import DumpMeta
-from rlskip.store.step_store import Prepared, StepStore
+from rlskip.store.prepared import Prepared
+from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
 
@@ -80,19 +80,10 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._spare: _Arena | None = None
 
-    def save(
-        self,
-        step: int,
-        rollouts: Any,
-        *,
-        identity: Identity | None = None,
-        info: Mapping[str, Any] | None = None,
-        sidecar: Any = None,
-        part: int | None = None,
-        replace: bool = False,
-        done: Outcome | None = None,
-    ) -> None:
+    def save(self, step: int, rollouts: Any, *, done: Outcome | None = None, **about: Any) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
+
+        The other parameters are those of :meth:`StepStore.prepare`.
 
         Parameters
         ----------
@@ -108,15 +99,7 @@ class Writer:
             Earlier dumps were not written in time.
         """
         self._forget_parent()
-        dump = self.store.prepare(
-            step,
-            rollouts,
-            identity=identity,
-            info=info,
-            sidecar=sidecar,
-            part=part,
-            replace=replace,
-        )
+        dump = self.store.prepare(step, rollouts, **about)
         arena = self._reserve(dump.copy_nbytes)
         try:
             job = _Job(dump.copied(arena), arena, done)

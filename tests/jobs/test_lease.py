@@ -67,7 +67,7 @@ def test_a_second_job_waits_and_loads(store: StepStore, caplog: pytest.LogCaptur
 def test_other_steps_and_parts_do_not_wait(store: StepStore) -> None:
     flight = _flight(store)
     leases = [flight.enter(1, lambda: False), flight.enter(2, lambda: False)]
-    leases += [flight.enter(1, lambda: False, part=part) for part in (0, 1)]
+    leases += [flight.enter(1, lambda: False, call) for call in ("a-0", "a-1")]
     assert None not in leases
 
 

@@ -1,0 +1,104 @@
+"""A dump that can be written: checked, packed, and not yet on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import attrs
+
+from rlskip._files import Folder
+from rlskip.format import chunks, container
+from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.format.kinds import Packer
+from rlskip.store import commit
+from rlskip.store.dump import whose
+from rlskip.store.identity import Identity
+from rlskip.store.layout import Place
+from rlskip.store.meta import DumpMeta, check_info
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A dump that can be written: a codec keeps everything in it.
+
+    Its arrays are views of the rollouts until :meth:`copied`. `elsewhere` is asked where another
+    process's dump has the place: for the part to write to instead, or None.
+    """
+
+    place: Place
+    index: dict[str, Any]
+    arrays: list[chunks.Array]
+    cost: int
+    identity: Identity | None
+    info: dict[str, Any]
+    replace: bool
+    elsewhere: Callable[[DumpMeta], int | None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        place: Place,
+        rollouts: Any,
+        *,
+        sidecar: Any = None,
+        info: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> Prepared:
+        """Pack `rollouts` and `sidecar`; raises UnsupportedTypeError for what cannot be kept."""
+        packer = Packer()
+        index = {
+            "rollouts": packer.node(rollouts, "rollouts"),
+            "aside": packer.node(sidecar, "sidecar"),
+        }
+        return cls(place, index, packer.arrays, packer.cost, info=_as_json(info or {}), **others)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def copy_nbytes(self) -> int:
+        """The most that :meth:`copied` takes of its arena."""
+        return sum(array.copy_nbytes for array in self.arrays)
+
+    def copied(self, arena: chunks.Arena) -> Prepared:
+        """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
+        return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
+
+    def at_part(self, part: int | None) -> Prepared:
+        """The same dump for another part of its step."""
+        return attrs.evolve(self, place=attrs.evolve(self.place, part=part))
+
+    def write_files(self, staging: Folder) -> DumpMeta:
+        """Write both files into a directory, and sync them."""
+        place = self.place
+        with commit.synced(staging, place.dump) as file:
+            checksum = container.write(file, {**whose(place), **self.index}, self.arrays, self.cost)
+            stored = file.tell()
+        meta = DumpMeta(
+            step=place.step,
+            part=place.part,
+            rank=place.rank,
+            world_size=place.world_size,
+            checksum=checksum,
+            nbytes=self.nbytes,
+            stored=stored,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            identity=self.identity,
+            info=self.info,
+        )
+        with commit.synced(staging, place.meta) as file:
+            file.write(meta.to_bytes())
+        return meta
+
+
+def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
+        check_info(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    return plain
