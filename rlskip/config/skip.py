@@ -20,6 +20,7 @@ PLANNED_ACTIONS = ("random", "empty")
 _actions = {"choices": ACTIONS + PLANNED_ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate", "ignore")}
+_match = {"choices": ("step", "run")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
 
@@ -48,6 +49,9 @@ class RoleConfig:
     # A dump of other prompts or other sampling: error, regenerate (run and replace), or ignore.
     on_mismatch: str | None = field(default=None, metadata=_on_mismatch)
 
+    # Where a call's dump is looked for: step (its own step), or run (the run's other steps, too).
+    match: str | None = field(default=None, metadata=_match)
+
     # Keys of the config whose values must be those the dump was made with, besides the host's own:
     # [sampling.temperature].
     identity: list[str] | None = None
@@ -66,7 +70,7 @@ class RoleConfig:
     # (async_rollout never waits.)
     wait_s: float | None = field(default=None, metadata={"min": 0})
 
-    # How many dumps to keep, the last written; null: all.
+    # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
 
     # Total size of the dumps: bytes, or a string such as 200GB; null: any size.
@@ -120,6 +124,7 @@ class SkipManagerConfig(RoleConfig):
     action: str = field(default="cache", metadata=_actions)
     on_miss: str = field(default="generate", metadata=_on_miss)
     on_mismatch: str = field(default="error", metadata=_on_mismatch)
+    match: str = field(default="step", metadata=_match)
     identity: list[str] = field(default_factory=list)
     drop_fields: list[str] = field(default_factory=list)
     restore_rng: bool = False

@@ -10,13 +10,13 @@ from rlskip.batch.prompts import first_uid
 from rlskip.config.skip import AsyncRolloutSkipConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.ranks import world_size
-from rlskip.skip.dumping import DumpingSkip
+from rlskip.skip.replaying import ReplayingSkip
 from rlskip.skip.role import register_skip
 from rlskip.store import StepStore
 
 
 @register_skip("async_rollout", config=AsyncRolloutSkipConfig)
-class AsyncRolloutSkip(DumpingSkip):
+class AsyncRolloutSkip(ReplayingSkip):
     """Dumps and replays samples; a sample's step is its place in the feed order.
 
     Its calls already run in threads, so dumps are written there, and none waits for another job:

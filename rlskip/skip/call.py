@@ -117,6 +117,15 @@ class Call:
     )
     #: What the role computed from the prompts before the stage ran (a stage may alter its input).
     identity: Any = attrs.field(init=False, default=None)
+    #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
+    visit: Any = attrs.field(init=False, default=None)
+    found: Any = attrs.field(init=False, default=None)
+    #: Its place among the calls of the visit, and its name among those of the step.
+    place: int = attrs.field(init=False, default=0)
+    name: str = attrs.field(init=False, default="")
+    #: The number of the dump that it will have, and why no dump serves it.
+    number: int | None = attrs.field(init=False, default=None)
+    reason: str = attrs.field(init=False, default="")
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
     record: Callable[..., None] = lambda event, **facts: None
     #: What the record of a hit adds: source, bytes, seconds_saved.

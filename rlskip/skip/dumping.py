@@ -7,8 +7,7 @@ import logging
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip import config_copy
-from rlskip.skip.call import Call, current_call, saved_call
+from rlskip.skip.call import Call
 from rlskip.skip.config_copy import flat_config
-from rlskip.skip.rng import capture_rng, restore_rng
 from rlskip.skip.role import BaseSkip, SkipAction
 from rlskip.skip.shaping import (
     MODEL,
@@ -37,12 +35,11 @@ from rlskip.skip.shaping import (
     sampling_of,
     value_at,
 )
+from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
-    DumpError,
     DumpMeta,
     Identity,
-    RankTimeoutError,
     StepStore,
     UnsupportedTypeError,
     fingerprint,
@@ -59,12 +56,7 @@ _MAX_CHANGES = 10
 
 
 class DumpingSkip(BaseSkip):
-    """A role that dumps what its stage returned and replays it, one call per step.
-
-    ``cache`` replays the dump of the step itself, provided that the prompts (by content), n,
-    lengths and sampling parameters equal those it was made with. ``repeat`` falls back on the
-    nearest earlier step with a dump, then on the nearest later one, and checks no prompts.
-    """
+    """A role with a directory of dumps: what they record, and what is logged of them."""
 
     def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
         super().__init__(local_config, global_config)
@@ -88,85 +80,7 @@ class DumpingSkip(BaseSkip):
         c = self.local_config
         return StepStore(self.directory, keep_last=c.keep_last, max_size=c.max_size)
 
-    # -- the three questions -----------------------------------------------------------
-
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        call = current_call(func, *args, **kwargs)
-        # Before the stage runs: it may alter its input (verl's adds `priority` in place).
-        call.identity = self._identity(call)
-        hit = self._is_there(step, call.identity)
-        if not hit:
-            self._warn_of_other_shapes()
-        return hit
-
-    def warp_function(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
-        began = time.perf_counter()
-        call = current_call(func, *args, **kwargs)
-        rollouts, meta, states = self._load(step, call)
-        if self.local_config.restore_rng:
-            restore_rng(states)
-        loading = time.perf_counter() - began
-        call.facts.update(
-            source=meta.step, bytes=meta.stored, seconds_saved=seconds_saved([meta], loading)
-        )
-        self._log_replay(step, meta)
-        return self._without_dropped(rollouts)
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        call = saved_call(*args, **kwargs)
-        meta = self.store.save(step, result, **self._about(call, result))
-        call.record("dumped", step=step, bytes=meta.stored)
-
-    # -- which dump, and what is in it ---------------------------------------------------
-
-    def _source(self, step: int) -> int | None:
-        """The step whose dump is replayed at `step`; looked up again on every call."""
-        if self.local_config.action != SkipAction.REPEAT:
-            return step
-        return self.store.nearest(step)
-
-    def _can_replay(self, source: int | None, identity: Identity) -> bool:
-        meta = None if source is None else self.store.read_meta(source)
-        if meta is None:
-            return False
-        if self.local_config.action == SkipAction.REPEAT:
-            return True
-        if identity.prompts_hash is None:
-            what = f"the prompts cannot be compared with those of the dump of step {meta.step}"
-            return self._accepts(what, meta.step)
-        return self._same(identity, meta)
-
-    def _is_there(self, step: int, identity: Identity) -> bool:
-        """Whether `step` can be replayed. What cannot be read is absent, with a warning."""
-        try:
-            return self._can_replay(self._source(step), identity)
-        except RankTimeoutError:
-            raise
-        except (DumpError, OSError, MemoryError) as error:
-            log.warning("rlskip: role %s: step %d counts as a miss: %s", self.role, step, error)
-            return False
-
-    def _load(self, step: int, call: Call) -> tuple[Any, DumpMeta, Any]:
-        """The rollouts to replay at `step`, verified, and the generators' states if needed."""
-        source = self._source(step)
-        if source is None:
-            raise CorruptDumpError("the dump is gone", str(self.directory / str(step)))
-        rollouts, meta = self.store.load_with_meta(source)
-        self._check_fields(rollouts, meta, call)
-        restores = self.local_config.restore_rng
-        return rollouts, meta, self.store.load_sidecar(source) if restores else None
-
-    def _about(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result."""
-        return {
-            "identity": call.identity or self._identity(call),
-            "info": self._info(call, result),
-            "sidecar": capture_rng(),
-        }
+    # -- what a dump records -------------------------------------------------------------
 
     def _info(self, call: Call, result: Any) -> dict[str, Any]:
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
@@ -231,19 +145,22 @@ class DumpingSkip(BaseSkip):
 
     def _same(self, present: Identity, meta: DumpMeta) -> bool:
         """Whether the dump was made for this very call, or may be replayed anyway."""
+        differs = self._differences(present, meta)
+        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
+        return not differs or self._accepts(what, Found(meta.step))
+
+    def _differences(self, present: Identity, meta: DumpMeta) -> list[str]:
+        """What makes the dump another call's. What is only noteworthy is logged."""
         if meta.identity is None:
             self._warn_once(
                 "no-identity", "dumps in %s record no prompts; they are not compared",
                 self.directory,
             )  # fmt: skip
-            return True
+            return []
         differs, noteworthy = present.differences(meta.identity)
         if noteworthy:
             self._warn_once("noteworthy", "replayed although it differs: %s", "; ".join(noteworthy))
-        if not differs:
-            return True
-        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-        return self._accepts(what, meta.step)
+        return differs
 
     def _check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:
         """Apply ``on_mismatch`` to a dump without fields that this run needs.
@@ -255,38 +172,45 @@ class DumpingSkip(BaseSkip):
         never = never if isinstance(never, list) else []
         lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
         if lacking:
-            what = f"the dump of step {meta.step} lacks what this run needs: {', '.join(lacking)}"
-            if not self._accepts(what, meta.step):
+            found = call.found or Found(meta.step)
+            what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
+            if not self._accepts(what, found):
                 raise CorruptDumpError(what, str(self.directory / str(meta.step)))
 
-    def _accepts(self, what: str, source: int) -> bool:
-        """Whether `what`, a mismatch of the dump of `source`, is ignored; False if quarantined."""
+    def _accepts(self, what: str, found: Found, hint: str = "") -> bool:
+        """Whether `what`, a mismatch of a dump, is ignored; False if the dump is quarantined."""
         if self.local_config.on_mismatch == "ignore":
             self._warn_once("ignored", "%s; replayed anyway (on_mismatch=ignore)", what)
             return True
         if self.local_config.on_mismatch == "regenerate":
-            self.store.quarantine(source, what)
+            self.store.quarantine(found.step, what, found.part)
             return False
         raise MismatchError(
             what,
-            str(self.directory / str(source)),
-            f"choose one: skip.{self.role}.on_mismatch=regenerate runs the stage and replaces "
-            "the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
+            str(self.directory / found.path),
+            f"choose one: {hint}skip.{self.role}.on_mismatch=regenerate runs the stage and "
+            "replaces the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
             "another skip.dump_dir or trainer.experiment_name starts from nothing",
         )
 
     # -- what is logged ------------------------------------------------------------------
 
-    def _log_replay(self, step: int, meta: DumpMeta) -> None:
-        source = meta.step
+    def _log_replay(self, step: int, meta: DumpMeta, found: Found | None = None) -> None:
+        found = found or Found(meta.step)
         written = datetime.fromisoformat(meta.created).timestamp()
+        source = self.directory / found.path
         made = f"made {age(written)} ago by job {meta.info.get('job', 'unknown')}"
-        if source == step:
-            log.info("rlskip: step %d replayed from %s, %s", step, self.directory / str(step), made)
+        if found.step == step:
+            log.info("rlskip: %s replayed from %s, %s", found, source, made)
+        elif self.local_config.action == SkipAction.REPEAT:
+            log.info(
+                "rlskip: step %d REPEATS %s from %s, %s; its prompts were not checked",
+                step, found, source, made,
+            )  # fmt: skip
         else:
             log.info(
-                "rlskip: step %d REPEATS step %d from %s, %s; its prompts were not checked",
-                step, source, self.directory / str(source), made,
+                "rlskip: a call of step %d replayed from %s of the run (match=run), %s, %s",
+                step, found, source, made,
             )  # fmt: skip
         self._warn_once("off-policy", "replayed rollouts are off-policy for the present weights")
         self._log_changes(meta)

@@ -21,8 +21,8 @@ def lacking(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump that was made under the same
-    conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat``, if
-    any step has a readable dump.
+    conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat`` and
+    ``match: run``, if any step has a readable dump.
     """
     if not isinstance(skip, DumpingSkip):
         return list(steps)
@@ -30,7 +30,7 @@ def lacking(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
     store = StepStore(skip.directory)
     part = 0 if skip.role == "rollout_tq" else None
     listed = skip.local_config.steps
-    if skip.local_config.action == SkipAction.REPEAT:
+    if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match == "run":
         found = store.nearest(0, part) is not None
         return [step for step in steps if not found or step not in listed]
     return [step for step in steps if step not in listed or not _fits(skip, store, step, part)]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import functools
 import inspect
 import logging
 import operator
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from rlskip.batch.meta import is_validation
@@ -21,27 +16,17 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
-from rlskip.errors import ConfigError, MissError, RlskipError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.guard import Guard, before_init, refusing
 from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, role_specs
+from rlskip.skip.running import Miss, dump, in_thread, inside, replay, running
 from rlskip.skip.writable import check_writable
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Roles whose stage encloses the present call.
-_inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
-
-
-class _Miss:
-    """What `_replay` returns when no dump replaces the call.
-
-    A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
-    bare object would arrive in their workers as a copy that is not this one.
-    """
 
 
 class StepNotSetError(RlskipError, RuntimeError):
@@ -173,7 +158,9 @@ class SkipManager:
 
     @classmethod
     def set_step(cls, step: int) -> None:
-        """Set the training loop's step; call it once per step, before the stages.
+        """Set the training loop's step, before the stages.
+
+        A new number begins a visit of that step; the same number continues it.
 
         Raises
         ------
@@ -183,11 +170,14 @@ class SkipManager:
         if cls.bypassed and cls.step is not None:
             cls._warn_of_bypassed()
         try:
-            cls.step = operator.index(step)
+            before, cls.step = cls.step, operator.index(step)
         except TypeError:
             raise ConfigError(
                 f"{step!r} is not a step", "SkipManager.set_step", "pass an integer"
             ) from None
+        if cls.step != before:
+            for skip in cls.skip_instances.values():
+                skip.begin_visit()
         cls._idle = frozenset(
             role for role, skip in cls.skip_instances.items() if skip.idle_at(cls.step)
         )
@@ -348,12 +338,12 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
             return func(*args, **kwargs) if kwargs else func(*args)
         step, call = eligible
         with call.cleanup:
-            replayed = _replay(skip, step, call)
-            if replayed is not _Miss:
+            replayed = replay(skip, step, call)
+            if replayed is not Miss:
                 return replayed
-            with _running(skip, call):
+            with running(skip, call):
                 result = func(*call.args, **call.kwargs)
-            _dump(skip, step, call, result)
+            dump(skip, step, call, result)
         return result
 
     return wrapper
@@ -375,36 +365,15 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
             return await func(*args, **kwargs)
         step, call = eligible
         with call.cleanup:
-            replayed = await _in_thread(_replay, skip, step, call)
-            if replayed is not _Miss:
+            replayed = await in_thread(replay, skip, step, call)
+            if replayed is not Miss:
                 return replayed
-            with _running(skip, call):
+            with running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            await _in_thread(_dump, skip, step, call, result)
+            await in_thread(dump, skip, step, call, result)
         return result
 
     return wrapper
-
-
-async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
-    outcome: Future[Any] = Future()
-    begun = threading.Lock()
-    context = copy_context()
-
-    def run() -> None:
-        if not begun.acquire(blocking=False):
-            return
-        try:
-            outcome.set_result(context.run(function, *args))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    try:
-        asyncio.get_running_loop().run_in_executor(None, run)
-    except RuntimeError:  # it is queued all the same: whoever comes first runs it
-        run()
-    return await asyncio.wrap_future(outcome)
 
 
 def _eligible_call(
@@ -423,7 +392,7 @@ def _eligible_call(
     step = SkipManager.step
     if skip.observes(stage):
         return -1 if step is None else step, call
-    if skip.role in _inside.get() or is_validation(call.prompts):
+    if skip.role in inside.get() or is_validation(call.prompts):
         return None
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
@@ -436,64 +405,7 @@ def _eligible_call(
     return (step, call) if step in skip.local_config.steps else None
 
 
-@contextmanager
-def _running(skip: BaseSkip, call: Call) -> Iterator[None]:
-    """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
-    inside = _inside.get()
-    token = _inside.set(inside if skip.observes(call.stage) else inside | {skip.role})
-    try:
-        with call.timed():
-            yield
-    finally:
-        _inside.reset(token)
-
-
 def _run_of(skip: BaseSkip) -> dict[str, str]:
     """For the records: the role's directory relative to its dump_dir, where it has one."""
     directory = getattr(skip, "directory", None)
     return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}
-
-
-def _replay(skip: BaseSkip, step: int, call: Call) -> Any:
-    """What replaces the call, or `_Miss`."""
-    from rlskip.store import DumpError, RankTimeoutError
-
-    if skip.observes(call.stage):
-        return _Miss
-    with call.current():
-        try:
-            if skip.meet_precondition(step, call.stage.func, *call.args, **call.kwargs):
-                result = skip.warp_function(step, call.stage.func, *call.args, **call.kwargs)
-                call.record("hit", step=step, **call.facts)
-                return result
-        except RankTimeoutError:
-            raise
-        except (DumpError, OSError, MemoryError) as error:
-            log.warning(
-                "rlskip: role %s: step %d counts as a miss: %s",
-                skip.role, step, str(error) or type(error).__name__,
-            )  # fmt: skip
-    call.record("miss", step=step)
-    if skip.local_config.on_miss == "error":
-        raise MissError(
-            f"step {step} has no usable dump, and the stage must not run",
-            f"skip.{skip.role}.on_miss=error",
-            f"generate it once with skip.on_miss=generate, or name other steps than {step}; "
-            f"dumps are looked for in {skip.local_config.dump_dir}",
-        )
-    with call.current():
-        skip.before_stage(step, call.stage.func, *call.args, **call.kwargs)
-    return _Miss
-
-
-def _dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
-    """Let the role keep `result`; whatever fails, the rollouts reach the trainer."""
-    with call.current():
-        try:
-            skip.prepare_data(step, result, *call.args, **call.kwargs)
-        except Exception as error:
-            log.warning(
-                "rlskip: step %d of role %s was NOT dumped, training goes on: %s: %s",
-                step, skip.role, type(error).__name__, error,
-                exc_info=not isinstance(error, RlskipError),
-            )  # fmt: skip

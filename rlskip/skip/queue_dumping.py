@@ -54,6 +54,12 @@ class QueueDumping(DumpingSkip):
 
     def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
         super().__init__(local_config, global_config)
+        if local_config.match == "run":
+            raise ConfigError(
+                "the role matches prompt by prompt, in the dump of the step itself",
+                f"skip.{self.role}.match",
+                f"set skip.{self.role}.match=step",
+            )
         # By step. What their dumps lack is in flight, not missing.
         self._visits: dict[int, Visit] = {}
         self._evicted: list[_Part] = []

@@ -101,6 +101,10 @@ class BaseSkip(ABC):
         """
         return False
 
+    def begin_visit(self) -> None:
+        """Called when the training loop's step number changes: a step may have several calls."""
+        return
+
     def idle_at(self, step: int) -> bool:
         """Whether no call can concern this role while the training loop is at `step`."""
         observing = type(self).observes is not BaseSkip.observes

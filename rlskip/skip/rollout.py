@@ -1,22 +1,25 @@
-"""Role `rollout`: one call of the stage generates a whole step, on every rank."""
+"""Role `rollout`: each call of the stage generates a batch of the step, on every rank."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlskip.config.skip import RoleConfig, RolloutSkipConfig
 from rlskip.errors import RlskipError
-from rlskip.skip.call import Call, current_call, saved_call
-from rlskip.skip.dumping import DumpingSkip
+from rlskip.skip.call import Call, saved_call
+from rlskip.skip.replaying import ReplayingSkip
 from rlskip.skip.role import SkipAction, register_skip
+from rlskip.skip.visit import Found, Visit
 from rlskip.store import (
     CorruptDumpError,
     DumpMeta,
     RankGroup,
+    RankTimeoutError,
     SingleFlight,
     StepStore,
     Writer,
@@ -31,7 +34,7 @@ _RANKS_S = 1800.0
 
 
 @register_skip("rollout", config=RolloutSkipConfig)
-class RolloutSkip(DumpingSkip):
+class RolloutSkip(ReplayingSkip):
     """Dumps and replays steps that several ranks generate together.
 
     The ranks decide together whether a step is replayed. Of several jobs that lack a step one
@@ -69,38 +72,74 @@ class RolloutSkip(DumpingSkip):
     def flight(self) -> SingleFlight:
         return SingleFlight(self.directory, self.ranks, wait_s=self.local_config.wait_s)
 
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        call = current_call(func, *args, **kwargs)
+    def _new_visit(self, step: int) -> Visit:
+        # What earlier steps generated can be replayed; what this visit writes serves none of it.
         self._wait_for_writer()
-        hit = False
-        try:
-            hit = super().meet_precondition(step, func, *args, **kwargs)
-        finally:
-            # Also when this rank is about to raise: the others must not wait for it.
-            hit = self.ranks.agree(hit, f"step {step}")
-        if hit or not self._waits:
-            return hit
+        return super()._new_visit(step)
+
+    def _agreed(self, call: Call, found: Found | None, offers: Iterator[Found]) -> Found | None:
+        visit, repeats = call.visit, self.local_config.action == SkipAction.REPEAT
+        while True:
+            mine = (1, found.step, found.number) if found else (0, 0, 0)
+            here = (visit.step, call.place)
+            answers = self.ranks.exchange(*here, *mine, what=f"step {visit.step}")
+            self._refuse_other_places([answer[:2] for answer in answers])
+            theirs = [Found(*answer[3:]) if answer[2] else None for answer in answers]
+            if repeats:  # checks nothing: what rank 0 finds will do
+                return theirs[0]
+            if None in theirs or len(set(theirs)) == 1:
+                return theirs[0] if None not in theirs else None
+            last = max(one.order(visit.step) for one in theirs if one)
+            candidates = itertools.chain([found] if found else [], offers)
+            found = next((one for one in candidates if one.order(visit.step) >= last), None)
+
+    def _refuse_other_places(self, places: Sequence[tuple[int, ...]]) -> None:
+        if len(set(places)) == 1:
+            return
+        said = ", ".join(
+            f"rank {rank} makes call {place} of step {step}"
+            for rank, (step, place) in enumerate(places)
+        )
+        raise RankTimeoutError(
+            f"the ranks call the stage unequally often: {said}",
+            f"skip.{self.role}",
+            "let every rank call the stage equally often in each step, one call after the other",
+        )
+
+    def _claim(self, call: Call) -> None:
+        visit, step = call.visit, call.visit.step
 
         def is_there() -> bool:
-            there = self._is_there(step, call.identity)
+            with visit.lock:
+                visit.look()
+                there = next(self._offers(call), None) is not None
             if call.cleanup.over:  # cancelled: nobody waits for this thread any more
                 raise asyncio.CancelledError
             return there
 
-        try:
-            lease = self.flight.enter(step, is_there)
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, RlskipError):
-                raise
-            # No descriptor or thread is left, say: another job may generate the step too.
-            log.warning("rlskip: role %s: no lease for step %d: %s", self.role, step, error)
-            return False
-        if lease is None:
-            return True
-        call.cleanup.add(lease.release)
-        return False
+        if self._waits:
+            try:
+                lease = self.flight.enter(step, is_there, call.name)
+            except (OSError, RuntimeError) as error:
+                if isinstance(error, RlskipError):
+                    raise
+                # No descriptor or thread is left, say: another job may generate the step too.
+                log.warning("rlskip: role %s: no lease for step %d: %s", self.role, step, error)
+            else:
+                if lease is not None:
+                    call.cleanup.add(lease.release)
+                else:
+                    with visit.lock:
+                        call.found = self._choose(call)
+                    if call.found is not None:
+                        return
+        self._reserve(call)
+
+    def _reserve(self, call: Call) -> None:
+        visit = call.visit
+        with visit.lock:  # the shards of one call have one number
+            free = self.ranks.exchange(visit.next_number(), what=f"step {visit.step}")
+            self._hold(call, visit.reserve(max(number for (number,) in free)))
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         if not self._in_background:
@@ -111,12 +150,12 @@ class RolloutSkip(DumpingSkip):
         release = call.cleanup.pop_all().close
 
         def done(meta: DumpMeta | None, error: BaseException | None) -> None:
-            release()
             if meta is not None:
-                call.record("dumped", step=step, bytes=meta.stored)
+                self._note_written(step, call, meta)
+            release()
 
         try:
-            self.writer.save(step, result, **self._about(call, result), done=done)
+            self.writer.save(step, result, **self._about(step, call, result), done=done)
         except BaseException:
             release()
             raise
@@ -126,7 +165,6 @@ class RolloutSkip(DumpingSkip):
             self.writer.flush()
 
     def _wait_for_writer(self) -> None:
-        """So that what was generated a moment ago can be replayed."""
         if not self._in_background:
             return
         try:
@@ -135,30 +173,18 @@ class RolloutSkip(DumpingSkip):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: role %s goes on without waiting longer: %s", self.role, error)
 
-    def _source(self, step: int) -> int | None:
-        """As the base class has it, on every rank what rank 0 finds: another job may be writing."""
-        if self.local_config.action != SkipAction.REPEAT:
-            return step
-        found = None
-        try:
-            if self.ranks.rank == 0:
-                found = self.store.nearest(step)
-        finally:
-            # Also when rank 0 is about to raise: the others must not wait for it.
-            found = self.ranks.follow(-1 if found is None else found, f"step {step}")
-        return None if found < 0 else found
-
-    def _load(self, step: int, call: Call) -> tuple[Any, DumpMeta, Any]:
+    def _load(self, call: Call) -> tuple[Any, DumpMeta, Any]:
         """As the base class has it; on every rank or on none."""
         loaded, generation = None, 0
         try:
-            loaded = super()._load(step, call)
+            loaded = super()._load(call)
             generation = _number(loaded[1].info.get("generation"))
         finally:
             # Another job may be replacing the shards, one rank's after the other's.
-            same = self.ranks.follow(generation, f"step {step}") == generation
-            everywhere = self.ranks.agree(loaded is not None and same, f"step {step}")
-        if not everywhere:
+            answers = self.ranks.exchange(
+                generation, loaded is not None, what=f"step {call.visit.step}"
+            )
+        if set(answers) != {(generation, True)}:
             raise CorruptDumpError(
                 "another rank's shard is unusable, or of another call", str(self.directory)
             )

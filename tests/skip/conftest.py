@@ -41,6 +41,12 @@ def init(tmp_path: Path) -> Callable[..., Path]:
     return start
 
 
+def visit(step: int) -> None:
+    """Begin a visit of `step`, also where it is the present step."""
+    SkipManager.set_step(step + 1)
+    SkipManager.set_step(step)
+
+
 class Stage:
     """A stage that counts its calls and never returns the same twice."""
 
@@ -56,8 +62,8 @@ class Stage:
         }
 
     def at(self, step: int, prompts: Any = None, **kwargs: Any) -> int:
-        """Call it at `step`; which call's result came back."""
-        SkipManager.set_step(step)
+        """Call it in a new visit of `step`; which call's result came back."""
+        visit(step)
         got = self.generate(
             {"ids": torch.arange(3) + step} if prompts is None else prompts, **kwargs
         )
@@ -75,6 +81,11 @@ def leases(dumps: Path) -> list[Path]:
 @pytest.fixture(name="Stage")
 def _stage() -> type[Stage]:
     return Stage
+
+
+@pytest.fixture(name="visit")
+def _visit() -> Callable[[int], None]:
+    return visit
 
 
 @pytest.fixture(name="steps_on_disk")

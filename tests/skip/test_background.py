@@ -185,11 +185,14 @@ def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> No
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_the_dump_is_what_the_stage_returned(init: Callable[..., Path], background: bool) -> None:
+def test_the_dump_is_what_the_stage_returned(
+    init: Callable[..., Path], background: bool, visit: Any
+) -> None:
     init(background_write=background)
     SkipManager.set_step(1)
     made = generate([1])
     kept = made.clone()
     made.zero_()  # the trainer may change it at once
     SkipManager.flush()
+    visit(1)
     assert torch.equal(generate([1]), kept)

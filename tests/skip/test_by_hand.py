@@ -48,6 +48,7 @@ def test_prepared_by_hand_it_is_replayed_by_hand(
         if not fresh:
             assert skip.meet_precondition(3, func, *args, **kwargs)
             assert skip.warp_function(3, func, *args, **kwargs) == {"made": [1, 2]}
+            skip.begin_visit()
             with pytest.raises(MismatchError, match="prompts"):
                 skip.meet_precondition(3, plain, {"ids": [7]})
         skip.prepare_data(3, {"made": [1, 2]}, *args, **kwargs)
@@ -61,5 +62,6 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
     init()
     SkipManager.set_step(3)
     assert Trainer().stage(PROMPTS) == {"made": "by hand"}
+    SkipManager.skip_instances["rollout"].begin_visit()
     with pytest.raises(MismatchError):
         Trainer().stage({"ids": [3]})

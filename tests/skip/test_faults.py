@@ -165,6 +165,7 @@ def test_whatever_the_store_raises_while_reading_is_a_miss(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
     where: str,
+    visit: Any,
 ) -> None:
     init()
     SkipManager.set_step(1)
@@ -174,6 +175,7 @@ def test_whatever_the_store_raises_while_reading_is_a_miss(
         raise error
 
     monkeypatch.setattr(StepStore, where, fail)
+    visit(1)
     assert generate([1])["ids"] == [1]
     assert "step 1 counts as a miss" in caplog.text
 
@@ -266,7 +268,7 @@ def test_without_threads_training_goes_on(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("role", ["rollout", "async_rollout"])
 def test_whatever_a_dump_says_of_itself_is_replayed(
-    init: Callable[..., Path], role: str, info: dict[str, Any]
+    init: Callable[..., Path], role: str, info: dict[str, Any], visit: Any
 ) -> None:
     init(role)
     SkipManager.set_step(1)
@@ -275,6 +277,7 @@ def test_whatever_a_dump_says_of_itself_is_replayed(
     identity = skip.store.read_meta(1).identity
     shutil.rmtree(skip.directory)
     skip.store.save(1, {"ids": ["forged"]}, identity=identity, info=info)
+    visit(1)
     assert STAGES[role](1)["ids"] == ["forged"]
 
 
@@ -310,7 +313,7 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     ids=repr,
 )
 def test_forged_generator_states_are_a_miss_and_change_nothing(
-    init: Callable[..., Path], forged: Any
+    init: Callable[..., Path], forged: Any, visit: Any
 ) -> None:
     init(restore_rng=True)
     SkipManager.set_step(1)
@@ -319,16 +322,18 @@ def test_forged_generator_states_are_a_miss_and_change_nothing(
     meta = skip.store.read_meta(1)
     shutil.rmtree(skip.directory)
     skip.store.save(1, {"ids": ["forged"]}, identity=meta.identity, sidecar=forged)
+    visit(1)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert generate([1])["ids"] == [1]
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert before == after
 
 
-def test_a_mismatch_is_not_a_miss(init: Callable[..., Path]) -> None:
+def test_a_mismatch_is_not_a_miss(init: Callable[..., Path], visit: Any) -> None:
     init()
     SkipManager.set_step(1)
     generate([1])
+    visit(1)
     with pytest.raises(MismatchError):
         generate([2])
 

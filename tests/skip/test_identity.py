@@ -212,13 +212,14 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
 # -- role and stage ------------------------------------------------------------------------
 
 
-def test_one_functions_dump_is_not_anothers(run: Run) -> None:
+def test_one_functions_dump_is_not_anothers(run: Run, visit: Any) -> None:
     run()
+    visit(1)
     with pytest.raises(MismatchError, match="stage: 'baseline' now, 'generate' in the dump"):
         baseline([1])
 
 
-def test_a_stage_keeps_the_name_it_is_given(run: Run) -> None:
+def test_a_stage_keeps_the_name_it_is_given(run: Run, visit: Any) -> None:
     def renamed(prompts: list[int]) -> str:
         return "renamed"
 
@@ -226,7 +227,9 @@ def test_a_stage_keeps_the_name_it_is_given(run: Run) -> None:
         return SkipManager.annotate(role="rollout", stage=name)(renamed)
 
     run()
+    visit(1)
     assert stage("generate")([1]) == "generated"
+    visit(1)
     with pytest.raises(MismatchError, match=r"stage: 'test_a_stage_keeps.*renamed' now"):
         stage(None)([1])
 
@@ -246,10 +249,13 @@ def critic() -> Any:
     del SKIP_REGISTRY["critic"]
 
 
-def test_a_custom_role_has_a_directory_of_its_own(run: Run, critic: Any, tmp_path: Path) -> None:
+def test_a_custom_role_has_a_directory_of_its_own(
+    run: Run, critic: Any, tmp_path: Path, visit: Any
+) -> None:
     """Its function gets the very prompts that `rollout` dumped."""
     run(critic={"enable": True})
     assert critic([1]) == "values"
+    visit(1)
     assert [generate([1]), critic([1])] == ["generated", "values"]
     dumps = sorted(p.relative_to(tmp_path).parts[2:] for p in tmp_path.rglob("gen_batch.dp"))
     assert dumps == [("1", "gen_batch.dp"), ("critic", "1", "gen_batch.dp")]
@@ -280,7 +286,7 @@ def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
 
 
 def test_a_dump_of_an_older_release_is_replayed_with_a_warning(
-    run: Run, caplog: pytest.LogCaptureFixture
+    run: Run, caplog: pytest.LogCaptureFixture, visit: Any
 ) -> None:
     run()
     skip: Any = SkipManager.skip_instances["rollout"]
@@ -288,7 +294,9 @@ def test_a_dump_of_an_older_release_is_replayed_with_a_warning(
     old = {k: v for k, v in meta.identity.sampling.items() if k in ("temperature", "top_p")}
     identity = attrs.evolve(meta.identity, version=1, role=None, stage=None, sampling=old)
     skip.store.save(1, "old", identity=identity, replace=True)
-    assert [run(), generate([1])] == ["old", "old"]
+    assert run() == "old"
+    visit(1)
+    assert generate([1]) == "old"
     assert caplog.text.count("not compared, because rlskip 0.1 did not record it") == 1
     with pytest.raises(MismatchError, match=r"sampling\.temperature"):
         run({f"{ROLLOUT}.temperature": 0.1})
@@ -299,7 +307,7 @@ def test_a_dump_of_an_older_release_is_replayed_with_a_warning(
 
 @pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
 def test_what_cannot_be_compared_obeys_on_mismatch(
-    init: Callable[..., Path], policy: str, caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], policy: str, caplog: pytest.LogCaptureFixture, visit: Any
 ) -> None:
     made: list[int] = []
 
@@ -317,6 +325,7 @@ def test_what_cannot_be_compared_obeys_on_mismatch(
         assert made == []
         return
     assert stage(odd) == 1
+    visit(1)
     assert stage(odd) == (1 if policy == "ignore" else 2)
     assert "calls cannot be compared with dumps: prompts['tools'][0]" in caplog.text
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_dumped_still_reaches_the_trainer(
     assert steps_on_disk(dumps) == []
 
 
-def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None:
+def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path], visit: Any) -> None:
     init()
     result = TensorDict({"a": torch.arange(6).reshape(2, 3)}, batch_size=[2])
 
@@ -126,6 +126,7 @@ def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None
 
     SkipManager.set_step(1)
     assert generate([1]) is result
+    visit(1)
     replayed = generate([1])
     assert replayed is not result
     assert (replayed["a"] == result["a"]).all()
@@ -134,7 +135,7 @@ def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None
 # -- async ------------------------------------------------------------------------------------
 
 
-def test_async_stage(init: Callable[..., Path]) -> None:
+def test_async_stage(init: Callable[..., Path], visit: Any) -> None:
     init()
     calls = []
 
@@ -144,9 +145,10 @@ def test_async_stage(init: Callable[..., Path]) -> None:
         calls.append(1)
         return prompts
 
-    SkipManager.set_step(1)
     assert asyncio.iscoroutinefunction(generate)
-    assert [asyncio.run(generate([3])), asyncio.run(generate([3]))] == [[3], [3]]
+    for _ in range(2):
+        visit(1)
+        assert asyncio.run(generate([3])) == [3]
     assert len(calls) == 1
 
 

@@ -96,7 +96,13 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
     role.flight = SingleFlight(role.directory, role.ranks, wait_s=60, poll_s=0.05)
-    other = role.flight.enter(1, lambda: False)
+    enter, others = role.flight.enter, []
+
+    def after_another_job(step: int, is_there: Any, call: str) -> Any:
+        others.append(enter(step, lambda: False, call))
+        return enter(step, is_there, call)
+
+    role.flight.enter = after_another_job
 
     @SkipManager.annotate(role="rollout")
     async def generate(prompts: list[int]) -> None: ...
@@ -107,12 +113,12 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
             await asyncio.wait_for(generate([1]), 0.3)
 
     began = time.monotonic()
-    releasing = threading.Timer(5, other.release)
+    releasing = threading.Timer(5, lambda: others[0].release())
     releasing.start()
     asyncio.run(main())  # waits for the thread
     assert time.monotonic() - began < 4, "the thread stops waiting, too"
     releasing.cancel()
-    other.release()
+    others[0].release()
     time.sleep(0.2)
     assert not leases(dumps)
 

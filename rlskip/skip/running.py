@@ -1,0 +1,108 @@
+"""One call between the manager and its role: replay, else run the stage and keep its result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+from rlskip.errors import MissError, RlskipError
+from rlskip.skip.call import Call
+from rlskip.skip.role import BaseSkip
+
+log = logging.getLogger(__name__)
+
+# Roles whose stage encloses the present call.
+inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
+
+
+class Miss:
+    """What `replay` returns when no dump replaces the call.
+
+    A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
+    bare object would arrive in their workers as a copy that is not this one.
+    """
+
+
+def replay(skip: BaseSkip, step: int, call: Call) -> Any:
+    """What replaces the call, or `Miss`."""
+    from rlskip.store import DumpError, RankTimeoutError
+
+    if skip.observes(call.stage):
+        return Miss
+    with call.current():
+        try:
+            if skip.meet_precondition(step, call.stage.func, *call.args, **call.kwargs):
+                result = skip.warp_function(step, call.stage.func, *call.args, **call.kwargs)
+                call.record("hit", step=step, **call.facts)
+                return result
+        except RankTimeoutError:
+            raise
+        except (DumpError, OSError, MemoryError) as error:
+            log.warning(
+                "rlskip: role %s: step %d counts as a miss: %s",
+                skip.role, step, str(error) or type(error).__name__,
+            )  # fmt: skip
+    call.record("miss", step=step)
+    if skip.local_config.on_miss == "error":
+        for_call = f" for this call ({call.reason})" if call.reason else ""
+        raise MissError(
+            f"step {step} has no usable dump{for_call}, and the stage must not run",
+            f"skip.{skip.role}.on_miss=error",
+            f"generate it once with skip.on_miss=generate, or name other steps than {step}; "
+            f"dumps are looked for in {skip.local_config.dump_dir}",
+        )
+    with call.current():
+        skip.before_stage(step, call.stage.func, *call.args, **call.kwargs)
+    return Miss
+
+
+def dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
+    """Let the role keep `result`; whatever fails, the rollouts reach the trainer."""
+    with call.current():
+        try:
+            skip.prepare_data(step, result, *call.args, **call.kwargs)
+        except Exception as error:
+            log.warning(
+                "rlskip: step %d of role %s was NOT dumped, training goes on: %s: %s",
+                step, skip.role, type(error).__name__, error,
+                exc_info=not isinstance(error, RlskipError),
+            )  # fmt: skip
+
+
+@contextmanager
+def running(skip: BaseSkip, call: Call) -> Iterator[None]:
+    """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
+    roles = inside.get()
+    token = inside.set(roles if skip.observes(call.stage) else roles | {skip.role})
+    try:
+        with call.timed():
+            yield
+    finally:
+        inside.reset(token)
+
+
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
+    outcome: Future[Any] = Future()
+    begun = threading.Lock()
+    context = copy_context()
+
+    def run() -> None:
+        if not begun.acquire(blocking=False):
+            return
+        try:
+            outcome.set_result(context.run(function, *args))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        asyncio.get_running_loop().run_in_executor(None, run)
+    except RuntimeError:  # it is queued all the same: whoever comes first runs it
+        run()
+    return await asyncio.wrap_future(outcome)
