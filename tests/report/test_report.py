@@ -160,7 +160,7 @@ def test_what_is_left_out_of_the_dispatch_is_said(
 ) -> None:
     def trace(name: str, attempts: int) -> None:
         spans = [
-            Span(0, 0, "u", i, 0, float(i), i + 0.1, i + 0.9, tokens=3) for i in range(attempts)
+            Span(0, 0, "u", i, i % 2, float(i), i + 0.1, i + 0.9, tokens=3) for i in range(attempts)
         ]
         write_trace(spans, tmp_path / f"{name}.json")
 
@@ -173,9 +173,33 @@ def test_what_is_left_out_of_the_dispatch_is_said(
     trace("train-10", 5_001)
     trace("train-9", 5_000)
     (tmp_path / "other-11.json").write_text("{")
+    endless = (tmp_path / "train-9.json").read_text().replace('"dur": 8', '"dur": Infinity, "x": 8')
+    (tmp_path / "other-12.json").write_text(endless)
     said = rlskip("report", run_dir, "--html", out, "--timeline", tmp_path, "--json").json
     assert said["timelines"] == [f"train-{step}" for step in (3, 4, 5, 6, 9, 10)]
     page = out.read_text()
     assert "<p>The last 6 of 8 timelines.</p>" in page
     assert page.count("<p>5000 of its 5001 attempts are shown.</p>") == 1
     assert page.count("attempts are shown") == 1
+    assert 'class="r"' in page
+
+
+def test_long_texts_and_short_masks_and_losses(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "e_p" / "s"
+    row = {
+        "prompt_ids": list(range(10_000, 14_000)),
+        "completion_ids": [5, 6, 7],
+        "completion_mask": [0, 1],
+        "reward": 1.0,
+    }
+    StepStore(run).save(1, [row])
+    record = {"role": "r", "event": "hit", "run": "e_p/s", "step": 1, "seconds_saved": -5.0}
+    (tmp_path / "records" / "job").mkdir(parents=True)
+    (tmp_path / "records" / "job" / "a.jsonl").write_text(json.dumps(record) + "\n")
+    rlskip("report", run, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "13999</pre>" in page, "of a long prompt the end is shown"
+    assert "10000 " not in page
+    assert '<span class="other">5</span>' in page
+    assert '<span class="sampled">6 7</span>' in page
+    assert "<dt>generation saved</dt><dd>-" not in page

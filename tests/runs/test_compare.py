@@ -118,6 +118,9 @@ def test_what_one_side_lacks_differs() -> None:
     assert found.by is None
     assert difference(reward=(None, 1.0)) == {"reward": (None, 1.0)}
     assert difference(completion_mask=([1, 1, 1], [1, 0, 1])) == {"mask": True}
+    masks = ([1, 1, 1], [1, 1])  # of other texts: not a difference of its own
+    tokens = ([5, 6, 7], [5, 6])
+    assert difference(completion_ids=tokens, completion_mask=masks) == {"token": 2}
 
 
 def test_log_probs_count_up_to_the_first_token_that_differs() -> None:

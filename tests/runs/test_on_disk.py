@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlskip.config.steps import Steps
-from rlskip.runs.on_disk import compact
-from rlskip.store import StepStore
+from rlskip.runs.on_disk import Run, compact
+from rlskip.store import DumpError, StepStore
 
 
 def listing(root: Path) -> dict[str, bytes]:
@@ -111,7 +112,49 @@ def test_a_directory_that_cannot_be_read_is_bad_input(rlskip: Any, run_dir: Path
     (run_dir / "2" / "meta.json").write_text("{")
     assert rlskip("show", 2, "-d", run_dir).code == 2
     (run_dir / "4").symlink_to(run_dir / "1")
-    assert 4 not in rlskip("ls", run_dir, "--json").json[0]["dumps"]
+    run = next(r for r in rlskip("ls", run_dir.parents[1], "--json").json if "lr2" not in r["run"])
+    assert (run["steps"], run["dumps"], run["unreadable"]) == ([1, 2, 3], 3, 1)
+
+
+def test_half_a_dump_is_listed_and_a_rank_that_cannot_be_is_not(rlskip: Any, run_dir: Path) -> None:
+    (run_dir / "2" / "gen_batch.dp").unlink()
+    (run_dir / "3" / "gen_batch.r5-of-2.dp").write_bytes(b"x")
+    said = rlskip("verify", "-d", run_dir, "--json").json
+    assert [one["dump"] for one in said if one["problem"]] == ["2"]
+
+
+def test_a_step_with_several_parts_is_one_step_and_a_path_names_a_part(
+    rlskip: Any, tmp_path: Path
+) -> None:
+    run = tmp_path / "e_p" / "s"
+    for part in (0, 1):
+        StepStore(run).save(2, [{"x": part}], part=part)
+    (listed,) = rlskip("ls", tmp_path, "--json").json
+    assert (listed["steps"], listed["dumps"]) == ([2], 2)
+    (shown,) = rlskip("show", run / "2" / "1", "--json").json
+    assert shown["dump"] == "2/1"
+
+
+def test_runs_are_in_natural_order_and_hidden_directories_are_none(
+    rlskip: Any, tmp_path: Path
+) -> None:
+    for name in ("e10", "e9", ".hidden"):
+        StepStore(tmp_path / f"{name}_p" / "s").save(1, [1])
+    (tmp_path / "e11_p" / "s" / ".work").mkdir(parents=True)
+    names = [run["run"] for run in rlskip("ls", tmp_path, "--json").json]
+    assert names == ["e9_p/s", "e10_p/s", "e11_p/s"]
+
+
+def test_a_dump_is_shown_only_if_each_byte_of_it_is_sound(run_dir: Path) -> None:
+    store = StepStore(run_dir)
+    store.save(9, [1], sidecar=torch.arange(1000) * 7919)
+    file = run_dir / "9" / "gen_batch.dp"
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1  # the sidecar's
+    file.write_bytes(data)
+    (dump,) = Run(run_dir).dumps(9)
+    with pytest.raises(DumpError):
+        dump.load()
 
 
 @pytest.mark.parametrize(

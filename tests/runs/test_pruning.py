@@ -132,6 +132,8 @@ def test_limits_together_count_what_another_limit_has_chosen(
     assert [(one["name"], one["why"]) for one in answer.json] == [("1", "not among the last 2")]
     answer = rlskip("prune", run_dir, "--keep-last", 2, "--max-size", room - 1, "--json")
     assert [one["name"] for one in answer.json] == ["1", "2"]
+    both = rlskip("prune", run_dir, "--older-than", "1s", "--keep-last", 2, "--json").json
+    assert {one["why"] for one in both} == {"too old"}, "the first reason is named"
 
 
 def test_a_dump_that_cannot_be_removed_is_reported(
