@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections import Counter
 
 import pytest
 import torch
@@ -134,6 +137,62 @@ def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
 def test_a_report_does_not_change_once_the_batch_is_done(make_dispatcher, make_prompts, echo):
     batch = make_dispatcher(echo).submit(make_prompts(1), step=1)
     assert batch.result(20) == batch.report()
+
+
+def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher, make_prompts):
+    released = threading.Event()
+
+    def worker(prompt, sampling, session):
+        released.wait(20)
+        return {"responses": torch.ones(1)}
+
+    batch = make_dispatcher(worker).submit(make_prompts(1), step=1)
+    with pytest.raises(TimeoutError):
+        batch.result(0.05)
+    assert (batch.done(), batch.report().succeeded) == (False, 0)
+    released.set()
+    assert batch.result(20).succeeded == 4
+
+
+def test_sessions_go_to_the_worker_that_runs_the_fewest(make_dispatcher, make_prompts):
+    ran, everybody = Counter(), asyncio.Event()
+
+    class Worker:
+        async def __call__(self, prompt, sampling, session):
+            ran[id(self)] += 1
+            if ran.total() == 12:
+                everybody.set()
+            await everybody.wait()
+            return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(Worker, 4, policy="least_loaded")
+    assert dispatcher.submit(make_prompts(3), step=1).result(20).succeeded == 12
+    assert sorted(ran.values()) == [3, 3, 3, 3]
+
+
+def test_closing_marks_the_sessions_that_run(make_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        await asyncio.sleep(60)
+
+    dispatcher = make_dispatcher(worker)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    dispatcher.close()
+    assert set(batch.result(1).failed.values()) == {"cancelled"}
+    assert len(queue.markers()) == 4
+
+
+def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
+    class Closed(LocalPool):
+        async def open(self):
+            raise OSError("no cluster")
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match="no cluster"):
+        Dispatcher(Closed(echo), queue)
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
 
 
 def test_batches_overlap(make_dispatcher, make_prompts, queue, echo):
