@@ -194,6 +194,8 @@ def test_it_says_how_the_config_differs_from_the_dumps(
     assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
     assert "the job would end there" in error
     assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
+    repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
+    assert errors(repeated) == [], "repeat compares nothing"
 
 
 def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
