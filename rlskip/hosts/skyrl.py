@@ -24,11 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.merge import read_merge
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import CONFIG_VARIABLE, host_config, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
-from rlskip.skip.manager import SkipManager
+from rlskip.skip.manager import SkipManager, read_settings
 
 ROLE = "rollout"
 
@@ -77,7 +77,14 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     if config is None:
         return experiment
 
+    starts_engine = read_settings(config).start_engine
+
     class Experiment(experiment):  # type: ignore[valid-type,misc]
+        def get_inference_client(self, *args: Any, **kwargs: Any) -> Any:
+            if starts_engine:
+                return super().get_inference_client(*args, **kwargs)
+            return NoClient()
+
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             generator = super().get_generator(*args, **kwargs)
             if "skip" in config:
@@ -88,6 +95,8 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             trainer = super().get_trainer(*args, **kwargs)
             if ROLE in SkipManager.skip_instances:
                 _refuse_fully_async(trainer)
+            if not starts_engine:
+                _send_no_weights(trainer)
             if "merge" in config:
                 merge_turns(trainer, config)
             return trainer
@@ -125,6 +134,12 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     )
     if not is_on(ROLE, config, "SkyRL's trainer"):
         return
+    if not SkipManager.start_engine and cfg.trainer.eval_interval > 0:
+        raise ConfigError(
+            "evaluation generates, and skip.start_engine=false",
+            "trainer.eval_interval",
+            "set trainer.eval_interval=-1, or skip.start_engine to true",
+        )
     kind = cfg.trainer.algorithm.dynamic_sampling.type
     if kind is not None:
         raise ConfigError(
@@ -288,6 +303,30 @@ def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
         "rollout_metrics": metrics
         and {name: value for name, value in metrics.items() if not _TIME_METRIC.match(name)},
     }
+
+
+class NoClient:
+    """Takes the place of the client of SkyRL's engines where none is started."""
+
+    async def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
+
+    sleep = wake_up = _nothing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NoEngineError.of(f"SkyRL's {name} is called")
+
+
+def _send_no_weights(trainer: Any) -> None:
+    """Let `trainer` skip what connects its workers to the engines, and every sync of weights."""
+
+    async def send_nothing(*_: Any, **__: Any) -> None: ...
+
+    def connect_to_nothing() -> None:
+        trainer.dispatch.save_weights_for_sampler = send_nothing
+
+    trainer.init_weight_sync_state = connect_to_nothing
 
 
 def _refuse_fully_async(trainer: Any) -> None:

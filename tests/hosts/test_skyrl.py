@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from rlskip.errors import ConfigError, MismatchError
+from rlskip.errors import ConfigError, MismatchError, NoEngineError
 from rlskip.hosts import skyrl as host
 from rlskip.hosts import uninstall
 from rlskip.hosts.attach import AttachError
@@ -458,3 +458,41 @@ def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.Mon
     assert cfg.trainer.run_name == "mine"
     assert issubclass(experiment, main_base.BasePPOExp)
     assert "get_generator" in vars(experiment)
+
+
+# -- without an inference engine -------------------------------------------------------------
+
+
+def test_no_engine_is_started_and_no_weights_are_sent(
+    skyrl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = skyrl("train.entrypoints.main_base").BasePPOExp
+    started: list[int] = []
+    monkeypatch.setattr(base, "get_inference_client", lambda self: started.append(1))
+    skip = {"start_engine": False, "dump_dir": str(tmp_path), "rollout": {"enable": True}}
+    experiment = object.__new__(host.with_rlskip(base, {"skip": skip}))
+    client = experiment.get_inference_client()
+    assert started == []
+    asyncio.run(client.sleep())
+    with pytest.raises(NoEngineError, match="SkyRL's generate is called"):
+        client.generate({})
+
+    sent: list[str] = []
+    dispatch = types.SimpleNamespace(
+        init_weight_sync_state=sent.append, save_weights_for_sampler=sent.append
+    )
+    trainer_class = skyrl("train.trainer").RayPPOTrainer
+    monkeypatch.setattr(base, "get_trainer", lambda self: object.__new__(trainer_class))
+    trainer = experiment.get_trainer()
+    trainer.dispatch, trainer.inference_engine_client = dispatch, client
+    trainer.init_weight_sync_state()
+    asyncio.run(trainer.dispatch.save_weights_for_sampler())
+    assert sent == []
+
+
+def test_evaluation_without_an_engine_is_refused(make: Any, tmp_path: Path) -> None:
+    skip = {"start_engine": False, "dump_dir": str(tmp_path), "rollout": {"enable": True}}
+    with pytest.raises(ConfigError, match="evaluation generates") as error:
+        make({"skip": skip}, **{"trainer.eval_interval": 5})
+    assert error.value.where == "trainer.eval_interval"
+    make({"skip": skip}, **{"trainer.eval_interval": -1})

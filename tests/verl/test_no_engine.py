@@ -1,0 +1,58 @@
+"""verl without an inference engine: A (seed 1) dumps, B (seed 2) replays and starts no server.
+
+B asks for vLLM, which is not installed in these environments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+
+STEPS = "skip.steps=[1,2]"
+# name -> the environment, the harness's mode, the role, its environment variables
+CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
+    "v0": ("verl091", "v0", "rollout", {}),
+    "v1": ("verl091", "v1", "rollout_tq", {}),
+    "colocate_async": ("verl091", "v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
+    "verl 0.8": ("verl080", "legacy", "rollout", {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_starts_no_server_and_trains_the_same(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    version, mode, role, env = CASES[name]
+    verl: Any = request.getfixturevalue(version)
+    a = verl.train("engine", mode, f"+skip={role}_cache", STEPS, "skip.dump_dir=dumps", **env)
+    assert a.returncode == 0, a.output[-4000:]
+    assert len(a.grad_norms) == 2
+    assert a.generated > 0
+    b = verl.train(
+        "no_engine", mode, f"+skip={role}_replay", STEPS, f"skip.dump_dir={a.folder}/dumps",
+        "actor_rollout_ref.rollout.name=vllm", seed=2, **env,
+    )  # fmt: skip
+    assert b.returncode == 0, b.output[-4000:]
+    assert b.grad_norms == a.grad_norms
+    assert not (b.folder / "server.jsonl").exists(), "no server, no weights, no generation"
+    assert "AgentLoopWorker" not in b.output
+    assert (b.summary[role]["hits"], b.summary[role]["misses"]) == (2, 0)
+
+
+def test_what_would_still_generate_is_refused_before_ray(verl091: Any) -> None:
+    run = verl091.train(
+        "refused", "v0", "+skip=rollout_replay", "skip.steps=[1]", "skip.dump_dir=dumps",
+        "trainer.val_before_train=True", "trainer.test_freq=1",
+    )  # fmt: skip
+    assert run.returncode != 0
+    for problem in (
+        "steps 1 have no usable dump in",
+        "set trainer.val_before_train=False",
+        "set trainer.test_freq=-1",
+        "steps 2 are not listed and would generate",
+    ):
+        assert problem in run.output
+    assert not run.started_ray
