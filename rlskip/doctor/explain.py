@@ -190,7 +190,8 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
     try:
         if MAIN_PPO_SYNC in command.start:
             refuse_main_ppo_sync()
-        judge(settings.config.copy(), settings.roles)
+        main = next((word for word in command.start if word.startswith("verl.")), None)
+        judge(settings.config.copy(), settings.roles, main)
     except RlskipError as error:
         return [_refusal("verl", error)]
     return []

@@ -63,6 +63,12 @@ def test_an_untested_version_is_refused_by_name(run: Callable[..., Any]) -> None
     assert "trained" not in done.said
 
 
+def test_a_newer_version_is_tried_with_one_warning(run: Callable[..., Any]) -> None:
+    done = run("1.0", "print('trained')", "+skip=rollout_cache", "skip.dump_dir=dumps")
+    assert done.said.count("verl 1.0 is newer than 0.9, the newest that was tested") == 1
+    assert "is not supported" not in done.said
+
+
 @pytest.mark.parametrize("role", ["rollout_tq", "async_rollout"])
 def test_a_role_that_the_v0_trainer_never_calls_is_refused(
     run: Callable[..., Any], role: str

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
+from rlskip.hosts.verl.names import ONE_STEP_OFF, OUR_MANAGER, OUR_SAMPLER
 from rlskip.hosts.verl.run_queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
@@ -176,6 +176,10 @@ def test_verls_filter_is_ours() -> None:
             "reward.reward_model.enable_resource_pool=True",
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
+        (
+            ["skip.rollout_tq.enable=true", "trainer.v1.trainer_mode=separate_async"],
+            "trainer.v1.trainer_mode: no replay was tested with separate_async",
+        ),
         (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),
     ],
 )
@@ -183,6 +187,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
     assert message in str(refused.value)
+
+
+def test_one_step_off_policy_is_refused_by_name() -> None:
+    config = verl("skip.rollout.enable=true", "trainer.use_v1=false")
+    with pytest.raises(ConfigError, match="no replay was tested with one-step-off-policy"):
+        judge(config, read_settings(config).roles, ONE_STEP_OFF)
 
 
 def test_every_problem_is_named() -> None:

@@ -40,6 +40,7 @@ from rlskip.hosts.verl.releases import (
     refuse_main_ppo_sync,
     refuse_old_release,
     verl_version,
+    warn_of_new_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE
@@ -160,11 +161,12 @@ def before_job(settings: SkipSettings) -> None:
     if not starts_verl(settings.config):
         return
     refuse_old_release()
+    warn_of_new_release()
     if MAIN_PPO_SYNC in sys.modules or _main_module() == MAIN_PPO_SYNC:
         refuse_main_ppo_sync()
     if verl_version() >= (0, 9):
         _check_plugin()
-    judge(copy.deepcopy(settings.config), settings.roles)
+    judge(copy.deepcopy(settings.config), settings.roles, _main_module())
     before_ray(settings.config)
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
     if job.found_ray:

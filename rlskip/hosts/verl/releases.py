@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NoReturn
 
 from rlskip._compat import version_of
@@ -10,6 +11,10 @@ from rlskip.errors import ConfigError
 
 #: The oldest release that is tested.
 OLDEST = (0, 8)
+#: The newest.
+NEWEST = (0, 9)
+
+log = logging.getLogger(__name__)
 
 
 def is_verls(config: Any) -> bool:
@@ -40,6 +45,17 @@ def refuse_main_ppo_sync() -> NoReturn:
         "skip",
         "use verl.trainer.main_ppo, or the V1 trainer of verl 0.9 with +skip=rollout_tq_cache",
     )
+
+
+def warn_of_new_release() -> None:
+    """Log a warning if the installed verl is newer than the newest tested one."""
+    if verl_version()[: len(NEWEST)] > NEWEST:
+        log.warning(
+            "rlskip: verl %s is newer than %s, the newest that was tested: it is tried, and a seam "
+            "that has changed ends the run",
+            _dotted(verl_version()),
+            _dotted(NEWEST),
+        )
 
 
 def _dotted(version: tuple[int, ...]) -> str:

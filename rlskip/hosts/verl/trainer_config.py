@@ -21,6 +21,7 @@ from rlskip.hosts.verl.names import (
     FILTER_KEY,
     MAIN_PPO_SYNC,
     MANAGER_KEY,
+    ONE_STEP_OFF,
     OUR_MANAGER,
     OUR_SAMPLER,
     SAMPLER_KEY,
@@ -40,6 +41,7 @@ _OTHER_TRAINER = {
     ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True, or 0.8's main_ppo_sync",
 }
 
+MODE_KEY = "trainer.v1.trainer_mode"
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
@@ -60,7 +62,9 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     ConfigError
         Names *every* problem.
     """
-    if main == MAIN_PPO_SYNC:
+    if main == ONE_STEP_OFF:
+        raise_all(_untested(roles, "skip", "one-step-off-policy"))
+    elif main == MAIN_PPO_SYNC:
         raise_all(_roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync"))
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
@@ -86,6 +90,8 @@ def plug_in(config: DictConfig, roles: Roles) -> DispatchConfig:
         the user's own, options of verl that rlskip's parts cannot honour.
     """
     problems = _roles_not_called(roles, "rollout_tq")
+    if look_up(config, MODE_KEY) == "separate_async":
+        problems += _untested(roles, MODE_KEY, "separate_async")
     dispatch = read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
     _plug_in_buffer(config, dispatch, problems)
@@ -166,6 +172,13 @@ def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> 
         for role in roles
         if role in _TRAINERS.keys() - {called}
     ]
+
+
+def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:
+    """A trainer on which no role was ever run."""
+    what = f"no replay was tested with {trainer}, whose weights travel to engines on other GPUs"
+    remedy = "use trainer.v1.trainer_mode=colocate_async or sync, or turn skip off"
+    return [Problem(key, what, remedy)] if roles else []
 
 
 def _check_sampler(
