@@ -67,13 +67,13 @@ def test_prompts_of_equal_content_have_sessions_of_their_own(tmp_path):
     assert len({tuple(row.tolist()) for row in rows}) == 3
 
 
-def test_other_sampling_seed_or_step_resumes_nothing(tmp_path, make_prompts):
+@pytest.mark.parametrize(
+    "change", [{"step": 2}, {"seed": 1}, {"sampling": {"top_p": 0.5}}, {"n": 3}], ids=str
+)
+def test_other_sampling_seed_n_or_step_resumes_nothing(tmp_path, make_prompts, change):
     store = StepStore(tmp_path)
     dispatch(store, make_prompts(2), worker)
-    assert dispatch(store, make_prompts(2), worker, step=2)[1].resumed == 0
-    assert dispatch(store, make_prompts(2), worker, seed=1)[1].resumed == 0
-    assert dispatch(store, make_prompts(2), worker, n=3)[1].resumed == 0
-    assert dispatch(store, make_prompts(2), worker, sampling={"top_p": 0.5})[1].resumed == 0
+    assert dispatch(store, make_prompts(2), worker, **change)[1].resumed == 0
 
 
 def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
