@@ -5,7 +5,8 @@ Results are written after each benchmark, so a failure does not lose the earlier
 
 Each benchmark runs in its own process, together with the genuine peer. The environment needs
 rlskip with its extras `ray` and `train`, and verl 0.9.1; `.ci/env benchmarks` makes it. SkyRL 0.3.0
-is read from its wheel (`--wheel`), because its package needs Python 3.12.
+is read from its wheel (`--wheel`), because its package needs Python 3.12. The benchmark `engine`
+needs vLLM, so it is run by itself: `python -m benchmarks.engine`.
 """
 
 from __future__ import annotations

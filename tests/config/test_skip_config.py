@@ -247,6 +247,16 @@ def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
         read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}}, REGISTRY)
 
 
+def test_without_an_engine_nothing_can_be_generated() -> None:
+    node = {"start_engine": False, "rollout": {"enable": True, "on_miss": "generate"}}
+    with pytest.raises(ConfigError, match="leaves no inference engine to generate with") as caught:
+        rollout(node)
+    assert caught.value.where == "skip.rollout.on_miss"
+    with pytest.raises(ConfigError, match=r"skip\.start_engine: false never runs the stage"):
+        rollout({"start_engine": False, "on_mismatch": "regenerate", "rollout": {"enable": True}})
+    assert rollout({"start_engine": False, "rollout": {"enable": True}}).on_miss == "error"
+
+
 def test_every_problem_at_once() -> None:
     skip = {
         "stepz": 1,

@@ -69,6 +69,12 @@ OFF = "skip: {rollout: {enable: false}}\n"
             [],
             ["skip.rollout.action: it is cache, although the option rollout_repeat was chosen"],
         ),
+        (
+            "a: 1\n",
+            ["+skip=rollout_tq_replay", "skip.start_engine=true"],
+            ["skip.start_engine: skip.start_engine=true overrides the option rollout_tq_replay"],
+        ),
+        ("a: 1\n", ["+skip=rollout_replay"], []),
         # A user's own choice of more than the option says is no loss.
         ("skip: {rollout: {action: repeat}}\n", ["+skip=rollout_cache"], []),
     ],

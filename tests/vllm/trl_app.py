@@ -1,9 +1,8 @@
 """Trains a tiny model with TRL and vLLM on a CPU: ``trl_app.py JOB RESULT``, both JSON.
 
 A job is ``{"model": ..., "trainer": "GRPOTrainer", "seed": 1, "skip": {...}, "args": {...}}``. The
-result is ``{"log": [...], "error": null, "cpu_s": ...}``: the CPU seconds to the first update.
-vLLM's plug-in of the harness writes a line to $VLLM_CPU_LOG for each engine started and for each
-request.
+result is ``{"log": [...], "error": null}``. The harness's plug-in of vLLM writes a line to
+$VLLM_CPU_LOG for each engine started and for each request.
 """
 
 from __future__ import annotations
@@ -11,13 +10,32 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 sys.path.append(os.path.join(sys.prefix, "trl_only"))  # out of the sight of verl
+
+
+ARGS = {
+    "output_dir": "out",
+    "run_name": "vllm",
+    "use_cpu": True,
+    "report_to": "none",
+    "bf16": False,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 16,
+    "max_steps": 3,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "gradient_checkpointing": False,
+    "model_init_kwargs": {"dtype": "float32"},
+    "use_vllm": True,
+    "vllm_max_model_length": 128,
+}
 
 
 def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -28,23 +46,12 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     import trl
     from datasets import Dataset
-    from transformers import TrainerCallback
 
     from rlskip.hosts.trl import attached
 
     config = getattr(trl, job["trainer"].replace("Trainer", "Config"))(
-        output_dir="out", run_name="vllm", use_cpu=True, report_to="none", bf16=False,
-        per_device_train_batch_size=8, num_generations=4, max_completion_length=16, max_steps=3,
-        learning_rate=1e-3, logging_steps=1, save_strategy="no", gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32"}, use_vllm=True, vllm_max_model_length=128,
-        **job.get("args", {}),
-    )  # fmt: skip
-    took: dict[str, float] = {}
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            took.setdefault("cpu_s", time.process_time())
-
+        **{**ARGS, **job.get("args", {})}
+    )
     result: dict[str, Any] = {"error": None, "log": []}
     try:
         with attached({"skip": {"rollout": {"enable": True}, **job["skip"]}}):
@@ -56,7 +63,6 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
                     [{"prompt": f"{i}+{2 * i + 1}="} for i in range(16)]
                 ),
                 eval_dataset=Dataset.from_list([{"prompt": "1+1="}] * 8),
-                callbacks=[Clock()],
             )
         torch.manual_seed(1000 + job["seed"])  # vLLM's sampling in this process draws from it
         trainer.train()
@@ -68,7 +74,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for line in trainer.state.log_history
     ]
-    return {**result, **took}
+    return result
 
 
 if __name__ == "__main__":

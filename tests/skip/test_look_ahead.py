@@ -1,0 +1,82 @@
+"""Steps without a dump, found before the first step; whether a loop may leave its engine out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError
+
+
+def start(dumps: Path, total: Any = 4, role: str = "rollout", **skip: Any) -> None:
+    config = {"skip": {"dump_dir": str(dumps), **skip, role: {"enable": True}}}
+    SkipManager.init({**config, "trainer": {"total_training_steps": total}})
+
+
+@pytest.fixture
+def dumps(init: Callable[..., Path], Stage: Any) -> Path:
+    """Steps 1 and 3 were dumped."""
+    folder = init()
+    for step in (1, 3):
+        Stage().at(step)
+    return folder
+
+
+def test_all_holes_are_named_before_the_first_step(dumps: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        start(dumps, on_miss="error")
+    assert error.value.where == "skip.rollout.on_miss=error"
+    assert error.value.what.startswith("steps 2,4 have no usable dump in")
+    assert "'skip.steps=\"1,3\"'" in error.value.remedy
+    (dumps / next(f for f in dumps.rglob("1/gen_batch.dp"))).unlink()
+    with pytest.raises(ConfigError, match="steps 1,2,4 have"):
+        start(dumps, on_miss="error")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"on_miss": "generate"},
+        {"steps": [1, 3]},
+        {"total": 1},
+        {"total": None},
+        {"action": "repeat"},
+        {"match": "run"},
+        {"role": "async_rollout"},
+    ],
+)
+def test_what_is_no_hole(dumps: Path, more: dict[str, Any]) -> None:
+    start(dumps, **{"on_miss": "error", **more})
+
+
+def test_shards_of_several_processes_are_not_looked_for(
+    dumps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    start(dumps, on_miss="error")
+
+
+def test_a_loop_may_ask(dumps: Path) -> None:
+    start(dumps)
+    assert SkipManager.will_replay("rollout", [1, 3])
+    assert not SkipManager.will_replay("rollout", range(1, 4))
+    assert not SkipManager.will_replay("rollout_tq", [1])
+    start(dumps, steps=[1])
+    assert not SkipManager.will_replay("rollout", [1, 3])
+    start(dumps, action="repeat")
+    assert SkipManager.will_replay("rollout", range(1, 9))
+    start(dumps, n=8)
+    assert not SkipManager.will_replay("rollout", [1])
+
+
+def test_without_an_engine_no_role_generates(dumps: Path) -> None:
+    assert SkipManager.start_engine
+    start(dumps, steps=[1], start_engine=False, on_miss="generate")
+    assert not SkipManager.start_engine
+    assert SkipManager.skip_instances["rollout"].local_config.on_miss == "error"
+    SkipManager.reset()
+    assert SkipManager.start_engine
