@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.check import look_up
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.merge import read_merge
 from rlskip.errors import ConfigError, NoEngineError
@@ -48,6 +49,10 @@ _SHAPING = (
 # Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
 _LOGPROBS = "logprobs"
 
+# The fully async trainer generates ahead of the steps that it trains, at a pace that varies.
+_FULLY_ASYNC = "trainer.fully_async.enabled"
+_STEP_AHEAD = 1
+
 _OVERRIDE = "trainer.override_entrypoint="
 
 # Seconds per trajectory, and the metrics made of them.
@@ -69,9 +74,8 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
         one, `experiment` is returned unchanged.
 
-    The methods of the returned class raise ConfigError for a bad config and for a trainer that
-    generates several times a step (dynamic sampling, the fully async trainer), and AttachError
-    for a version of SkyRL without the arguments that merging needs.
+    The methods of the returned class raise ConfigError for a bad config, and AttachError for a
+    version of SkyRL without the arguments that merging needs.
     """
     config = read_config(config)
     if config is None:
@@ -93,8 +97,6 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             trainer = super().get_trainer(*args, **kwargs)
-            if ROLE in SkipManager.skip_instances:
-                _refuse_fully_async(trainer)
             if not starts_engine:
                 _send_no_weights(trainer)
             if "merge" in config:
@@ -107,8 +109,9 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     """Make `generator.generate` a stage, configured by ``config["skip"]``.
 
-    The step is that of the batch's ``batch_metadata``. Evaluation is never skipped. The generator
-    returns rewards, too, so they are replayed.
+    The step is that of the batch's ``batch_metadata``. The fully async trainer generates ahead of
+    its steps, group by group: there all groups are calls of step 1. Evaluation is never skipped.
+    The generator returns rewards, too, so they are replayed.
 
     Parameters
     ----------
@@ -140,14 +143,14 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             "trainer.eval_interval",
             "set trainer.eval_interval=-1, or skip.start_engine to true",
         )
-    kind = cfg.trainer.algorithm.dynamic_sampling.type
-    if kind is not None:
+    step = _STEP_AHEAD if look_up(cfg, _FULLY_ASYNC) else None
+    if step is not None and step not in SkipManager.skip_instances[ROLE].local_config.steps:
         raise ConfigError(
-            f"dynamic sampling ({kind}) generates several times a step, and a step is one dump",
-            "trainer.algorithm.dynamic_sampling.type",
-            "set it to null, or skip.rollout.enable to false",
+            f"with {_FULLY_ASYNC} all groups belong to step {step}, which is not listed",
+            f"skip.{ROLE}.steps",
+            f"set skip.{ROLE}.steps to all",
         )
-    generator.generate = _skipping(generator.generate, cfg.generator)
+    generator.generate = _skipping(generator.generate, cfg.generator, step)
 
 
 def merge_turns(trainer: Any, config: Any) -> None:
@@ -225,9 +228,11 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
     with_rlskip(BasePPOExp, config)(cfg).run()
 
 
-def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]:
-    """`generate` of a generator that is configured by `settings`, as a stage."""
-    last: int | None = None
+def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> Callable[..., Any]:
+    """`generate` of a generator that is configured by `settings`, as a stage.
+
+    Its calls are those of `step`; None: of the step that the batch names.
+    """
     generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
     needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
     shaping = {
@@ -256,7 +261,6 @@ def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal last
         metadata = input_batch.get("batch_metadata")
         if metadata is None:
             raise AttachError(
@@ -264,14 +268,7 @@ def _skipping(generate: Callable[..., Any], settings: Any) -> Callable[..., Any]
             )
         if metadata.training_phase != "train":
             return await generate(input_batch, *args, **kwargs)
-        if metadata.global_step == last:
-            raise ConfigError(
-                f"step {last} generates a second time, and a step is one dump",
-                "rlskip.hosts.skyrl",
-                "train without dynamic sampling and not fully async, or without skip",
-            )
-        last = metadata.global_step
-        SkipManager.set_step(last)
+        SkipManager.set_step(metadata.global_step if step is None else step)
         generated.set(False)
         asked = input_batch.get("sampling_params") or {}
         needs_logprobs.set(asked.get(_LOGPROBS) is not None)
@@ -327,12 +324,3 @@ def _send_no_weights(trainer: Any) -> None:
         trainer.dispatch.save_weights_for_sampler = send_nothing
 
     trainer.init_weight_sync_state = connect_to_nothing
-
-
-def _refuse_fully_async(trainer: Any) -> None:
-    if any(cls.__name__.startswith("FullyAsync") for cls in type(trainer).__mro__):
-        raise ConfigError(
-            "the fully async trainer generates prompt by prompt, and a step is one dump",
-            "rlskip.hosts.skyrl",
-            "train with BasePPOExp, or without skip",
-        )

@@ -1,22 +1,15 @@
-"""SkyRL's own experiment, trainer and generator interface, from its wheel.
+"""SkyRL's own experiments, trainers and generator interface, from its wheel (see conftest.py).
 
-SkyRL wants Python 3.12, GPUs and vLLM. Its classes are loaded from the wheel's source with what
-is not installed stubbed; genuine are BasePPOExp, the config, prepare_generator_input, and the
-trainer's generate() and postprocess_generator_output() with all that they call.
+Genuine are BasePPOExp, the config, prepare_generator_input, the trainer's generate(),
+handle_dynamic_sampling() and postprocess_generator_output() with all that they call, and the
+fully async trainer's workers, dataloader, staleness control and collection of mini-batches.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-import importlib
-import importlib.abc
-import importlib.machinery
 import json
-import multiprocessing
-import os
 import random
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -31,183 +24,12 @@ from rlskip.hosts import uninstall
 from rlskip.hosts.attach import AttachError
 from rlskip.hosts.source import CONFIG_VARIABLE
 
-WHEEL = "skyrl-0.3.0-py3-none-any.whl"
-STUBBED = ("ray", "loguru", "datasets", "transformers", "torchdata", "jaxtyping", "skyrl_gym",
-           "skyrl.backends", "skyrl.utils")  # fmt: skip
-
-
-class _Anything(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (Stub,), {})
-
-
-class Stub(metaclass=_Anything):
-    """Stub for any class, function or decorator of a missing module."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __class_getitem__(cls, _: Any) -> type[Stub]:
-        return cls
-
-    def __call__(self, *args: Any, **_: Any) -> Any:
-        return args[0] if args else self
-
-
-class StubModule(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (Stub,), {})
-
-
-class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if any(name == stub or name.startswith(f"{stub}.") for stub in STUBBED):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return StubModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None: ...
-
-
-@pytest.fixture(scope="session")
-def wheel() -> Path:
-    """SkyRL's wheel: the one that $RLSKIP_SKYRL_WHEEL names, else from PyPI, kept."""
-    named = os.environ.get("RLSKIP_SKYRL_WHEEL")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
-    if not (folder / WHEEL).exists():
-        pip = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-        requirement = "==".join(WHEEL.split("-")[:2])
-        done = subprocess.run(
-            [sys.executable, *pip, "--python-version=3.12", f"--dest={folder}", requirement],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            pytest.skip(f"{WHEEL} could not be fetched: {done.stderr.strip()[-200:]}")
-    return folder / WHEEL
-
-
-@pytest.fixture(scope="module")
-def skyrl(wheel: Path) -> Iterator[Any]:
-    """``skyrl("train.trainer")``: that module of the genuine package."""
-    before, finder, method = dict(sys.modules), StubFinder(), multiprocessing.get_start_method()
-    for name in [n for n in sys.modules if n.split(".")[0] in STUBBED]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, finder)
-    sys.path.insert(0, str(wheel))
-    try:
-        yield lambda name: importlib.import_module(f"skyrl.{name}")
-    finally:
-        sys.path.remove(str(wheel))
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n.split(".")[0] in (*STUBBED, "skyrl")]:
-            del sys.modules[name]
-        sys.modules.update(before)
-        multiprocessing.set_start_method(method, force=True)  # SkyRL forces spawn
-
-
-TIME_METRIC = "generate/trajectory_completion_time_mean"
-
 
 @pytest.fixture(autouse=True)
 def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     yield
     uninstall()
-
-
-@pytest.fixture
-def make(skyrl: Any) -> Any:
-    """``make(config, **overrides)``: an experiment's genuine trainer with the test's generator."""
-    base = skyrl("train.generators.base")
-    trainer_class = skyrl("train.trainer").RayPPOTrainer
-    config_class = skyrl("train.config").SkyRLTrainConfig
-
-    class Turns(base.GeneratorInterface):  # type: ignore[misc,name-defined]
-        """Answers with random tokens: two turns a trajectory where the training is step-wise."""
-
-        calls: list[tuple[str, int]]
-
-        def __init__(self, turns: int) -> None:
-            self.turns, self.calls = turns, []
-
-        async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
-            meta = input_batch["batch_metadata"]
-            self.calls.append((meta.training_phase, meta.global_step))
-            await asyncio.sleep(0)
-            out: dict[str, Any] = {
-                name: []
-                for name in ("prompt_token_ids", "response_ids", "rewards", "loss_masks",
-                             "stop_reasons", "rollout_logprobs", "trajectory_ids", "is_last_step")
-            }  # fmt: skip
-            for id_ in input_batch["trajectory_ids"]:
-                context = [random.randrange(99) for _ in range(4)]
-                for turn in range(self.turns):
-                    answer = [random.randrange(99) for _ in range(3)]
-                    out["prompt_token_ids"].append(list(context))
-                    out["response_ids"].append(answer)
-                    out["rewards"].append(random.random())
-                    out["loss_masks"].append([1, 1, 1])
-                    out["stop_reasons"].append("stop")
-                    out["rollout_logprobs"].append([random.random() for _ in answer])
-                    out["trajectory_ids"].append(copy.copy(id_))
-                    out["is_last_step"].append(turn == self.turns - 1)
-                    context += [*answer, 7]
-            if input_batch["sampling_params"].get("logprobs", 1) is None:
-                out["rollout_logprobs"] = None
-            metrics = {name: random.random() for name in ("generate/mean", TIME_METRIC)}
-            times = [random.random() for _ in out["response_ids"]]
-            return {**out, "rollout_metrics": metrics, "trajectory_generation_times": times}
-
-    class Experiment(skyrl("train.entrypoints.main_base").BasePPOExp):  # type: ignore[misc]
-        """A user's experiment without everything that needs a GPU."""
-
-        def __init__(self, cfg: Any) -> None:
-            self.cfg = cfg
-
-        def get_generator(self, cfg: Any, tokenizer: Any, client: Any) -> Any:
-            return Turns(turns=2 if cfg.generator.step_wise_trajectories else 1)
-
-        def get_trainer(self, trainer_class: Any = trainer_class, **given: Any) -> Any:
-            trainer = object.__new__(trainer_class)
-            vars(trainer).update(given, all_metrics={})
-            return trainer
-
-    def make(config: Any, trainer_class: Any = trainer_class, **overrides: Any) -> Any:
-        overrides = {"generator.n_samples_per_prompt": 2, **overrides}
-        cfg = config_class.from_cli_overrides(overrides)
-        experiment = host.with_rlskip(Experiment, config)(cfg)
-        generator = experiment.get_generator(cfg, None, None)
-        assert isinstance(generator, base.GeneratorInterface)
-        return experiment.get_trainer(
-            trainer_class=trainer_class, cfg=cfg, generator=generator, tokenizer=None
-        )
-
-    return make
-
-
-@pytest.fixture
-def batch(skyrl: Any) -> Any:
-    """``batch(step, phase)``: a genuine GeneratorInput of two prompts, two samples each."""
-
-    def batch(step: int, phase: str = "train", **sampling: Any) -> tuple[Any, list[str]]:
-        prompts = [
-            {"prompt": [{"role": "user", "content": f"{step} + {i}"}], "env_class": None,
-             "env_extras": {"answer": step + i}, "uid": str(i)}
-            for i in range(2)
-        ]  # fmt: skip
-        return skyrl("train.generators.utils").prepare_generator_input(  # type: ignore[no-any-return]
-            prompts, 2, {"temperature": 1.0, **sampling}, "toy", phase, step
-        )
-
-    return batch
 
 
 def on(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -327,22 +149,11 @@ def test_other_prompts_or_sampling_are_refused(make: Any, batch: Any, tmp_path: 
     assert trainer.generator.calls == []
 
 
-def test_what_generates_several_times_a_step_is_refused(
-    make: Any, batch: Any, tmp_path: Path, skyrl: Any
-) -> None:
-    with pytest.raises(ConfigError, match=r"dynamic_sampling\.type: dynamic sampling \(filter\)"):
-        make(on(tmp_path), **{"trainer.algorithm.dynamic_sampling.type": "filter"})
-    fully_async = skyrl("train.fully_async_trainer").FullyAsyncRayPPOTrainer
-    with pytest.raises(ConfigError, match="the fully async trainer"):
-        make(on(tmp_path), trainer_class=fully_async)
-    trainer = make(on(tmp_path))
-    train(trainer, batch, steps=(1,))
-    with pytest.raises(ConfigError, match="step 1 generates a second time"):
-        train(trainer, batch, steps=(1,))
+def test_a_batch_without_its_step_is_refused(make: Any, batch: Any, tmp_path: Path) -> None:
     without, _ = batch(2)
     without["batch_metadata"] = None
     with pytest.raises(AttachError, match="no batch_metadata"):
-        asyncio.run(trainer.generate(without))
+        asyncio.run(make(on(tmp_path)).generate(without))
 
 
 def test_without_a_config_the_class_is_the_same() -> None:
