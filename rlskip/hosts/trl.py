@@ -48,9 +48,9 @@ def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a ``GRPOTrainer`` or ``RLOOTrainer``; call this before ``train()``.
 
     Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step generates several times, and the numbers count
-    generations. Evaluation is never skipped. ``skip.restore_rng`` defaults to true here, because
-    the trainer shuffles generated batches with the global random generators.
+    ``gradient_accumulation_steps`` a step has several calls. Evaluation is never skipped.
+    ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
+    the global random generators.
 
     Parameters
     ----------
@@ -120,9 +120,6 @@ class _Generation:
     trainer: Any
     generate: Callable[..., Any]
     _stage: Callable[..., Any] = attrs.field(init=False)
-    #: The state and its global_step at the last call, and how many calls it had before.
-    _at: tuple[Any, int] = attrs.field(init=False, default=(None, -1))
-    _nth: int = attrs.field(init=False, default=0)
     _looked_ahead: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -137,7 +134,7 @@ class _Generation:
     def __call__(self, *args: Any) -> Any:
         if not self.trainer.model.training:
             return self.generate(*args)
-        step = self._next_step()
+        step = self.trainer.state.global_step + 1
         if not self._looked_ahead:
             self._look_ahead(step)
         SkipManager.set_step(step)
@@ -167,29 +164,14 @@ class _Generation:
     def _look_ahead(self, first: int) -> None:
         """Refuse steps from `first` to the last that have no usable dump and must have one."""
         self._looked_ahead = True
-        args, iterations = self.trainer.args, getattr(self.trainer, "num_iterations", 1)
-        last = getattr(self.trainer.state, "max_steps", 0) * self._calls_a_step
-        # One generation may serve several steps.
-        every, irregular = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
-        if self._calls_a_step > 1 and iterations == 1:
-            every, irregular = 1, args.gradient_accumulation_steps % args.steps_per_generation
+        args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
+        # One generation may serve several steps, and a step may have several.
+        served = args.steps_per_generation * getattr(self.trainer, "num_iterations", 1)
+        a_step = args.gradient_accumulation_steps
+        every, irregular = divmod(max(served, a_step), a_step)
         alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
-        if alone and every and not irregular:
-            raise_all(holes(SkipManager.skip_instances, range(first, last + 1, every * iterations)))
-
-    @property
-    def _calls_a_step(self) -> int:
-        args = self.trainer.args
-        return -(-int(args.gradient_accumulation_steps) // int(args.steps_per_generation))
-
-    def _next_step(self) -> int:
-        state = self.trainer.state
-        last_state, last_step = self._at
-        again = state is last_state and state.global_step == last_step
-        self._nth = self._nth + 1 if again else 0
-        self._at = (state, state.global_step)
-        step: int = state.global_step * self._calls_a_step + self._nth + 1
-        return step
+        if alone and not irregular:
+            raise_all(holes(SkipManager.skip_instances, range(first, last + 1, every)))
 
     def _sampling(self, *_: Any) -> dict[str, Any]:
         trainer = self.trainer

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 # The trainer's switches, as if vLLM had sampled; it is not installed.
 NO_IS = {"vllm_importance_sampling_correction": False}
 VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": True}
-DUMPS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
+CALLS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +134,7 @@ def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Res
     assert logged <= steps[0].keys()
     assert ("my_metric" in steps[0]) == (reward == "different_words")
     assert first["generated"] == bare["generated"]
-    assert bare["generated"]["train"] == DUMPS.get(name, 4)
+    assert bare["generated"]["train"] == CALLS.get(name, 4)
     assert second["generated"] == {"train": 0, "eval": bare["generated"]["eval"]}
     assert second["rewarded"] == bare["rewarded"], "rewards are computed, not replayed"
 
@@ -142,13 +142,16 @@ def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Res
 def test_dumps_are_numbered_as_the_trainer_logs(run: Any, runs: Results) -> None:
     assert runs["first once_a_step"]["error"] is None
     found = {
-        name: sorted(int(d.name) for d in (run.folder / "dumps" / name).glob("*/*/[0-9]*"))
+        name: sorted(
+            "/".join(file.relative_to(run.folder / "dumps" / name).parts[2:-1])
+            for file in (run.folder / "dumps" / name).rglob("gen_batch.dp")
+        )
         for name in ("once_a_step", "once_for_two_steps_twice_over", "twice_a_step")
     }
     assert found == {
-        "once_a_step": [1, 2, 3, 4],
-        "once_for_two_steps_twice_over": [1, 5],
-        "twice_a_step": [1, 2, 3, 4, 5, 6, 7, 8],
+        "once_a_step": ["1", "2", "3", "4"],
+        "once_for_two_steps_twice_over": ["1", "5"],
+        "twice_a_step": ["1", "1/1", "2", "2/1", "3", "3/1", "4", "4/1"],
     }
     [directory] = (run.folder / "dumps" / "once_a_step").glob("*_*/GBS*")
     assert directory.relative_to(run.folder / "dumps" / "once_a_step").parts == (
