@@ -7,6 +7,8 @@ The tests are skipped without these environment variables:
 ``RLSKIP_VERL_HARNESS``
     A folder with ``run.sh``, which starts ``python -m verl.trainer.main_ppo`` with a CPU platform
     and a tiny token server, and leaves ``server.jsonl``: a line for each real generation.
+``RLSKIP_VERL_RECIPES``
+    A checkout of github.com/verl-project/verl-recipe, for the test of its DAPO.
 
 The token server samples by (seed, weights, prompt): two runs with one seed are equal to the last
 bit, and a run with another seed that equals them has replayed their dump.

@@ -1,0 +1,127 @@
+"""Trainers that generate several times a step, on verl's genuine RayPPOTrainer (V0 and 0.8).
+
+A (seed 1) dumps, B (seed 2) has A's dumps, generates nothing and has A's gradient norms to the last
+bit. In `changed` the reward function differs, so that the filter keeps other groups.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+MODES = {"091": "v0", "080": "legacy"}
+BATCH, N = 4, 2
+# Of each batch of four questions two have answers whose rewards differ: two calls fill a batch.
+HALF, FEWER = "2:0", "8:0,2,4"
+ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
+TIES = f"reward.custom_reward_function.path={HERE / 'ties.py'}"
+
+Train = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def train(request: pytest.FixtureRequest) -> Train:
+    """``train(name, *overrides, seed=1)``: a run of this version's V0 trainer."""
+    verl = request.getfixturevalue(f"verl{request.param}")
+    return lambda name, *overrides, **more: verl.train(
+        name, MODES[request.param], *overrides, PYTHONPATH=str(HERE), **more
+    )
+
+
+def files(run: Any) -> list[str]:
+    """Where its dumps are, below the directory of the run."""
+    found = (run.folder / "dumps").rglob("gen_batch.dp")
+    return sorted("/".join(file.relative_to(run.folder / "dumps").parts[2:-1]) for file in found)
+
+
+# -- dynamic sampling ------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def dynamic(train: Train) -> Train:
+    return lambda name, *overrides, differ=HALF, **more: train(
+        name, *ON, TIES, *overrides, MAIN="dynamic_sampling", DIFFER=differ, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def a(dynamic: Train) -> Any:
+    return dynamic("a", "skip.dump_dir=dumps")
+
+
+@pytest.fixture(scope="module")
+def b(dynamic: Train, a: Any) -> Any:
+    return dynamic("b", f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", seed=2)
+
+
+@pytest.fixture(scope="module")
+def changed(dynamic: Train, a: Any, b: Any) -> Any:
+    more = ("skip.match=run", "skip.drop_fields=[rm_scores]")
+    return dynamic("c", f"skip.dump_dir={a.folder}/dumps", *more, differ=FEWER, seed=2)
+
+
+def test_each_call_of_a_step_is_dumped(a: Any) -> None:
+    assert a.returncode == 0, a.output[-4000:]
+    assert a.output.count("made 2 calls") == 2
+    assert a.generated == 2 * 2 * BATCH * N
+    assert {"1", "1/1", "2", "2/1"} <= set(files(a))
+
+
+def test_each_call_of_a_step_is_replayed(a: Any, b: Any) -> None:
+    assert b.returncode == 0, b.output[-4000:]
+    assert b.generated == 0
+    assert b.grad_norms == a.grad_norms
+    assert len(a.grad_norms) == 2
+    assert (b.summary["rollout"]["hits"], b.summary["rollout"]["misses"]) == (4, 0)
+
+
+def test_another_filter_generates_only_what_is_missing(a: Any, changed: Any) -> None:
+    """Batches 1 to 3 fill step 1 now, 4 to 6 fill step 2; the dumps have batches 1 to 4."""
+    assert changed.returncode == 0, changed.output[-4000:]
+    assert changed.output.count("made 3 calls") == 2
+    assert changed.generated == 2 * BATCH * N
+    assert changed.grad_norms != a.grad_norms
+    assert files(a) == ["1", "1/1", "2", "2/1", "2/2", "2/3"]
+
+
+# -- ReMax -----------------------------------------------------------------------------------
+def test_remax_replays_its_greedy_baselines(train: Train) -> None:
+    remax = ("algorithm.adv_estimator=remax", *ON)
+    a = train("a", *remax, "skip.dump_dir=dumps")
+    assert a.returncode == 0, a.output[-4000:]
+    assert a.generated == 2 * BATCH * (N + 1)
+    b = train("b", *remax, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", seed=2)
+    assert b.returncode == 0, b.output[-4000:]
+    assert b.generated == 0
+    assert b.grad_norms == a.grad_norms
+    assert len(a.grad_norms) == 2
+
+
+# -- the DAPO of verl's own recipes ------------------------------------------------------------
+def test_the_dapo_of_verls_recipes_replays(verl091: Any) -> None:
+    recipes = os.environ.get("RLSKIP_VERL_RECIPES")
+    if not recipes:
+        pytest.skip("RLSKIP_VERL_RECIPES names no checkout of github.com/verl-project/verl-recipe")
+    dapo = (
+        "hydra.searchpath=[pkg://verl.trainer.config]",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=seq_reward",
+        *ON,
+        TIES,
+    )
+    where = {"PYTHONPATH": recipes, "MAIN": "dapo.main_dapo", "DIFFER": HALF}
+    a = verl091.train("a", "v0", *dapo, "skip.dump_dir=dumps", **where)
+    assert a.returncode == 0, a.output[-4000:]
+    assert a.generated == 2 * 2 * BATCH * N
+    assert files(a) == ["1", "1/1", "2", "2/1"]
+    on = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    b = verl091.train("b", "v0", *dapo, *on, seed=2, **where)
+    assert b.returncode == 0, b.output[-4000:]
+    assert b.generated == 0
+    assert b.grad_norms == a.grad_norms
+    assert len(a.grad_norms) == 2
