@@ -5,6 +5,9 @@ B asks for vLLM, which is not installed in these environments.
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +59,21 @@ def test_what_would_still_generate_is_refused_before_ray(verl091: Any) -> None:
     ):
         assert problem in run.output
     assert not run.started_ray
+
+
+@pytest.mark.parametrize("version", ["verl091", "verl080"])
+def test_verls_own_classes_start_nothing_and_refuse_by_name(
+    request: pytest.FixtureRequest, version: str
+) -> None:
+    verl: Any = request.getfixturevalue(version)
+    done = subprocess.run(
+        [verl.python, "-W", "ignore", Path(__file__).with_name("seams.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    what = "NoEngineError: skip.start_engine=false: rlskip started no inference engine, and "
+    assert found.pop("client").startswith(f"{what}a request is sent to it")
+    assert found.pop("manager").startswith(f"{what}step 7 asks for validation")
+    nothing = {"missing": [], "synced": {}, "workers": [], "balancer": None}
+    assert found == {**nothing, "rollout": "NoRollout", "replica": "NoReplica"}

@@ -1,0 +1,64 @@
+"""Calls verl's own classes where no engine was chosen; prints what became of it, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import verl.trainer.ppo.ray_trainer  # noqa: F401 - all modules that a trainer imports
+from verl import DataProto
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.experimental.agent_loop import AgentLoopManager
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.replica import get_rollout_replica_class
+
+import rlskip.hosts.verl.plugin  # noqa: F401 - 0.8 loads it by a variable
+from rlskip.hosts.verl import no_engine
+
+CONFIG: Any = {"actor_rollout_ref": {"rollout": {"name": no_engine.NO_ENGINE}}}
+
+
+def bare(cls: type, **attributes: Any) -> Any:
+    made = object.__new__(cls)
+    vars(made).update(attributes)
+    return made
+
+
+def error(call: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        result = call(*args, **kwargs)
+        if asyncio.iscoroutine(result):
+            asyncio.run(result)
+    except Exception as caught:
+        return f"{type(caught).__name__}: {caught}"
+    return "none"
+
+
+replica = SimpleNamespace(config=SimpleNamespace(name=no_engine.NO_ENGINE))
+checkpoints = bare(CheckpointEngineManager, replicas=[replica], backend="naive")
+manager = bare(AgentLoopManager, config=CONFIG)
+servers = bare(LLMServerManager, config=CONFIG)
+asyncio.run(manager._init_agent_loop_workers())
+asyncio.run(servers._init_global_load_balancer())
+print(
+    json.dumps(
+        {
+            "missing": [str(one) for one in no_engine._missing],
+            "rollout": get_rollout_class(no_engine.NO_ENGINE, "async").__name__,
+            "replica": get_rollout_replica_class(no_engine.NO_ENGINE).__name__,
+            "synced": checkpoints.update_weights(3),
+            "workers": manager.agent_loop_workers,
+            "balancer": servers.global_load_balancer,
+            "client": error(
+                LLMServerClient(CONFIG, None).generate, "r", prompt_ids=[1], sampling_params={}
+            ),
+            "manager": error(
+                manager.generate_sequences,
+                DataProto(meta_info={"global_steps": 7, "validate": True}),
+            ),
+        }
+    )
+)
