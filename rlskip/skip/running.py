@@ -96,10 +96,16 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     def run() -> None:
         if not begun.acquire(blocking=False):
             return
+        # A thread that nobody awaits any more does its work all the same.
+        awaited = outcome.set_running_or_notify_cancel()
         try:
-            outcome.set_result(context.run(function, *args))
+            result = context.run(function, *args)
         except BaseException as error:
-            outcome.set_exception(error)
+            if awaited:
+                outcome.set_exception(error)
+        else:
+            if awaited:
+                outcome.set_result(result)
 
     try:
         asyncio.get_running_loop().run_in_executor(None, run)

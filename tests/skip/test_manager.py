@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -209,3 +210,31 @@ def test_a_torn_record_is_passed_over(Stage: Any, init: Callable[..., Path]) -> 
     with open(file, "a") as out:
         out.write(json.dumps({"role": "rollout", "event": "hit"}) + '\n{"role": "rol')
     assert tally({"rollout": str(dumps)}, "job")["rollout"].hits == 1
+
+
+def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init()
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def held(prompts: list[int]) -> dict[str, int]:
+        begun.set()
+        cancelled.wait(60)
+        return {}
+
+    @SkipManager.annotate(role="rollout", identity=held)
+    async def generate(prompts: list[int]) -> None: ...
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        task = asyncio.create_task(generate([1]))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        cancelled.set()
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
