@@ -10,6 +10,7 @@ load   from a warm page cache to usable tensors; ours verifies checksums. As in 
        rollouts of the previous load have been released, and ours reuses their memory
 load_first  the first load of a process, into fresh memory
 bytes  on disk
+many_calls_us  replaying one of 10 000 calls of a step, next to one of 100, in microseconds
 
 Needs verl from PyPI in the same environment: pip install verl==0.9.1
 """
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
+from rlskip import SkipManager
 from rlskip.format.reuse import memory
 from rlskip.store import StepStore, Writer
 
@@ -118,6 +120,25 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     ]
 
 
+def many_calls(folder: Path, few: int = 100, many: int = 10_000) -> Row:
+    """Measure what replaying a call costs in a step of few calls and in one of many."""
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return prompts
+
+    def seconds(n: int) -> float:
+        skip = {"dump_dir": str(folder / str(n)), "wait_s": 0, "rollout": {"enable": True}}
+        for _ in ("dump", "replay"):
+            SkipManager.init({"skip": skip})
+            SkipManager.set_step(1)
+            (took,) = best_of(1, lambda: [generate([call]) for call in range(n)])
+        SkipManager.reset()
+        return took / n
+
+    return Row("many_calls_us", seconds(many) * 1e6, "us", seconds(few) * 1e6, Goal("<=", 2))
+
+
 def in_turns(
     rounds: int, *functions: Callable[[], Any], between: Callable[[], Any] = gc.collect
 ) -> list[float]:
@@ -150,6 +171,8 @@ def main() -> None:
     for dense in (False, True):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             rows += measure(dense, options.rounds, Path(folder))
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        rows.append(many_calls(Path(folder)))
     report(rows, versions("verl", "tensordict", "blosc2", "xxhash"), options.json)
 
 

@@ -81,7 +81,7 @@ def _view(
         rows = table(">step", ">row", ">in B", "uid", "what differs")
         for one in found[:limit]:
             rows.add_row(
-                str(one.step),
+                f"{one.step}/{one.call}" if one.call is not None else str(one.step),
                 "" if one.a is None else str(one.a),
                 "" if one.b is None else str(one.b),
                 text(short(one.uid or "", 24)),

@@ -58,7 +58,7 @@ def _steps(runs: list[Run]) -> Answer:
                 str(line.hits),
                 text(line.problem, "red") if line.problem else text(line.job or ""),
             )
-        quarantined = [path.name for path in run.quarantine()]
+        quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
         view += [text(run.name, "bold"), shown]
         if quarantined:
             view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))

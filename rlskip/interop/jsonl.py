@@ -30,8 +30,8 @@ def lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
         line = {name: plain(cells[i]) for name, cells in given.items()}
         session, turn = places[i]
         added: dict[str, Any] = {"step": dump.step, "row": i}
-        if dump.place.part is not None:
-            added["part"] = dump.place.part
+        if dump.is_one_of_several or dump.place.part is not None:
+            added["part"] = dump.call
         added |= {"uid": session.group, "session": session.number, "turn": turn}
         if rows:
             row = rows[i]

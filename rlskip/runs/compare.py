@@ -17,6 +17,7 @@ class Difference:
 
     ``token`` is the index in the response of the first token that differs, ``log_prob`` that of
     the first log-prob that differs by more than the tolerance; ``by`` is the largest such gap.
+    ``call`` is the place of its call or part in the step, where there are several.
     """
 
     step: int
@@ -29,6 +30,7 @@ class Difference:
     reward: tuple[float | None, float | None] | None = None
     mask: bool = False
     field: str | None = None
+    call: int | None = None
 
 
 @attrs.frozen
@@ -63,8 +65,30 @@ def compare(
 ) -> tuple[list[Difference], int]:
     """The rows that differ, and the number of rows of A.
 
-    Rows are matched by their prompts: the first row of a prompt in A with the first in B.
+    Rows are matched by their prompts: the first row of a prompt in A with the first in B. `a` and
+    `b` have the step's calls or parts in order.
     """
+    found, rows = _compare(a, b, step, tolerance)
+    if max(len(a), len(b)) > 1:
+        found = [
+            attrs.evolve(one, call=_call(b, one.b or 0) if one.a is None else _call(a, one.a))
+            for one in found
+        ]
+    return found, rows
+
+
+def _call(parts: Sequence[Columns], place: int) -> int:
+    """The call or part that has the row at `place` of the step."""
+    for i, part in enumerate(parts):
+        if place < part.n:
+            return i
+        place -= part.n
+    return len(parts) - 1
+
+
+def _compare(
+    a: Sequence[Columns], b: Sequence[Columns], step: int, tolerance: float
+) -> tuple[list[Difference], int]:
     rows_a = [row for part in a for row in rows_of(part)]
     rows_b = [row for part in b for row in rows_of(part)]
     if not rows_a and not rows_b:

@@ -68,7 +68,7 @@ class StepLine:
         return cls(
             dump=dump.name,
             step=dump.step,
-            part=dump.place.part,
+            part=dump.call if dump.is_one_of_several else dump.place.part,
             size=dump.size,
             nbytes=meta.nbytes if meta else None,
             written=dump.written,

@@ -37,7 +37,7 @@ class NoSuchPlaceError(RlskipError, FileNotFoundError):
 
 @attrs.frozen
 class Dump:
-    """One file of rollouts: a step's, a mini-batch's, or a rank's shard.
+    """One file of rollouts: a call's of a step, a mini-batch's, or a rank's shard.
 
     ``meta`` is None if it cannot be read, and ``problem`` is the reason. ``written`` is in seconds
     since the epoch, by the file system's clock; ``size`` in bytes on disk.
@@ -48,6 +48,12 @@ class Dump:
     problem: str | None
     written: float
     size: int
+    is_one_of_several: bool = False
+
+    @property
+    def call(self) -> int:
+        """Its number among the calls of its step, or that of the mini-batch."""
+        return self.place.part or 0
 
     @property
     def step(self) -> int:
@@ -56,7 +62,7 @@ class Dump:
     @property
     def name(self) -> str:
         """As a user would name it: ``3``, ``3/0``, ``3 (rank 0 of 2)``."""
-        name = "/".join(self.place.parts)
+        name = f"{self.step}/{self.call}" if self.is_one_of_several else "/".join(self.place.parts)
         ranks = self.place.world_size
         return name if ranks == 1 else f"{name} (rank {self.place.rank} of {ranks})"
 
@@ -119,7 +125,7 @@ class Run:
     def dumps(
         self, step: int | None = None, part: int | None = None, *, identities: bool = True
     ) -> list[Dump]:
-        """The dumps in order: all, those of one step, or those of one of its parts.
+        """The dumps in order: all, those of one step, or those of one of its calls or parts.
 
         Without `identities` their metas lack them, and torch is not needed.
         """
@@ -128,18 +134,22 @@ class Run:
             dump
             for number in steps
             for dump in self._of(number, identities)
-            if part is None or dump.place.part == part
+            if part is None or dump.call == part
         ]
 
     def quarantine(self) -> list[Path]:
-        """The directories of quarantined dumps."""
-        return [p for p in _folders(self.directory) if _BAD.fullmatch(p.name)]
+        """The directories of quarantined dumps: of whole steps, and of later calls or parts."""
+        steps = (self.directory / str(step) for step in self.steps())
+        folders = (p for folder in (self.directory, *steps) for p in _folders(folder))
+        return [p for p in folders if _BAD.fullmatch(p.name)]
 
     def _of(self, step: int, identities: bool) -> Iterator[Dump]:
         folder = self.directory / str(step)
-        yield from _in(folder, Place(self.directory, step), identities)
-        part = (as_step(entry.name) for entry in _folders(folder))
-        for number in sorted(n for n in part if n is not None):
+        found = (as_step(entry.name) for entry in _folders(folder))
+        parts = sorted(number for number in found if number is not None)
+        for first in _in(folder, Place(self.directory, step), identities):
+            yield attrs.evolve(first, is_one_of_several=any(parts))
+        for number in parts:
             yield from _in(folder / str(number), Place(self.directory, step, number), identities)
 
 
@@ -173,7 +183,7 @@ def _look(place: Place, meta: DumpMeta | None, problem: str | None) -> Dump:
 
 @attrs.frozen
 class Selection:
-    """A run, a step of it, or a mini-batch of that."""
+    """A run, a step of it, or a call or mini-batch of that."""
 
     run: Run
     step: int | None = None

@@ -99,4 +99,4 @@ def _measured(run: Run, path: Path) -> Old:
     with contextlib.suppress(OSError):
         found = found or [path.lstat()]
     written = max((f.st_mtime for f in found), default=0.0)
-    return Old(run, path.name, sum(f.st_size for f in found), written)
+    return Old(run, str(path.relative_to(run.directory)), sum(f.st_size for f in found), written)

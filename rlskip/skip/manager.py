@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import operator
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
@@ -21,8 +20,8 @@ from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.guard import Guard, before_init, refusing
 from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, role_specs
-from rlskip.skip.running import Miss, dump, in_thread, inside, replay, running
-from rlskip.skip.writable import check_writable
+from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
+from rlskip.skip.writable import check_writable, refuse_shared_directories
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class SkipManager:
             role: SKIP_REGISTRY[role](local_config, settings.config)
             for role, local_config in roles.items()
         }
-        _refuse_shared_directories(instances)
+        refuse_shared_directories(instances)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
         if check_dump_dir:
             for skip in enabled.values():
@@ -310,19 +309,6 @@ def _refuse_misspelt(role: str) -> None:
         )
 
 
-def _refuse_shared_directories(instances: dict[str, BaseSkip]) -> None:
-    """Refuse two roles whose dumps would be in one directory."""
-    owners: dict[Any, str] = {}
-    for role, instance in instances.items():
-        directory = getattr(instance, "directory", None)
-        if directory is not None and owners.setdefault(directory, role) != role:
-            raise ConfigError(
-                f"roles {owners[directory]} and {role} would both have their dumps in {directory}",
-                f"skip.{role}.dump_dir",
-                f"give one of them another directory: skip.{role}.dump_dir=/another/directory",
-            )
-
-
 def _wrap_sync(stage: Stage) -> Callable[..., Any]:
     func, role = stage.func, stage.role
 
@@ -384,7 +370,7 @@ def _eligible_call(
         skip.check_options(stage)
     if stage.role not in SkipManager._recorders:
         recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        recorder.write("consulted", stage=stage.name, **_run_of(skip))
+        recorder.write("consulted", stage=stage.name, **run_of(skip))
         SkipManager._recorders[skip.role] = recorder
     if stage.role in SkipManager._idle:
         return None
@@ -403,9 +389,3 @@ def _eligible_call(
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
     return (step, call) if step in skip.local_config.steps else None
-
-
-def _run_of(skip: BaseSkip) -> dict[str, str]:
-    """For the records: the role's directory relative to its dump_dir, where it has one."""
-    directory = getattr(skip, "directory", None)
-    return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -112,3 +113,9 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     except RuntimeError:  # it is queued all the same: whoever comes first runs it
         run()
     return await asyncio.wrap_future(outcome)
+
+
+def run_of(skip: BaseSkip) -> dict[str, str]:
+    """For the records: the role's directory relative to its dump_dir, where it has one."""
+    directory = getattr(skip, "directory", None)
+    return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlskip.errors import ConfigError
 from rlskip.skip.role import BaseSkip, SkipAction
@@ -33,6 +35,19 @@ def check_writable(skip: BaseSkip) -> None:
             "name a directory that can be written; to use only the dumps that are there, set "
             "skip.on_miss=error",
         )
+
+
+def refuse_shared_directories(instances: Mapping[str, BaseSkip]) -> None:
+    """Refuse two roles whose dumps would be in one directory."""
+    owners: dict[Any, str] = {}
+    for role, instance in instances.items():
+        directory = getattr(instance, "directory", None)
+        if directory is not None and owners.setdefault(directory, role) != role:
+            raise ConfigError(
+                f"roles {owners[directory]} and {role} would both have their dumps in {directory}",
+                f"skip.{role}.dump_dir",
+                f"give one of them another directory: skip.{role}.dump_dir=/another/directory",
+            )
 
 
 def cannot_write(directory: Path) -> str | None:

@@ -63,6 +63,20 @@ def test_golden_dump_of_format_1(tmp_path: Path, same: Callable[[Any, Any], bool
     assert same(store.load_sidecar(3), {"rng": torch.arange(16, dtype=torch.uint8)})
 
 
+def test_golden_dump_of_a_step_with_calls(tmp_path: Path) -> None:
+    """As SkipManager wrote it when a step got several calls."""
+    shutil.copytree(_GOLDEN / "v1-calls", tmp_path / "v1")
+    store = StepStore(tmp_path / "v1")
+    assert (store.steps(), store.calls(3)) == ([3], [0, 1])
+    for number, part in enumerate((None, 1)):
+        meta = store.read_meta(3, part)
+        assert meta is not None
+        assert meta.identity == Identity(
+            prompts_hash=f"{number}", n=2, role="rollout", stage="generate"
+        )
+        assert store.load(3, part=part) == {"call": number}
+
+
 def golden_rollouts() -> dict[str, Any]:
     """Every kind that format 1 has; ``python tests/format/test_golden.py`` wrote the dump."""
     offsets = torch.tensor([0, 2, 5])
@@ -105,3 +119,10 @@ if __name__ == "__main__":
         info={"seconds": 2.5},
         sidecar={"rng": torch.arange(16, dtype=torch.uint8)},
     )
+    for number, part in enumerate((None, 1)):
+        StepStore(_GOLDEN / "v1-calls").save(
+            3,
+            {"call": number},
+            identity=Identity(prompts_hash=f"{number}", n=2, role="rollout", stage="generate"),
+            part=part,
+        )

@@ -1,0 +1,84 @@
+"""Steps of several calls, as the commands name and remove them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlskip.cli.diff import diff
+from rlskip.cli.ls import ls
+from rlskip.runs.on_disk import Run, Selection, find_target
+from rlskip.runs.pruning import choose, remove
+from rlskip.store import StepStore
+
+
+def rows(first: int) -> dict[str, torch.Tensor]:
+    return {"prompts": torch.tensor([[first]]), "responses": torch.tensor([[first, 7]])}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Steps 1 (one call) and 2 (three calls)."""
+    directory = tmp_path / "dumps" / "a_b" / "GBS1_N1_in1_out1"
+    store = StepStore(directory)
+    store.save(1, rows(0))
+    for number in range(3):
+        store.save(2, rows(number), part=number or None)
+    return Run(directory)
+
+
+def test_calls_are_named_where_there_are_several(run: Run) -> None:
+    assert [dump.name for dump in run.dumps()] == ["1", "2/0", "2/1", "2/2"]
+    (listed,) = ls(run.directory, steps=True).data
+    assert [(one["dump"], one["part"]) for one in listed["dumps"]] == [
+        ("1", None), ("2/0", 0), ("2/1", 1), ("2/2", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "found"), [("2/0", ["2/0"]), ("2/2", ["2/2"]), ("1", ["1"])])
+def test_a_call_can_be_selected(run: Run, name: str, found: list[str]) -> None:
+    target = find_target(name, run.directory)
+    assert [dump.name for dump in target.dumps()] == found
+
+
+def test_the_quarantined_calls_of_a_step_are_listed_and_pruned(run: Run) -> None:
+    store = StepStore(run.directory)
+    store.quarantine(2, "a test")
+    store.quarantine(2, "a test", part=1)
+    assert [dump.name for dump in run.dumps()] == ["1", "2/2"]
+    quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
+    assert [name.split(".bad-")[0] for name in quarantined] == ["2", "2/1"]
+    for old in choose([run], quarantined=True):
+        assert remove(old, really=True).removed
+    assert run.quarantine() == []
+    assert [dump.name for dump in run.dumps()] == ["1", "2/2"]
+
+
+def test_limits_remove_a_step_with_all_its_calls(run: Run) -> None:
+    (old,) = choose([run], keep_last=1)
+    assert old.name == "1"
+    (_, other) = sorted(choose([run], older_than=-60), key=lambda one: one.name)
+    remove(other, really=True)
+    assert [dump.name for dump in run.dumps()] == ["1"]
+
+
+def test_retention_counts_steps(tmp_path: Path) -> None:
+    store = StepStore(tmp_path, keep_last=2)
+    for step in (1, 2, 3):
+        for number in range(4):
+            store.save(step, number, part=number or None)
+    assert store.steps() == [2, 3]
+    assert store.calls(2) == store.calls(3) == [0, 1, 2, 3]
+
+
+def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
+    other = StepStore(tmp_path / "dumps" / "c_d" / "GBS1_N1_in1_out1")
+    for number in range(3):
+        changed = rows(number)
+        changed["responses"][0, 1] += number == 1
+        other.save(2, changed, part=number or None)
+    a, b = Selection(run, 2), Selection(Run(other.directory), 2)
+    (found,) = diff(a, b, tolerance=0.0, limit=9).data["differences"]
+    assert (found["step"], found["call"], found["token"]) == (2, 1, 1)
