@@ -187,6 +187,12 @@ def store(tmp_path: Path) -> Any:
     return StepStore(tmp_path / "run")
 
 
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For hundreds of saves, which need not wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture(scope="session")
 def _example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("example") / "dumps"

@@ -180,7 +180,7 @@ class SingleFlight:
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
         path = self._folder / (f"{step}-{call}" if call else f"{step}")
-        watch = _Watch(path, self._ttl_s)
+        watch = LeaseWatch(path, self._ttl_s)
         began = time.monotonic()
         logged = False
         while True:
@@ -204,7 +204,7 @@ class SingleFlight:
             logged = True
             time.sleep(self._poll_s)
 
-    def _try(self, path: Path, watch: _Watch, waited: float, what: str) -> tuple[Lease, bool]:
+    def _try(self, path: Path, watch: LeaseWatch, waited: float, what: str) -> tuple[Lease, bool]:
         if self._ranks.rank != 0:
             return Lease(), False
         lease = Lease(path, self._ttl_s)
@@ -231,7 +231,7 @@ class SingleFlight:
         return there
 
 
-class _Watch:
+class LeaseWatch:
     """Measures, by this process's clock, for how long a lease has not been renewed."""
 
     def __init__(self, path: Path, ttl_s: float) -> None:

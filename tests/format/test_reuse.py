@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -58,14 +59,15 @@ def test_a_tensor_and_its_views_keep_it() -> None:
 
 def test_no_more_waits_than_is_kept() -> None:
     memory = Memory(kept=3 * (SIZE + CHUNK))
-    arrays = [memory.take(SIZE) for _ in range(10)]
-    for array in arrays:
-        array[:] = 1
-    del arrays, array
-    waiting = list(memory._free)
-    assert len(waiting) == 3
-    memory.clear()
-    assert not memory._free
+    tracemalloc.start()
+    try:
+        arrays = [memory.take(SIZE) for _ in range(10)]
+        del arrays
+        assert tracemalloc.get_traced_memory()[0] // (SIZE + CHUNK) == 3
+        memory.clear()
+        assert tracemalloc.get_traced_memory()[0] < SIZE
+    finally:
+        tracemalloc.stop()
 
 
 @settings(max_examples=50, deadline=None)

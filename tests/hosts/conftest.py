@@ -23,6 +23,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.hosts import skyrl as host
+from rlskip.hosts.attach import uninstall
 
 # Each real generation appends a line to the file $GENERATED.
 LIBRARY = """
@@ -115,6 +116,13 @@ def python_path() -> Callable[..., str]:
         return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     return prepend
+
+
+@pytest.fixture
+def uninstalled() -> Iterator[None]:
+    """After the test, nothing is attached and there is no SkipManager."""
+    yield
+    uninstall()
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from rlskip.hosts.attach import AttachError
 from rlskip.jobs.records import job_id, tally
 from rlskip.skip.manager import StepNotSetError
 
+pytestmark = pytest.mark.usefixtures("uninstalled")
+
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 GENERATE = "somelib.trainer:Trainer.generate"
 
@@ -170,12 +172,6 @@ LOOP = """
     def odd_only(cls, prompts, step):
         return step if step % 2 else None
 """
-
-
-@pytest.fixture(autouse=True)
-def _reset() -> Any:
-    yield
-    uninstall()
 
 
 def config(tmp_path: Any, attached: Any, **skip: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
-from rlskip.hosts import install, trl, uninstall
+from rlskip.hosts import install, trl
 from rlskip.hosts.attach import AttachError
 from rlskip.hosts.source import CONFIG_VARIABLE, is_on, read_config
 
@@ -20,10 +20,7 @@ ARGS = SimpleNamespace(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _reset() -> Any:
-    yield
-    uninstall()
+pytestmark = pytest.mark.usefixtures("uninstalled")
 
 
 def test_a_config_is_given_or_named_or_absent(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -128,10 +127,11 @@ def test_with_an_engine_only_holes_are_refused(verl: Callable[..., DictConfig]) 
 
 
 def test_a_dump_of_other_sampling_is_a_hole(verl: Callable[..., DictConfig]) -> None:
-    verl("actor_rollout_ref.rollout.temperature=0.5", dumped=())
-    skip: Any = SkipManager.skip_instances["rollout"]
+    verl("actor_rollout_ref.rollout.temperature=0.5", "skip.start_engine=true", dumped=())
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
     for step in (1, 2, 3, 4):
-        skip.store.save(step, [step], identity=skip._conditions)
+        SkipManager.set_step(step)
+        generate([step])
     config = verl("actor_rollout_ref.rollout.temperature=1.0", dumped=())
     assert "steps 1-4 have no usable dump" in refused(config)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rlskip._files import Folder
-from rlskip.jobs.lease import LEASES
+from rlskip.jobs.lease import LEASES, LeaseWatch
 from rlskip.store import Lease, RankGroup, SingleFlight, StepStore
 from rlskip.testing import each_fault
 
@@ -233,11 +233,9 @@ def test_without_a_thread_no_lease_is_left_behind(
 
 
 def test_a_lease_taken_over_by_mistake_is_given_back(store: StepStore) -> None:
-    from rlskip.jobs.lease import _Watch
-
     old = Lease(_lease_file(store), ttl_s=3600)
     assert old.acquire()
-    watch = _Watch(_lease_file(store), 0.0)
+    watch = LeaseWatch(_lease_file(store), 0.0)
     watch.has_expired()
     old.release()
     new = Lease(_lease_file(store), ttl_s=3600)

@@ -192,10 +192,9 @@ def test_an_idle_watch_does_not_grow():
 
 def test_the_queue_keeps_no_unused_watch():
     queue = MemoryQueue()
-    watch = queue.watch()
-    del watch
+    watch = weakref.ref(queue.watch())
     gc.collect()
-    assert len(queue._watches) == 0
+    assert watch() is None
 
 
 def test_a_row_does_not_keep_its_batch_alive():

@@ -27,11 +27,7 @@ from rlskip.queue import KVBatchMeta, MemoryQueue
 from rlskip.store import RankTimeoutError, StepStore
 from rlskip.testing import ERRNOS, each_fault
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of saves need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @SkipManager.annotate(role="rollout")

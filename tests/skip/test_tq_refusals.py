@@ -85,17 +85,20 @@ def test_another_writer_at_the_same_number(
     prompts: Any, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Both parts stay: the second takes the next number."""
-    first, role = run(), None
-    first.step(1, prompts("a"))
+    run().step(1, prompts("a"))
     second = run(on_mismatch="regenerate")
-    role = SkipManager.skip_instances["rollout_tq"]
-    parts = role._parts  # type: ignore[attr-defined]
-    SkipManager.set_step(1)
-    second.submit(prompts("b"))
-    role._parts = lambda step: []  # type: ignore[attr-defined] - as it was before the other wrote
-    batch, _ = second.sample()
-    role._parts = parts  # type: ignore[attr-defined]
-    second.buffer.clear(batch)
+    store = SkipManager.store("rollout_tq")
+    step, aside = store.directory / "1", tmp_path / "aside"
+    step.rename(aside)
+    save = store.save
+
+    def save_second(*args: Any, **kwargs: Any) -> Any:
+        if aside.exists():
+            aside.rename(step)  # the other writes after this one has looked
+        return save(*args, **kwargs)
+
+    store.save = save_second  # type: ignore[method-assign]
+    second.step(1, prompts("b"))
     third = run()
     third.step(1, prompts("b", "a"))
     assert third.submitted == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,6 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _no_manager() -> Iterator[None]:
-    yield
-    SkipManager.reset()
 
 
 def unwritable(kind: str, folder: Path) -> Path:

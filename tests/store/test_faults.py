@@ -16,18 +16,14 @@ from rlskip import _files
 from rlskip.store import AbsentDumpError, DumpError, StepStore, Writer
 from rlskip.testing import ERRNOS, FaultyFiles, each_fault
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 LASTING = pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 EXCHANGE = pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
 FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
 ERRNOS_TOO = pytest.mark.parametrize(
     "errnos", [FEW, pytest.param(ERRNOS, marks=pytest.mark.long)], ids=["some", "all"]
 )
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of saves need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def _fresh(path: Path, **options: Any) -> StepStore:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,27 +155,32 @@ def test_validation_that_failed_altogether_is_an_error(train: Any) -> None:
         ours.sample(1, "val", 2)
 
 
-def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(train: Any) -> None:
+def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
+    train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With verl's own manager, which does not put that number into the queue."""
     from omegaconf import OmegaConf
     from tensordict import NonTensorStack, TensorDict
 
-    from rlskip.hosts.verl.names import OUR_SAMPLER
-    from rlskip.hosts.verl.v1 import _expecting
+    from rlskip.hosts.verl import v1
+    from rlskip.hosts.verl.names import OUR_SAMPLER, V1
 
     uids = submit(train, 2)
     config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
     prompts = {"uid": NonTensorStack(*uids), "__rollout_n__": torch.tensor([N, N + 1])}
 
-    class Manager:
+    class AgentLoopManagerTQ:
         def __init__(self) -> None:
             self.config = config
 
-        @_expecting
         def generate_sequences(self, prompts: TensorDict) -> None:
             finish(train, prompts["uid"])
 
-    Manager().generate_sequences(TensorDict(prompts, batch_size=2))
+    stub: Any = types.ModuleType(f"{V1}.agent_loop_tq")
+    stub.AgentLoopManagerTQ = AgentLoopManagerTQ
+    monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    v1.attach()
+    AgentLoopManagerTQ().generate_sequences(TensorDict(prompts, batch_size=2))
     with pytest.raises(IncompleteRolloutError, match=f"{uids[1]}: expected 3, got 2") as error:
         buffer().sample(1, "train", 2)
     assert [outcome.uid for outcome in error.value.prompts] == [uids[1]]
