@@ -40,6 +40,11 @@ def as_failure(error: BaseException) -> SessionFailure:
     return _caused(kind, f"{type(error).__name__}: {text_of(error)}", error)
 
 
+def kind_of(failure: SessionFailure) -> str:
+    """``infrastructure`` or ``data``."""
+    return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
+
+
 def portable(error: BaseException) -> Exception:
     """`error`, or a DataFailure in place of one that futures and event loops cannot carry."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):

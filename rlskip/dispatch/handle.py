@@ -95,18 +95,18 @@ class Prompt(SessionGroup):
         self.batch.failed[self.uid, session] = cause
         self.error = self.error or f"session {session}: {cause}"
 
-    def root_tag(self, counted: bool) -> dict[str, Any]:
+    def root_tag(self) -> dict[str, Any]:
         """The tag of its key at the start: a number to count markers to, or a legacy status."""
-        if counted:
+        if self.batch.counted:
             return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
         return status_tag(self.batch.step, PENDING, expected=self.n)
 
     def last_tags(
-        self, session: int, attempt: int, error: str | None, rows: int | None, counted: bool
+        self, session: int, attempt: int, error: str | None, rows: int | None
     ) -> dict[str, dict[str, Any]]:
         """A session's marker and, after the last of a prompt that is not counted, its status."""
         tags = {str(SessionKey(self.uid, session)): session_tag(session, attempt, error, rows)}
-        if not self.open and not counted:
+        if not self.open and not self.batch.counted:
             failed = {STATUS: FAILURE, ERROR: self.error}
             tags[self.uid] = {STATUS: FINISHED} if self.error is None else failed
         return tags
@@ -137,10 +137,11 @@ class Attempt:
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
-    def __init__(self, step: int, partition: str, validate: bool) -> None:
+    def __init__(self, step: int, partition: str, validate: bool, counted: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
+        self.counted = counted  # whether readers count markers, as the prompts' root tags tell them
         self.prompts: list[Prompt] = []
         self.running: set[Attempt] = set()
         self.journal: SessionJournal | None = None

@@ -48,8 +48,8 @@ def read_batch(
     validate = bool(first.get("validate", False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
-    batch = BatchHandle(infos[0]["step"], partition or (VAL if validate else TRAIN), validate)
-
+    partition = partition or (VAL if validate else TRAIN)
+    batch = BatchHandle(infos[0]["step"], partition, validate, config.rollout_level)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     copies: Counter[str] = Counter()

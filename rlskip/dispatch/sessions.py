@@ -14,9 +14,9 @@ from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
-    SessionFailure,
     WorkerLostError,
     as_failure,
+    kind_of,
     portable,
     text_of,
 )
@@ -126,8 +126,7 @@ class Sessions:
         self._write_roots(batch)
 
     def _write_roots(self, batch: BatchHandle) -> None:
-        counted = self._config.rollout_level
-        tags = {prompt.uid: prompt.root_tag(counted) for prompt in batch.prompts}
+        tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
         then = functools.partial(self._rooted, batch)
         self._writer.add(Leaving(batch.partition, tags, then))
 
@@ -187,7 +186,7 @@ class Sessions:
             future.set_exception(portable(error))
         attempt = Attempt(worker, unit, batch.elapsed(), future)
         self._deadlines.add(attempt)
-        if not self._config.rollout_level and not prompt.running:
+        if not batch.counted and not prompt.running:
             prompt.running = True
             self._write_running(prompt)
         batch.attempts += 1
@@ -277,7 +276,7 @@ class Sessions:
             return
         logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        cause = f"{_kind(failure)}: {what}"
+        cause = f"{kind_of(failure)}: {what}"
         self._settle(prompt, unit.session, unit.attempt, None, cause)
 
     def _settle(
@@ -307,13 +306,7 @@ class Sessions:
                 str(TrajectoryKey(prompt.uid, session, index)): (row, tag)
                 for index, row in enumerate(rows or ())
             },
-            tags=prompt.last_tags(
-                session,
-                attempt,
-                error,
-                None if rows is None else len(rows),
-                counted=self._config.rollout_level,
-            ),
+            tags=prompt.last_tags(session, attempt, error, None if rows is None else len(rows)),
             then=functools.partial(self._written, prompt, session, attempt, tokens),
         )
         key = None if prompt.journal_key is None else (*prompt.journal_key, session)
@@ -322,24 +315,17 @@ class Sessions:
         self._writer.add(leaving)
 
     def _written(
-        self,
-        prompt: Prompt,
-        session: int,
-        attempt: int,
-        tokens: int,
-        error: Exception | None,
+        self, prompt: Prompt, session: int, attempt: int, tokens: int, error: Exception | None
     ) -> None:
         batch = prompt.batch
         failed = (prompt.uid, session) in batch.failed
         if error is not None and not failed:
             # The queue refuses the session's rows, but perhaps not its marker.
             failure = as_failure(error)
-            cause = f"{_kind(failure)}: its rows could not be written: {text_of(failure)}"
+            cause = f"{kind_of(failure)}: its rows could not be written: {text_of(failure)}"
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             prompt.fail(session, cause)
-            tags = prompt.last_tags(
-                session, attempt, cause, None, counted=self._config.rollout_level
-            )
+            tags = prompt.last_tags(session, attempt, cause, None)
             then = functools.partial(self._written, prompt, session, attempt, tokens)
             self._writer.add(Leaving(batch.partition, tags, then))
             return
@@ -407,7 +393,3 @@ class Sessions:
             self._scheduler.cancel(prompt)
             for session in sorted(prompt.open):
                 self._settle(prompt, session, 0, None, cause)
-
-
-def _kind(failure: SessionFailure) -> str:
-    return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
