@@ -33,7 +33,7 @@ Same = Callable[[Any, Any], bool]
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_everything_comes_back_to_the_last_bit(
+def test_every_value_round_trips_exactly(
     data: st.DataObject, values: st.SearchStrategy, store: StepStore, same: Same
 ) -> None:
     value = data.draw(values)
@@ -45,7 +45,7 @@ def test_everything_comes_back_to_the_last_bit(
 
 @pytest.mark.parametrize("size", [0, 1, 7, 2**18, 2**19 + 3])
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 0), (0, 2**32), (-(2**63), -(2**63) + 1)])
-def test_integers_narrow_chunk_by_chunk(
+def test_integers_are_narrowed_per_chunk(
     size: int, low: int, high: int, store: StepStore, same: Same
 ) -> None:
     ids = torch.zeros(size, dtype=torch.int64)
@@ -55,7 +55,7 @@ def test_integers_narrow_chunk_by_chunk(
     assert same(store.load(1)["ids"], ids)
 
 
-def test_layout_does_not_matter(store: StepStore) -> None:
+def test_memory_layout_is_not_stored(store: StepStore) -> None:
     base = torch.arange(24).reshape(4, 6)
     kept = {
         "transposed": base.T,
@@ -74,7 +74,7 @@ def test_layout_does_not_matter(store: StepStore) -> None:
         assert value.dtype == expected.dtype
 
 
-def test_one_tensor_under_two_names_is_one_again(store: StepStore) -> None:
+def test_a_tensor_under_two_names_is_shared_after_loading(store: StepStore) -> None:
     shared = torch.arange(100_000)
     meta = store.save(1, {"a": shared, "b": [shared], "c": shared.clone()})
     assert meta.nbytes == 2 * shared.nbytes
@@ -83,7 +83,7 @@ def test_one_tensor_under_two_names_is_one_again(store: StepStore) -> None:
     assert loaded["a"] is not loaded["c"]
 
 
-def test_jagged_tensors_that_shared_offsets_still_do(store: StepStore) -> None:
+def test_jagged_tensors_share_offsets_after_loading(store: StepStore) -> None:
     offsets = torch.tensor([0, 2, 5])
     jagged = [torch.nested.nested_tensor_from_jagged(torch.randn(5, 3), offsets) for _ in range(2)]
     store.save(1, TensorDict({"a": jagged[0], "b": jagged[1]}, [2]))
@@ -92,7 +92,7 @@ def test_jagged_tensors_that_shared_offsets_still_do(store: StepStore) -> None:
     assert torch.equal(total.values(), (jagged[0] + jagged[1]).values())
 
 
-def test_loaded_arrays_are_writable_and_ones_own(store: StepStore) -> None:
+def test_loaded_arrays_are_writable_and_share_no_memory(store: StepStore) -> None:
     store.save(1, {"t": torch.zeros(5), "a": np.zeros(5)})
     first, second = store.load(1), store.load(1)
     first["t"] += 1
@@ -134,7 +134,7 @@ def test_a_cuda_tensor_loads_where_there_is_no_cuda(
 # -- types of others ---------------------------------------------------------------------
 
 
-def test_a_namedtuple_is_looked_up_but_never_imported(store: StepStore) -> None:
+def test_a_namedtuple_is_looked_up_and_never_imported(store: StepStore) -> None:
     module = types.ModuleType("store_codec_turns")
     module.Turn = namedtuple("Turn", ["role", "tokens"])  # type: ignore[attr-defined]
     module.Turn.__module__ = module.__name__
@@ -152,7 +152,7 @@ def test_a_namedtuple_is_looked_up_but_never_imported(store: StepStore) -> None:
     assert module.__name__ not in sys.modules
 
 
-def test_a_type_of_ones_own(store: StepStore) -> None:
+def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
     register_codec(
         fractions.Fraction,
         "tests.Fraction",
@@ -163,7 +163,7 @@ def test_a_type_of_ones_own(store: StepStore) -> None:
     assert store.load(1) == {"f": [fractions.Fraction(1, 3)]}
 
 
-def test_a_type_nobody_registered_here_is_named_and_its_dump_stays(
+def test_an_unregistered_type_is_named_and_its_dump_stays(
     store: StepStore, forge: Callable[..., None]
 ) -> None:
     store.save(1, (1, 2))
@@ -193,7 +193,7 @@ def test_a_type_nobody_registered_here_is_named_and_its_dump_stays(
         (np.arange(3).view(np.recarray), "rollouts", "recarray"),
     ],
 )
-def test_what_cannot_be_kept_is_named_before_a_byte_is_written(
+def test_an_unsupported_value_is_named_before_a_byte_is_written(
     value: Any, place: str, kind: str, store: StepStore
 ) -> None:
     with pytest.raises(UnsupportedTypeError, match=f"{place}: .*{kind}") as caught:
@@ -213,7 +213,9 @@ def test_endless_nesting_is_refused(store: StepStore) -> None:
 # -- verl --------------------------------------------------------------------------------
 
 
-def test_dataproto_of_verl(store: StepStore, same: Same, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataproto_of_verl_round_trips(
+    store: StepStore, same: Same, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         from verl.protocol import DataProto
     except ImportError:  # a stand-in of the same make
@@ -247,7 +249,7 @@ def test_dataproto_of_verl(store: StepStore, same: Same, monkeypatch: pytest.Mon
     assert store.load(1).batch is None
 
 
-def test_without_verl_its_dumps_say_so_and_stay(
+def test_without_verl_a_dataproto_is_refused_and_its_dump_stays(
     store: StepStore, monkeypatch: pytest.MonkeyPatch, forge: Callable[..., None]
 ) -> None:
     store.save(1, (1, 2))
@@ -266,7 +268,7 @@ def test_without_verl_its_dumps_say_so_and_stay(
 
 
 @pytest.mark.parametrize("kind", [dict, lambda d: TensorDict(d, [3])])
-def test_fields_reads_only_those(kind: Any, store: StepStore) -> None:
+def test_fields_reads_only_the_named_fields(kind: Any, store: StepStore) -> None:
     batch = {"a": torch.arange(3), "b": torch.zeros(3, 50_000), "c": {"a": torch.ones(3)}}
     store.save(1, kind(batch))
     damaged = store.directory / "1" / "gen_batch.dp"
@@ -280,7 +282,7 @@ def test_fields_reads_only_those(kind: Any, store: StepStore) -> None:
         store.load(1, fields=["b"])
 
 
-def test_a_field_that_is_not_there_is_named(store: StepStore) -> None:
+def test_a_missing_field_is_named(store: StepStore) -> None:
     store.save(1, {"a": 1})
     store.save(2, [{"a": 1}, {"a": 2}])
     with pytest.raises(DumpError, match="no field 'zz'"):
@@ -296,7 +298,7 @@ def test_a_field_that_is_not_there_is_named(store: StepStore) -> None:
 @pytest.mark.parametrize(
     "text", ["\ud83d\ude00", "a\ud800\udc00b\udbff\udfff", "\ud83d", "\U0001f600"]
 )
-def test_surrogates_stay_what_they_are(text: str, store: StepStore, same: Same) -> None:
+def test_lone_surrogates_round_trip(text: str, store: StepStore, same: Same) -> None:
     value = {
         text: [text, np.str_(text), (text,)],
         "many": [text] * 9,
@@ -307,7 +309,7 @@ def test_surrogates_stay_what_they_are(text: str, store: StepStore, same: Same) 
     assert same(store.load(1), value)
 
 
-def test_the_name_of_a_stacked_dimension_is_kept(store: StepStore, same: Same) -> None:
+def test_the_name_of_a_stacked_dimension_round_trips(store: StepStore, same: Same) -> None:
     parts = [TensorDict({"x": torch.arange(3)}, [3]) for _ in range(2)]
     lazy = LazyStackedTensorDict(*parts, stack_dim=1, stack_dim_name="turn")
     store.save(1, {"lazy": lazy, "plain": LazyStackedTensorDict(*parts, stack_dim=1)})
@@ -317,7 +319,7 @@ def test_the_name_of_a_stacked_dimension_is_kept(store: StepStore, same: Same) -
     assert same(loaded["lazy"], lazy)
 
 
-def test_what_fails_while_it_is_packed_is_named(store: StepStore) -> None:
+def test_an_error_while_packing_names_the_value(store: StepStore) -> None:
     class Thing:
         pass
 
@@ -334,7 +336,7 @@ def test_what_fails_while_it_is_packed_is_named(store: StepStore) -> None:
     assert not store.directory.exists()
 
 
-def test_what_fails_while_it_is_unpacked_makes_the_dump_corrupt(store: StepStore) -> None:
+def test_an_error_while_unpacking_makes_the_dump_corrupt(store: StepStore) -> None:
     class Thing:
         pass
 
@@ -347,7 +349,7 @@ def test_what_fails_while_it_is_unpacked_makes_the_dump_corrupt(store: StepStore
         store.load(1)
 
 
-def test_sets_are_packed_in_one_order() -> None:
+def test_equal_sets_are_packed_in_the_same_order() -> None:
     """Dumps and fingerprints do not depend on the order of strings in this process."""
     words = [f"word{i}" for i in range(20)]
     nodes = {str(Packer().node(set(words[i:] + words[:i]))) for i in range(20)}

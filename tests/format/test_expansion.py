@@ -173,7 +173,7 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
 
 
 @pytest.mark.parametrize("name", _FORGED)
-def test_a_forged_file_expands_to_what_it_may(name: str) -> None:
+def test_a_forged_file_expands_within_its_bound(name: str) -> None:
     node, arrays = _FORGED[name]()
     with contextlib.suppress(CorruptDumpError):
         _read(_file({"rollouts": node}, arrays))
@@ -184,7 +184,7 @@ def test_a_forged_file_expands_to_what_it_may(name: str) -> None:
     ["one tensor nested many times", "an image of single bits", "an image of lines without pixels",
      "an image without its pixels"],
 )  # fmt: skip
-def test_memory_of_torch_and_pillow_is_charged(name: str) -> None:
+def test_memory_of_torch_and_pillow_counts_towards_the_bound(name: str) -> None:
     """What they allocate is not traced: that it is refused is all that can be observed."""
     node, arrays = _FORGED[name]()
     with pytest.raises(CorruptDumpError, match="more than a file of its size may"):
@@ -272,13 +272,13 @@ def test_a_forged_node_is_refused(name: str) -> None:
     assert caught.value.where == "dump"
 
 
-def test_a_file_without_its_tree() -> None:
+def test_a_file_without_a_tree_is_refused() -> None:
     with pytest.raises(CorruptDumpError, match="does not fit together"):
         _read(_file({}, []))
 
 
 @pytest.mark.parametrize("levels", [101, 400, 5000])
-def test_endless_nesting_in_a_file(levels: int) -> None:
+def test_a_file_with_endless_nesting_is_refused(levels: int) -> None:
     text = '["list","any",[' * levels + "]]" * levels
     index = json.dumps({"rollouts": "HERE"}).replace('"HERE"', text)
     try:
@@ -329,7 +329,9 @@ def test_the_listing_of_arrays_is_checked(arrays: Any, seal: Callable[[Any, byte
 
 
 @pytest.mark.parametrize("index", [None, 5, "x", [], [{"rollouts": 1}]])
-def test_an_index_that_is_not_a_mapping(index: Any, seal: Callable[[Any, bytes], bytes]) -> None:
+def test_an_index_that_is_not_a_mapping_is_refused(
+    index: Any, seal: Callable[[Any, bytes], bytes]
+) -> None:
     with pytest.raises(CorruptDumpError, match="not a mapping"):
         _read(seal(index, b""))
 
@@ -351,7 +353,7 @@ _REPEATING: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", _REPEATING)
-def test_what_is_written_can_be_read(name: str) -> None:
+def test_a_large_value_that_is_written_can_be_read(name: str) -> None:
     """Values that repeat: their file is padded until it may expand to them."""
     value = _REPEATING[name]()
     packer = Packer()
@@ -386,7 +388,7 @@ def test_equal_hashes_are_refused_before_they_are_written() -> None:
         Packer().node(value)
 
 
-def test_deep_sharing_is_refused_in_time() -> None:
+def test_deep_sharing_is_refused_quickly() -> None:
     value: list[Any] = [1]
     for _ in range(90):
         value = [value, value]
@@ -396,6 +398,6 @@ def test_deep_sharing_is_refused_in_time() -> None:
     assert time.thread_time() - began < 20
 
 
-def test_wide_sharing_is_kept() -> None:
+def test_wide_sharing_is_accepted() -> None:
     row = [{"role": "user", "content": ["x"] * 9}] * 50
     assert Packer().node([row] * 200)

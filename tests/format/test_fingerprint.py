@@ -30,14 +30,14 @@ def _prompts() -> dict[str, Any]:
     }
 
 
-def test_the_same_prompts_have_the_same_fingerprint() -> None:
+def test_equal_prompts_have_equal_fingerprints() -> None:
     prompts = _prompts()
     assert fingerprint(prompts) == fingerprint(_prompts())
     assert len(fingerprint(prompts)) == 32
     int(fingerprint(prompts), 16)
 
 
-def test_in_another_process_too() -> None:
+def test_another_process_computes_the_same_fingerprint() -> None:
     """Neither depends on the order that a process gives to strings in sets."""
     code = (
         "import json; from rlskip.store import Identity, fingerprint\n"
@@ -73,7 +73,7 @@ def test_in_another_process_too() -> None:
         lambda p: p.update(weights=torch.nn.Parameter(torch.ones(3))),
     ],
 )
-def test_circumstance_does_not_count(change: Any) -> None:
+def test_uids_and_layout_do_not_change_the_fingerprint(change: Any) -> None:
     changed = _prompts()
     change(changed)
     assert fingerprint(changed) == fingerprint(_prompts())
@@ -94,7 +94,7 @@ def test_circumstance_does_not_count(change: Any) -> None:
         lambda p: p.update(task=["a", "b", b"c"]),
     ],
 )
-def test_content_counts(change: Any) -> None:
+def test_content_changes_the_fingerprint(change: Any) -> None:
     changed = _prompts()
     change(changed)
     assert fingerprint(changed) != fingerprint(_prompts())
@@ -102,7 +102,7 @@ def test_content_counts(change: Any) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_anything_that_dumps_keep_has_a_fingerprint(
+def test_every_storable_value_has_a_fingerprint(
     data: st.DataObject, values: st.SearchStrategy
 ) -> None:
     value = data.draw(values)
@@ -110,12 +110,12 @@ def test_anything_that_dumps_keep_has_a_fingerprint(
 
 
 @given(st.lists(st.text()), st.lists(st.text()))
-def test_parts_do_not_run_together(a: list[str], b: list[str]) -> None:
+def test_adjacent_parts_are_hashed_separately(a: list[str], b: list[str]) -> None:
     assert (fingerprint(a) == fingerprint(b)) == (a == b)
     assert fingerprint([a, b]) != fingerprint([[*a, *b]])
 
 
-def test_batches_count_by_their_fields() -> None:
+def test_batches_of_every_kind_are_compared_by_their_fields() -> None:
     class DataProto:
         def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
             self.batch, self.non_tensor_batch = batch, non_tensor_batch
@@ -131,11 +131,11 @@ def test_batches_count_by_their_fields() -> None:
     assert fingerprint(DataProto(None, {"text": text}, {})) == fingerprint({"text": text})
 
 
-def test_volatile_fields_are_the_callers_to_choose() -> None:
+def test_the_caller_chooses_the_volatile_fields() -> None:
     assert fingerprint({"a": 1, "b": 2}, volatile=["b"]) == fingerprint({"a": 1}, volatile=[])
 
 
-def test_what_has_no_codec_is_named() -> None:
+def test_a_value_without_a_codec_is_named() -> None:
     with pytest.raises(UnsupportedTypeError, match=r"builtins\.object"):
         fingerprint({"a": [object()]})
 
@@ -215,7 +215,7 @@ class _Split(enum.Enum):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_equal_values_have_one_fingerprint(a: Any, b: Any) -> None:
+def test_equal_values_have_equal_fingerprints(a: Any, b: Any) -> None:
     assert fingerprint({"field": a}) == fingerprint({"field": b})
     assert fingerprint([a]) == fingerprint((b,))
 
@@ -254,7 +254,7 @@ def test_equal_values_have_one_fingerprint(a: Any, b: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_that_differ_have_two(a: Any, b: Any) -> None:
+def test_different_values_have_different_fingerprints(a: Any, b: Any) -> None:
     assert fingerprint({"field": a}) != fingerprint({"field": b})
 
 
@@ -315,7 +315,7 @@ if hasattr(np.dtypes, "StringDType"):
 
 
 @pytest.mark.parametrize("name", _INCOMPARABLE)
-def test_what_cannot_be_compared_is_named(name: str) -> None:
+def test_an_incomparable_value_is_named(name: str) -> None:
     with pytest.raises(UnsupportedTypeError, match=r"prompts\[0\]\['field'\]") as caught:
         fingerprint([{"field": _INCOMPARABLE[name]()}])
     assert "annotate(prompts=...)" in caught.value.remedy

@@ -128,5 +128,5 @@ def _ordinary() -> Iterator[tuple[str, Any]]:
     yield "dtype and size", {"dtype": torch.bfloat16, "size": torch.Size([2, 3])}
 
 
-def test_fingerprints_of_ordinary_prompts_are_those_of_0_1() -> None:
+def test_ordinary_prompts_keep_their_0_1_fingerprints() -> None:
     assert {name: fingerprint(prompts) for name, prompts in _ordinary()} == _GOLDEN

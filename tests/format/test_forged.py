@@ -212,7 +212,7 @@ def _dense(number: int) -> list:
         (["no such kind"], "an unknown kind"),
     ],
 )  # fmt: skip
-def test_a_tree_that_lies(node: Any, why: str, store: StepStore, forge: Forge) -> None:
+def test_a_false_tree_is_refused(node: Any, why: str, store: StepStore, forge: Forge) -> None:
     lists = [
         [1, 2, 3, 4, 5, 6, 7, 8],
         [9, 10, 11, 12, 13, 14, 15, 2**40],
@@ -255,7 +255,7 @@ def test_a_size_in_a_header_allocates_nothing(
     assert max(asked, default=0) <= chunks.MAX_RATIO * size
 
 
-def test_a_run_of_zeros_must_be_padded(store: StepStore, forge: Forge) -> None:
+def test_a_run_of_zeros_without_padding_is_refused(store: StepStore, forge: Forge) -> None:
     """A header alone expands to a chunk of zeros; a thousand of them would to a gigabyte."""
     store.save(1, torch.zeros(4 << 20, dtype=torch.uint8))
 
@@ -304,13 +304,13 @@ def test_a_compressed_run_is_checked_before_the_decompressor_sees_it(
     _refused(store, "does not match the index")
 
 
-def test_what_is_padded_away_is_bounded(store: StepStore) -> None:
+def test_padding_is_bounded(store: StepStore) -> None:
     meta = store.save(1, torch.zeros(20 << 20, dtype=torch.uint8))
     assert meta.nbytes <= chunks.MAX_RATIO * meta.stored
     assert store.load(1).sum() == 0
 
 
-def test_the_reader_needs_a_dump_to_read(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_dump_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x"
     for content in (b"", b"rlskip\r\n", b"\0" * 100):
         file.write_bytes(content)

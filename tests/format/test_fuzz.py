@@ -252,7 +252,9 @@ def test_a_sealed_file_loads_or_is_refused(seed: int, fuzzer: Fuzzer) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_two_hundred_thousand_sealed_files(fuzzer: Fuzzer, request: pytest.FixtureRequest) -> None:
+def test_200_000_sealed_files_load_or_are_refused(
+    fuzzer: Fuzzer, request: pytest.FixtureRequest
+) -> None:
     count = int(os.environ.get("RLSKIP_FUZZ", 200_000))
     first = random.SystemRandom().randrange(2**48)
     began = time.monotonic()

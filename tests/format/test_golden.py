@@ -28,7 +28,7 @@ def _as_version(store: StepStore, version: int) -> None:
     dump.write_bytes(data)
 
 
-def test_format_0_is_set_aside_with_a_clear_message(
+def test_format_0_is_quarantined_with_a_clear_message(
     store: StepStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.save(1, "x")
@@ -39,7 +39,7 @@ def test_format_0_is_set_aside_with_a_clear_message(
 
 
 @pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
-def test_a_newer_format_is_refused_with_what_to_install(look: Any, store: StepStore) -> None:
+def test_a_newer_format_is_refused_and_names_what_to_install(look: Any, store: StepStore) -> None:
     store.save(1, "x")
     _as_version(store, 2)
     with pytest.raises(NewerFormatError, match=r"format 2.*reads up to 1") as caught:
@@ -48,7 +48,9 @@ def test_a_newer_format_is_refused_with_what_to_install(look: Any, store: StepSt
     assert (store.directory / "1").exists(), "it is sound: it stays"
 
 
-def test_golden_dump_of_format_1(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+def test_the_golden_dump_of_format_1_loads(
+    tmp_path: Path, same: Callable[[Any, Any], bool]
+) -> None:
     """Written when the format was frozen: every later version must read exactly this."""
     shutil.copytree(_GOLDEN / "v1", tmp_path / "v1")
     store = StepStore(tmp_path / "v1")

@@ -29,7 +29,7 @@ def _identity(**changes: Any) -> Identity:
     return Identity(**{**values, **changes})
 
 
-def test_equal_identities_do_not_differ() -> None:
+def test_equal_identities_have_no_differences() -> None:
     assert _identity().differences(_identity()) == ([], [])
     through_json = Identity.from_json(json.loads(json.dumps(_identity().as_json())))
     assert through_json == _identity()
@@ -64,7 +64,7 @@ def test_differences_are_named(changes: dict, must: list[str], warn: list[str]) 
     assert _identity(**changes).differences(_identity()) == (must, warn)
 
 
-def test_numbers_are_equal_by_value_but_flags_are_no_numbers() -> None:
+def test_numbers_are_compared_by_value_and_flags_are_not_numbers() -> None:
     def sampling(value: Any) -> Identity:
         return _identity(sampling={"x": value})
 
@@ -103,7 +103,7 @@ def _again(identity: Identity) -> Identity:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_equal_values_are_one_identity(a: Any, b: Any) -> None:
+def test_equal_values_make_equal_identities(a: Any, b: Any) -> None:
     one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
     assert one == other
     assert one.differences(other) == ([], [])
@@ -138,7 +138,7 @@ def test_equal_values_are_one_identity(a: Any, b: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_other_values_are_another(a: Any, b: Any) -> None:
+def test_different_values_make_different_identities(a: Any, b: Any) -> None:
     one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
     for old in (other, _again(other)):
         must, warn = one.differences(old)
@@ -170,7 +170,7 @@ def _shared() -> list[Any]:
      lambda: OmegaConf.create({"a": "${nowhere}"})],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["extra", "sampling", "versions"])
-def test_what_cannot_be_compared_names_its_field(value: Any, name: str) -> None:
+def test_an_incomparable_value_names_its_field(value: Any, name: str) -> None:
     with pytest.raises(UnsupportedTypeError, match=rf"^{name}") as caught:
         Identity(**{name: {"tool": [value()]}})
     assert name == "extra" or "tool" in caught.value.where or "interp" in str(caught.value).lower()
@@ -204,7 +204,7 @@ def test_role_and_stage_are_compared() -> None:
     assert now.differences(_identity()) == ([], [])
 
 
-def test_what_0_1_did_not_record_is_not_compared() -> None:
+def test_keys_that_0_1_did_not_record_are_not_compared() -> None:
     old = _of_0_1()
     assert old.version == 1
     assert _identity(role="rollout").differences(old) == (
@@ -222,7 +222,7 @@ def test_what_0_1_did_not_record_is_not_compared() -> None:
         assert f"{key}: " in warn
 
 
-def test_what_0_1_did_record_is_compared() -> None:
+def test_keys_that_0_1_recorded_are_compared() -> None:
     assert _identity(n=4).differences(_of_0_1())[0] == ["n: 4 now, 8 in the dump"]
     now = _identity(sampling={"temperature": 0.7, "top_p": 0.9, "stop": ["a", "b"], "top_k": 5})
     assert now.differences(_of_0_1())[0] == [
@@ -246,6 +246,6 @@ def test_an_identity_of_a_newer_rlskip_is_refused_by_name() -> None:
      {"prompts": None, "version": 0}, {"prompts": None, "sampling": [1]},
      {"prompts": None, "extra": None}, {"prompts": None, "nonsense": 1}],
 )  # fmt: skip
-def test_what_is_not_an_identity_is_refused(data: Any) -> None:
+def test_a_mapping_that_is_not_an_identity_is_refused(data: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Identity.from_json(data)

@@ -57,7 +57,7 @@ def _raw(value: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", _DTYPES)
-def test_a_tensor_of_any_dtype_and_layout(name: str, store: StepStore) -> None:
+def test_a_tensor_of_any_dtype_and_layout_round_trips(name: str, store: StepStore) -> None:
     values = {cut: take(_tensor(getattr(torch, name))) for cut, take in _CUTS.items()}
     store.save(1, values)
     for cut, loaded in store.load(1).items():
@@ -69,7 +69,7 @@ def test_a_tensor_of_any_dtype_and_layout(name: str, store: StepStore) -> None:
 
 
 @pytest.mark.parametrize("expand", [(1, 6), (3, 6), (0, 6)])
-def test_expanded_tensors(expand: tuple[int, int], store: StepStore) -> None:
+def test_expanded_tensors_round_trip(expand: tuple[int, int], store: StepStore) -> None:
     value = torch.arange(6).expand(*expand)
     store.save(1, value)
     assert torch.equal(store.load(1), value)
@@ -78,7 +78,9 @@ def test_expanded_tensors(expand: tuple[int, int], store: StepStore) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
 @pytest.mark.parametrize("size", [0, 1, 5])
-def test_conjugated_and_negated_views(dtype: torch.dtype, size: int, store: StepStore) -> None:
+def test_conjugated_and_negated_views_round_trip(
+    dtype: torch.dtype, size: int, store: StepStore
+) -> None:
     base = torch.complex(torch.arange(5.0), torch.arange(5.0) + 1).to(dtype)[:size]
     values = {"conj": base.conj(), "imag": base.conj().imag, "real": base.conj().real}
     assert values["conj"].is_conj()
@@ -97,7 +99,9 @@ def test_conjugated_and_negated_views(dtype: torch.dtype, size: int, store: Step
               "<M8[s]", ">M8[ns]", ">m8[D]"],
 )  # fmt: skip
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_array_of_any_dtype_and_layout(dtype: str, order: Any, store: StepStore) -> None:
+def test_an_array_of_any_dtype_and_layout_round_trips(
+    dtype: str, order: Any, store: StepStore
+) -> None:
     base = np.arange(24).reshape(4, 6)
     base = (base % 2 == 0 if dtype == "?" else base).astype(dtype, order=order)
     values = {cut: np.asarray(take(base)) for cut, take in _CUTS.items()}
@@ -110,7 +114,7 @@ def test_an_array_of_any_dtype_and_layout(dtype: str, order: Any, store: StepSto
         assert fingerprint([value]) == fingerprint([native]), cut
 
 
-def test_views_with_negative_strides(store: StepStore) -> None:
+def test_views_with_negative_strides_round_trip(store: StepStore) -> None:
     value = np.arange(24).reshape(4, 6)[::-1, ::-2]
     store.save(1, [value, value[:1, :1]])
     loaded = store.load(1)
@@ -119,7 +123,7 @@ def test_views_with_negative_strides(store: StepStore) -> None:
     assert fingerprint([value]) == fingerprint([value.copy()])
 
 
-def test_text_of_no_length(store: StepStore) -> None:
+def test_empty_text_arrays_round_trip(store: StepStore) -> None:
     """Of such a type, numpy gives arrays only as fields; elsewhere it makes one character of it."""
     for kind in ("U0", "S0"):
         value = np.zeros((2, 3), [("field", kind)])["field"]

@@ -24,7 +24,7 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def test_what_was_let_go_is_used_again_and_nothing_else() -> None:
+def test_only_released_memory_is_reused() -> None:
     memory = Memory()
     first = memory.take(SIZE)
     where = address(first)
@@ -43,7 +43,7 @@ def test_what_was_let_go_is_used_again_and_nothing_else() -> None:
     assert address(second) != where
 
 
-def test_a_tensor_and_its_views_keep_it() -> None:
+def test_a_tensor_and_its_views_keep_their_memory() -> None:
     memory = Memory()
     array = memory.take(SIZE)
     where = address(array)
@@ -57,7 +57,7 @@ def test_a_tensor_and_its_views_keep_it() -> None:
     assert address(other) != where
 
 
-def test_no_more_waits_than_is_kept() -> None:
+def test_released_memory_is_bounded() -> None:
     memory = Memory(kept=3 * (SIZE + CHUNK))
     tracemalloc.start()
     try:
@@ -85,7 +85,7 @@ def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> Non
         assert (array[::4096] == number).all()
 
 
-def test_from_many_threads() -> None:
+def test_many_threads_take_and_release_memory() -> None:
     memory, wrong = Memory(), []
 
     def work(mark: int) -> None:
@@ -103,7 +103,7 @@ def test_from_many_threads() -> None:
     assert wrong == []
 
 
-def test_rollouts_that_are_held_stay_what_they_are(tmp_path: Path) -> None:
+def test_loading_does_not_change_rollouts_in_use(tmp_path: Path) -> None:
     store = StepStore(tmp_path)
     steps = {
         step: TensorDict({"ids": torch.randint(0, 9, (64, 1 << 16)) + step}, batch_size=[64])
