@@ -35,7 +35,7 @@ def is_data_proto(value: Any) -> bool:
 
 
 def columns_of(batch: Any) -> dict[Any, Any]:
-    """The columns of a batch by name, NonTensorData still wrapped; none of any other value."""
+    """The columns of a batch by name, NonTensorData still wrapped; empty for any other value."""
     if isinstance(batch, TensorDictBase):
         return {key: _entry(batch, key) for key in list(batch.keys())}
     if is_data_proto(batch):
@@ -49,7 +49,7 @@ def columns_of(batch: Any) -> dict[Any, Any]:
 
 
 def column_length(column: Any) -> int | None:
-    """How many values a column has; None where it is a single value for the whole batch."""
+    """How many values a column has; None if it is a single value for the whole batch."""
     if isinstance(column, torch.Tensor):
         return int(column.size(0)) if column.dim() else None  # a strided nested one has no shape
     if isinstance(column, np.ndarray):
@@ -62,7 +62,7 @@ def column_length(column: Any) -> int | None:
 
 
 def cells_of(column: Any, n: int | None = None) -> Sequence[Any] | None:
-    """One value per row; None where there are not `n` of them, or a single one for all rows."""
+    """One value per row; None if there are not `n` of them, or one value for all rows."""
     length = column_length(column)
     if length is None or n not in (None, length):
         return None
@@ -73,11 +73,19 @@ def cells_of(column: Any, n: int | None = None) -> Sequence[Any] | None:
     return column if isinstance(column, list | tuple) else [column[i] for i in range(length)]
 
 
+def objects_of(values: Sequence[Any]) -> np.ndarray:
+    """A 1-D object array of `values`; lists among them stay lists."""
+    objects = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        objects[i] = value
+    return objects
+
+
 def length_of(batch: Any) -> int:
     """How many rows a batch has.
 
-    Where the batch itself has no such number, it has as many rows as uids; without uids, as many
-    as most of its columns have values.
+    A batch without a size of its own has as many rows as uids; without uids, as many as most of
+    its columns have values.
     """
     if isinstance(batch, TensorDictBase) and batch.batch_dims:
         return int(batch.batch_size[0])

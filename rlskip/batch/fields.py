@@ -15,7 +15,7 @@ _SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "
 
 
 def field_names(batch: Any) -> set[str]:
-    """Names of the fields of a batch; none of any other value."""
+    """Names of the fields of a batch; empty for any other value."""
     if isinstance(batch, TensorDictBase):
         return set(batch.keys())
     return {str(name) for name in columns_of(batch)}

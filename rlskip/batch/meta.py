@@ -1,4 +1,4 @@
-"""What trainers note beside a batch's rows: `meta_info`, and whether it is a validation batch."""
+"""What a batch carries besides its rows: `meta_info`, and whether it is a validation batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def meta_of(batch: Any) -> Mapping[str, Any]:
 def is_validation(batch: Any) -> bool:
     """Whether the batch is marked as ``validate``.
 
-    The mark is in its `meta_info`, or is an entry of a mapping or a TensorDict. Where there is
-    one for each row, all must be true; a string does not count.
+    The mark is in its `meta_info`, or is an entry of a mapping or a TensorDict. If there is one
+    for each row, all must be true. A string does not count.
     """
     places = (meta_of(batch), batch)
     return any(_is_true(plain(p.get("validate", None))) for p in places if hasattr(p, "get"))
 
 
 def plain(value: Any) -> Any:
-    """Tensors, arrays, numpy's scalars and what a TensorDict wraps, as plain Python."""
+    """A tensor, an array, a scalar of numpy or a NonTensorData as plain Python."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -118,6 +118,12 @@ def look_up(config: Any, key: str) -> Any:
     return config
 
 
+def look_up_first(config: Any, keys: Iterable[str], default: Any) -> Any:
+    """The value at the first of `keys` that is there; `default` if none is."""
+    found = (look_up(config, key) for key in keys)
+    return next((value for value in found if value is not None), default)
+
+
 def _is_node(value: Any) -> bool:
     is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return isinstance(value, Mapping) or is_instance
@@ -174,7 +180,7 @@ def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Probl
 def parsed(
     parse: Callable[[Any, str], T], value: Any, key: str, problems: list[Problem]
 ) -> T | None:
-    """What `parse` makes of the `value` at `key`; None, and a problem, when it refuses."""
+    """``parse(value, key)``; None, and a problem appended, if it raises ConfigError."""
     try:
         return parse(value, key)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which options of `skip` a Hydra job chose, and what became of them in the composed config."""
+"""Which options of `skip` a Hydra job chose, and whether the composed config still has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_SKIP = re.compile(r"[+~]*skip(?=[.@=]|$)")
 def lost_choices(settings: SkipSettings) -> list[Problem]:
     """What the job asked for and will not get: chosen options that a later value overrides.
 
-    Where no role is on, there is at least one problem, which is the reason.
+    If no role is on, there is at least one problem, which is the reason.
 
     Parameters
     ----------

@@ -8,6 +8,7 @@ from typing import Any
 from rlskip.config.check import (
     Problem,
     look_up,
+    look_up_first,
     mark_read,
     node_of,
     parsed,
@@ -92,12 +93,12 @@ class DispatchConfig:
 _SAMPLING = ("temperature", "top_p", "top_k")
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-# Keys of the host with the same meaning as ours.
+# Keys of the host with the same meaning as keys of `dispatch`.
 _ALIASES = {
     "rollout_level": "trainer.v1.rollout_level_dispatch",
     "max_concurrent_rollouts_per_worker": "trainer.v1.max_concurrent_rollouts_per_worker",
 }
-# Where a host keeps what `dispatch` leaves null, in order of preference, and the last resort.
+# For keys that are null: the host's keys, in order of preference, and the default.
 _FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
     "workers": ((f"{_ROLLOUT}.agent.num_workers",), 4),
     "n": ((f"{_ROLLOUT}.n",), 1),
@@ -107,7 +108,7 @@ _FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
 
 
 def read_dispatch(config: Any) -> DispatchConfig:
-    """The `dispatch` node of a config, complete: what it leaves null is looked up.
+    """The `dispatch` node of a config, complete: null keys get the host's values.
 
     Parameters
     ----------
@@ -140,8 +141,7 @@ def read_dispatch(config: Any) -> DispatchConfig:
             )
     for key, (places, default) in _FROM_HOST.items():
         if node.get(key) is None:
-            found_values = (look_up(host, place) for place in places)
-            node[key] = next((value for value in found_values if value is not None), default)
+            node[key] = look_up_first(host, places, default)
     for key, place in (("sampling", _ROLLOUT), ("val_sampling", f"{_ROLLOUT}.val_kwargs")):
         if node.get(key) is None:
             values = {name: look_up(host, f"{place}.{name}") for name in _SAMPLING}

@@ -79,7 +79,7 @@ def read_replay(config: Any) -> ReplayConfig:
 
 
 def _sessions(config: Any, key: str, problems: list[Problem]) -> int | None:
-    """The number of sessions at `key` of the host's config; None when there is none."""
+    """The number of sessions at `key` of the host's config; None if there is none."""
     found = look_up(config, key)
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and found > 0):
         return found

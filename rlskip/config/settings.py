@@ -1,7 +1,7 @@
-"""The way from any full config to complete roles: the `skip` node, read once.
+"""Reads the `skip` node of any full config, once, into complete roles.
 
-What a role was not given (None) it inherits from the shared keys; what those leave null is
-looked up where the host's config keeps it (`trainer`, `data`, `actor_rollout_ref.rollout`).
+A role inherits each key that it was not given (None) from the shared keys. A key that is null
+there, too, gets the value of the host's config (`trainer`, `data`, `actor_rollout_ref.rollout`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import (
     Problem,
     did_you_mean,
-    look_up,
+    look_up_first,
     node_of,
     parsed,
     raise_all,
@@ -35,7 +35,7 @@ from rlskip.config.skip import (
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 
-# Where a host keeps what `skip` leaves null, in order of preference, and the last resort.
+# For keys that are null: the host's keys, in order of preference, and the default.
 _FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
     "experiment_name": (("trainer.experiment_name", "hydra.job.name"), None),
     "project_name": (("trainer.project_name",), "default_project_name"),
@@ -59,7 +59,7 @@ _VERL_DEFAULTS: dict[str, Any] = {
 
 @attrs.frozen(eq=False)
 class SkipSettings:
-    """The `skip` node of a config, read and checked; wherever a config is taken, so is this.
+    """The `skip` node of a config, read and checked. Functions that take a config also take this.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class SkipSettings:
     attach
         For each role the functions that ``skip.attach`` names.
     node
-        The plain `skip` mapping, without the defaults that verl fills in; None when there is none.
+        The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
     start_engine
         Whether the host starts its inference engine.
     """
@@ -84,7 +84,7 @@ class SkipSettings:
 
 
 def skip_node(config: Any) -> dict[str, Any] | None:
-    """The plain `skip` mapping of a config; None when there is none.
+    """The plain `skip` mapping of a config; None if it has none.
 
     Raises what :func:`rlskip.config.check.node_of` raises.
     """
@@ -176,10 +176,9 @@ def _complete(
             problems.append(Problem(typed("on_miss"), what, "remove one of them"))
         role.on_miss = "error"
     places = {**_FROM_HOST, **(_FROM_V1 if name == "rollout_tq" else {})}
-    for key, (keys, last_resort) in places.items():
+    for key, (keys, default) in places.items():
         if getattr(role, key) is None:
-            found = (look_up(config, key) for key in keys)
-            setattr(role, key, next((v for v in found if v is not None), last_resort))
+            setattr(role, key, look_up_first(config, keys, default))
     if role.experiment_name is None:
         role.experiment_name = application_name() or "default_experiment_name"
     role.steps = parsed(Steps.parse, role.steps, typed("steps"), problems)
@@ -221,7 +220,7 @@ def _unknown(
 
 
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """Drop verl's `_target_` and every leaf of a role that merely holds verl's own default."""
+    """Drop verl's `_target_` and every leaf of a role that holds verl's own default."""
     target = node.pop("_target_", None)
     if not str(target).startswith(_VERL_TARGET):
         return node

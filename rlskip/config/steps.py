@@ -26,12 +26,12 @@ _DIGITS = 18
 _N = rf"(\d{{1,{_DIGITS}}})"
 _ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
 
-# A longer range stays a range; shorter ones join the set. So membership is one set look-up,
-# plus one comparison per long range, whatever the number of steps.
+# A longer range stays a range; shorter ones join the set. Membership therefore takes one set
+# look-up, plus one comparison per long range, for any number of steps.
 _EXPAND_UP_TO = 10_000
 # The resolver returns a list, in which every item becomes an OmegaConf node.
 _RESOLVE_UP_TO = 100_000
-# Errors name so many wrong items.
+# The most wrong items that an error names.
 _SHOW_UP_TO = 10
 
 

@@ -36,7 +36,7 @@ Prompts: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
-_BLIND = (chunk, round_robin, least_loaded)  # policies that ask for no lengths
+_BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 
 class DispatcherClosedError(RlskipError, RuntimeError):
@@ -142,7 +142,7 @@ class RolloutDispatcher:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The replay buffer of :meth:`collect`. Assign another one to refill prompts, say."""
+        """The replay buffer of :meth:`collect`. Assign another one to refill prompts."""
         if self._buffer is None:
             self._buffer = ReplayBuffer(self.queue, self._replay)
         return self._buffer
@@ -167,7 +167,7 @@ class RolloutDispatcher:
         Parameters
         ----------
         prompts, step, validate, partition
-            As in :meth:`submit`. Without prompts nothing is submitted, and `step` is required.
+            As in :meth:`submit`. Without prompts, nothing is submitted and `step` is required.
         batch_size
             None: wait for the groups of all prompts of this step. A number: take the groups of
             that many prompts of any step, oldest first, while the others go on; for trainers
@@ -215,7 +215,7 @@ class RolloutDispatcher:
         return rows, metrics
 
     def _discard(self, batch: BatchHandle) -> None:
-        """Remove what a batch has left in the queue; an error is already on its way."""
+        """Remove what a batch has left in the queue; the caller is about to raise."""
         batch.cancel()
         with contextlib.suppress(Exception):
             batch.result(waits.CLOSE_S)
@@ -345,12 +345,12 @@ class RolloutDispatcher:
             self._loop.call_soon_threadsafe(call, *args)
 
     def _call(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Await ``call(*args)`` on the event loop, for so many seconds at most."""
+        """Await ``call(*args)`` on the event loop, for at most `seconds`."""
         outcome: Future[Any] = Future()
 
         def start() -> None:
             if not outcome.set_running_or_notify_cancel():
-                return  # nobody waits any more
+                return  # the caller no longer waits
             try:
                 task = asyncio.ensure_future(call(*args))
             except BaseException as error:
@@ -371,7 +371,7 @@ class RolloutDispatcher:
 
 
 def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:
-    """`rows` with the columns that tell which prompt and session each is of."""
+    """`rows` with columns that name the prompt and the session of each."""
     parsed = [TrajectoryKey.parse(key) for key in keys]
     if "uid" not in rows:
         rows["uid"] = NonTensorStack(*(key.uid for key in parsed))

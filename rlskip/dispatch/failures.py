@@ -46,14 +46,14 @@ def kind_of(failure: SessionFailure) -> str:
 
 
 def portable(error: BaseException) -> Exception:
-    """`error`, or a DataFailure in place of one that futures and event loops cannot carry."""
+    """`error`, or a DataFailure for an error that futures and event loops cannot carry."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return _caused(DataFailure, f"it raised {type(error).__name__}: {text_of(error)}", error)
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, cut to a length that fits a tag; some errors cannot be printed."""
+    """The message of an error, cut to a length that fits a tag; some errors cannot be printed."""
     try:
         text = str(error.what if isinstance(error, RlskipError) else error)
     except BaseException:

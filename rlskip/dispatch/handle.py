@@ -141,7 +141,7 @@ class BatchHandle:
         self.step = step
         self.partition = partition
         self.validate = validate
-        self.counted = counted  # whether readers count markers, as the prompts' root tags tell them
+        self.counted = counted  # whether the root tags hold a number of markers to count
         self.prompts: list[Prompt] = []
         self.running: set[Attempt] = set()
         self.journal: SessionJournal | None = None

@@ -30,7 +30,7 @@ class History:
         self._known: dict[str, tuple[float, int]] = {}
 
     def key(self, sample: Mapping[str, Any]) -> str | None:
-        """The key of a prompt in this history; None when it lacks one of the fields."""
+        """The key of a prompt in this history; None if it lacks one of the fields."""
         if not self._fields:
             return fingerprint(sample)
         if not all(name in sample for name in self._fields):

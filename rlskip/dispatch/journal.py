@@ -1,7 +1,7 @@
 """The session journal: the finished sessions of a step whose dump does not exist yet.
 
-There is one file per step, next to the step's dump, and it is removed once the dump exists. It
-is a sequence of frames::
+There is one file per step, next to the step's dump, which is removed once the dump exists. It is
+a sequence of frames::
 
     head    32 bytes   magic, length of the body, checksum of the body
     body               one record, in the format of a dump's file
@@ -47,9 +47,9 @@ _MAGIC_0_1 = b"rlsjrnl\n"
 _BLOCK = 1 << 20
 
 MAX_BYTES = 64 << 30
-"""Larger journals are refused, unread."""
+"""Larger journals are refused without being read."""
 MAX_KEPT_BYTES = 256 << 20
-"""Damaged bytes beyond these stay in the journal only, and are not copied."""
+"""More damaged bytes than this are not copied; they stay in the journal only."""
 
 
 class SessionJournal:
@@ -83,14 +83,14 @@ class SessionJournal:
         self._recover()
 
     def append(self, entries: Mapping[Hashable, Any]) -> None:
-        """Add finished sessions; when this returns they outlive the process.
+        """Add finished sessions; once this returns, they survive the death of the process.
 
         Raises
         ------
         UnsupportedTypeError
             A value has a type that cannot be stored; nothing was written.
         OSError
-            The disk is full, for example. What was appended before is not affected.
+            The disk is full, for example. Sessions that were appended before are not affected.
         """
         frame = _frame(self._identity, entries)
         with self._busy:
@@ -113,7 +113,7 @@ class SessionJournal:
             file.close()
 
     def _open(self) -> IO[bytes]:
-        """The file at `path`, also after another process quarantined or removed an earlier one."""
+        """The file at `path`, even after another process quarantined or removed an earlier one."""
         for _ in range(100):
             if self._file is None:
                 with open_folder(self.path.parent, create=True) as folder:
@@ -249,7 +249,7 @@ def _ranges(handle: int) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def _frame_at(handle: int, at: int, size: int) -> tuple[int, bytes | None]:
-    """The end and the magic of the frame at `at`; no magic where there is no sound frame."""
+    """The end and the magic of the frame at `at`; the magic is None without a sound frame."""
     head = os.pread(handle, _HEAD.size, at)
     if len(head) < _HEAD.size:
         return at, None
@@ -281,7 +281,7 @@ def _record(body: bytes, where: str) -> Any:
 
 
 def _memory_file() -> Any:
-    """A file in memory where the system has them, which needs no usable TMPDIR."""
+    """A file in memory if the system has them: they need no usable TMPDIR."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("rlskip-journal"), "w+b")
     return tempfile.TemporaryFile()

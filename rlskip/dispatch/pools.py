@@ -49,7 +49,7 @@ class Pool(ABC):
 
     @abstractmethod
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        """Stop a session; its future is still settled, with its rows if it was too late."""
+        """Stop a session. Its future is still settled, with its rows if they came first."""
 
     def forget(self, sample: Sample) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
@@ -97,7 +97,7 @@ class LocalPool(Pool):
 
 
 class Runner:
-    """One worker: makes it, calls it, and turns whatever it raises into an Exception."""
+    """One worker: makes it, calls it, and turns every error that it raises into an Exception."""
 
     def __init__(self, worker: Worker, threads: int) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
@@ -120,7 +120,7 @@ class Runner:
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException as error:
-            # It would end the event loop, or be taken for the end of the actor's task.
+            # It would end the event loop, or look like the end of the actor's task.
             raise _raised(error) from error
 
     def _call(self, args: tuple[Any, ...]) -> Any:

@@ -1,6 +1,6 @@
 """Writes what sessions leave: journal, then rows, then markers; in batches, and in order.
 
-While one write runs the next batch gathers, so the number of writes depends on how long they take
+While one write runs, the next batch gathers, so the number of writes depends on how long they take
 and not on the number of sessions.
 """
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MOST = 1024
 """The number of sessions that one write takes."""
 STRIKES = 3
-"""After this many writes in a row without an answer, a queue is not asked until it answers one."""
+"""After this many writes in a row without an answer, nothing is written until one returns."""
 
 
 @attrs.frozen(eq=False)
@@ -36,15 +36,15 @@ class Leaving:
     Parameters
     ----------
     partition
-        Where it goes.
+        The partition of its keys.
     rows
         Rows by key, each with its tag.
     tags
         Markers, and new statuses of prompts, by key: readers see them after the rows.
     journal, entries
-        Where the session is journaled, and as what; None where it is not.
+        The journal, or None, and what is added to it.
     then
-        Called on the event loop with None once all is written, or with the error.
+        Called on the event loop: with None once all is written, else with the error.
     """
 
     partition: str
@@ -58,7 +58,7 @@ class Leaving:
 class QueueWriter:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
-    A write that takes longer is given up: the thread is left to itself, and another one goes on.
+    A write that takes longer is given up: its thread is abandoned, and another one takes over.
     """
 
     def __init__(self, queue: TrajectoryQueue, seconds: float) -> None:

@@ -91,7 +91,7 @@ class RayPool(Pool):
         self._seats = [
             _Seat(i, self._spawn, self._pack_sample, self._restarts) for i in range(self.workers)
         ]
-        # A first answer from each: whatever keeps an actor from starting shows here.
+        # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
         try:
             await asyncio.wait_for(hellos, START_S)
@@ -246,7 +246,8 @@ class _Seat:
         try:
             while True:
                 for number, packed in pickle.loads(await actor.results.remote()):
-                    self._settle(number, None if packed is None else _result(packed))
+                    result = packed and _unpack(packed, "its result cannot be read")
+                    self._settle(number, result)
         except RayActorError as error:
             self._lost(" ".join(str(error).split()))
         except Exception as error:
@@ -296,7 +297,8 @@ class _Actor:
 
     async def take(self, packed: bytes) -> None:
         sessions, prompts, cancelled, forgotten = pickle.loads(packed)
-        self._prompts.update((key, _prompt(fields)) for key, fields in prompts.items())
+        for key, fields in prompts.items():
+            self._prompts[key] = _unpack(fields, "its prompt cannot be read in the actor")
         for number, prompt, sampling, session in sessions:
             run = self._run(number, self._prompts[prompt], sampling, Session(*session))
             self._tasks[number] = asyncio.create_task(run)
@@ -336,12 +338,12 @@ class _Actor:
 _plain_session = operator.attrgetter(*(field.name for field in attrs.fields(Session)))
 
 
-def _prompt(packed: bytes) -> Any:
-    """A prompt's fields, or a failure if they cannot be unpickled here."""
+def _unpack(packed: bytes, failed: str) -> Any:
+    """The pickled value, or a failure if it cannot be unpickled in this process."""
     try:
         return pickle.loads(packed)
     except Exception as error:
-        return DataFailure(f"its prompt cannot be read in the actor: {text_of(error)}")
+        return DataFailure(f"{failed}: {text_of(error)}")
 
 
 def _sendable(result: Any) -> bytes:
@@ -352,14 +354,6 @@ def _sendable(result: Any) -> bytes:
         what = text_of(result) if isinstance(result, SessionFailure) else text_of(error)
         sent = "" if isinstance(result, SessionFailure) else "its result cannot be sent: "
         return pack(DataFailure(f"{sent}{what}"))
-
-
-def _result(packed: bytes) -> Any:
-    """A result, or a failure if it cannot be unpickled here."""
-    try:
-        return pickle.loads(packed)
-    except Exception as error:
-        return DataFailure(f"its result cannot be read: {text_of(error)}")
 
 
 class _Pickler(cloudpickle.Pickler):

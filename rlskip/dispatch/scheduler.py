@@ -3,7 +3,7 @@
 Its driver, a pool or a simulation, adds sessions (:meth:`Scheduler.add`), asks for the next one
 to run (:meth:`Scheduler.next`) and reports its end (:meth:`Scheduler.done` or
 :meth:`Scheduler.retry`). The scheduler holds the sessions that wait and counts those that run;
-it keeps nothing of those that have ended.
+it forgets those that have ended.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scheduler:
     policy
         Where each session goes, and when.
     per_worker, in_total
-        The number of sessions that may run at once, on one worker and on all; None for any.
+        The number of sessions that may run at once, on one worker and on all; None: no limit.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class Session:
     session_id, n
         Its number among the prompt's sessions, and their count.
     attempt
-        The number of earlier attempts, with those that were given up when the same uid was
-        submitted before.
+        The number of earlier attempts, including those given up when the same uid was submitted
+        before.
     step, sample_index, rollout_n, validate
         As :func:`build_trajectory_info` returns them.
     seed

@@ -1,4 +1,4 @@
-"""Deadlines for all that the dispatcher waits for, and daemon threads for what may hang.
+"""Deadlines for every wait of the dispatcher, and daemon threads for calls that may hang.
 
 ===========================  ==========================================================
 what may hang                the dispatcher waits
@@ -105,7 +105,7 @@ class DaemonThreads:
         return future
 
     def close(self) -> None:
-        """Let the threads end; what they run goes on."""
+        """Let the threads end; calls that run are not interrupted."""
         with self._lock:
             for _ in range(self._threads):
                 self._calls.put(None)
@@ -117,18 +117,18 @@ class DaemonThreads:
 
 
 class Deadlines(Generic[T]):
-    """The deadlines of things that may each take as long.
+    """Deadlines for items that may all take equally long.
 
-    One timer serves all of them, because nearly everything ends long before its deadline.
+    One timer serves all of them, because nearly every item ends long before its deadline.
 
     Parameters
     ----------
     loop
         The event loop whose clock counts.
     seconds
-        How long each may take; None: any time.
+        How long each may take; None: no limit.
     expire
-        Called with those that have passed their deadline; it must discard them.
+        Called with the items that have passed their deadline; it must discard them.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Deadlines(Generic[T]):
 
 
 def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
-    """``call(*args)``, on a thread of its own; raises InfrastructureFailure after `seconds`."""
+    """``call(*args)``, on a new thread; raises InfrastructureFailure after `seconds`."""
     outcome: Future[T] = Future()
 
     def work() -> None:
@@ -180,7 +180,7 @@ def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
 
 
 def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -> T:
-    """The result of `call`; raises InfrastructureFailure when there is none after `seconds`."""
+    """The result of `call`; raises InfrastructureFailure if there is none after `seconds`."""
     if not wait([outcome], seconds).done:
         outcome.cancel()
         raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")

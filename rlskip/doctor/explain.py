@@ -283,7 +283,7 @@ def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -
     level, then = {
         "error": (ERROR, "the job would end there"),
         "regenerate": (WARNING, "they are generated again"),
-        "ignore": (WARNING, "they are replayed all the same"),
+        "ignore": (WARNING, "they are replayed anyway"),
     }[str(role.on_mismatch)]
     findings = [
         Finding(name, level, f"dumps of steps {compact(steps)}: {what}: {then}")

@@ -22,7 +22,7 @@ import numpy as np
 CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
 MAX_RATIO = 1024
-"""No chunk is stored in fewer bytes than this fraction of its size; it is padded to that."""
+"""A chunk is stored in at least this fraction of its size; shorter ones are padded."""
 
 _SIZES = (1, 2, 4, 8)
 STORED_AS = {
@@ -31,13 +31,13 @@ STORED_AS = {
     for kind in "iux"
     for size in _SIZES
 }
-"""The specs of arrays, and those that their chunks may have: narrower integers, signed or not."""
+"""The specs of arrays, each with those that its chunks may have: narrower integers."""
 
 # While one thread compresses, the training thread must be able to run.
 blosc2.set_releasegil(True)
 
 Arena = Callable[[int], np.ndarray]
-"""Returns so many bytes of memory to write to."""
+"""Returns the given number of bytes of memory to write to."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,10 +55,10 @@ class Array:
     itemsize
         Bytes of an element as it must come back: 1, 2, 4 or 8.
     parts
-        Contiguous 1-D arrays of ``CHUNK // itemsize`` elements each, the last may be shorter.
+        Contiguous 1-D arrays of ``CHUNK // itemsize`` elements each; the last may be shorter.
         Integers may already be narrower than `itemsize`.
     owned
-        Whether nobody else will change the parts' memory.
+        Whether no other code will change the parts' memory.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Array:
 
     @property
     def copy_nbytes(self) -> int:
-        """Bytes that :func:`copied` takes of its arena at most."""
+        """The most bytes that :func:`copied` takes from its arena."""
         return 0 if self.owned else sum(aligned(part.nbytes) for part in self.parts)
 
     def copy(self, part: np.ndarray, arena: Arena) -> np.ndarray:
@@ -113,7 +113,7 @@ class Array:
 
 
 def copied(arrays: Sequence[Array], arena: Arena) -> list[Array]:
-    """The arrays, narrowed, in memory that nobody else changes."""
+    """The arrays, narrowed, in memory that no other code changes."""
     parts = [(array, part) for array in arrays if not array.owned for part in array.parts]
     copies = iter(share(lambda job: job[0].copy(job[1], arena), parts))
     return [
@@ -184,7 +184,7 @@ def squeeze(data: np.ndarray, spec: str) -> bytes:
 
 
 def _filter(spec: str) -> blosc2.Filter:
-    """None for single bytes, by bytes for two-byte elements, by bits for others: as measured."""
+    """No filter for single bytes, by bytes for two-byte elements, by bits for wider ones."""
     if spec[1] == "1":
         return blosc2.Filter.NOFILTER
     return blosc2.Filter.SHUFFLE if spec[1] == "2" else blosc2.Filter.BITSHUFFLE

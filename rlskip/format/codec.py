@@ -1,4 +1,4 @@
-"""From values to a tree and arrays, and back: what is kept is kept exactly.
+"""Turns values into a tree and arrays, and back, exactly.
 
 :class:`Packer` turns a value into a *node*, plain JSON, and a list of arrays that the node names
 by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
@@ -35,7 +35,7 @@ from rlskip.format.dump_errors import (
 Node = Any
 MAX_DEPTH = 100
 MAX_ALIKE = 64
-"""Keys of a mapping or items of a set, at most, that have one hash: a lookup compares them all."""
+"""The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
 ENTRY = 128
 """Bytes charged for an entry of a mapping."""
 
@@ -47,7 +47,7 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 @attrs.frozen(eq=False)
 class Kind:
-    """How values of one sort become a node ``[tag, *parts]`` and back.
+    """How values of one kind become a node ``[tag, *parts]`` and back.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Kind:
     unpack
         ``unpack(parts, unpacker)`` returns the value.
     cost
-        Bytes that a rebuilt value occupies beside its arrays and its parts.
+        Bytes that a rebuilt value occupies besides its arrays and its parts.
     """
 
     tag: str
@@ -117,8 +117,8 @@ def register_codec(
 class Sharing:
     """Counts the steps of a walk over a value.
 
-    A list that holds another one twice, which holds a third one twice, and so on, has few parts
-    and a walk over it has no end.
+    If a list holds another one twice, which holds a third one twice, and so on, it has few parts,
+    but a walk over it never ends.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Packer:
     arrays
         What the nodes refer to by number.
     cost
-        Bytes that the values will occupy when they are rebuilt, beside the arrays.
+        Bytes that the values will occupy when they are rebuilt, besides the arrays.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Packer:
             The object whose content this is. The same object given again, for example one tensor
             under two names, is stored once and comes back as one.
         owned
-            Whether the memory is a copy that nobody else changes.
+            Whether the memory is a copy that no other code changes.
         each
             Bytes that a Python object for each element will occupy.
         """
@@ -233,12 +233,12 @@ class Packer:
 
 
 def kind_of(value: Any) -> Kind | None:
-    """The kind that keeps `value`; None where there is none."""
+    """The kind that stores `value`; None if there is none."""
     return _BY_TYPE.get(type(value)) or next((k for test, k in _BY_TEST if test(value)), None)
 
 
 def text_of(error: BaseException) -> str:
-    """The type and message of `error`, even where its ``__str__`` fails."""
+    """The type and message of `error`, even if its ``__str__`` fails."""
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
@@ -257,18 +257,18 @@ class Source(Protocol):
 class Unpacker:
     """The walk from a node to a value.
 
-    Nodes come from a file. Whatever does not fit raises an unspecific exception inside of the
-    walk, and :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
+    Nodes come from a file. A node that does not fit raises any exception within the walk, which
+    becomes a :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
 
     Parameters
     ----------
     source
         The file.
     fields
-        Of the outermost mapping or batch, only these; None for all. The attribute `found` has
-        those that were there.
+        The fields of the outermost mapping or batch to rebuild; None for all. The attribute
+        `found` holds those that were there.
     host_classes
-        Whether a host's batches are rebuilt as the host's class; else as our stand-in for it.
+        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in.
     """
 
     def __init__(
@@ -345,13 +345,13 @@ class Unpacker:
         return value
 
     def spend(self, nbytes: int) -> None:
-        """Charge what is about to be allocated; raises where the file is too small for it."""
+        """Charge what is about to be allocated; raises if the file is too small for it."""
         self._left -= nbytes
         if self._left < 0:
             raise ValueError("it expands to more than a file of its size may")
 
     def chosen(self, *mappings: list[list[Node]]) -> list[list[list[Node]]]:
-        """The chosen entries of mappings that form the outermost value; of others all entries."""
+        """The chosen entries of mappings that form the outermost value; all entries of others."""
         wanted, self._fields = self._fields, None
         if wanted is None:
             return list(mappings)
@@ -367,7 +367,7 @@ class Unpacker:
         return zip(keys, (self.node(value) for _, value in chosen), strict=True)
 
     def array(self, number: int, dtype: str, each: int = 0) -> np.ndarray[Any, Any]:
-        """Array `number` as elements of `dtype`, for each of which a Python object is made.
+        """Array `number` as elements of `dtype`; `each` is charged for a Python object per element.
 
         An array can be taken once only: a small file must not become large by naming it often.
         """
@@ -388,7 +388,7 @@ def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[
 
 
 def check_hashes(keys: Sequence[Any]) -> None:
-    """Refuse keys so many of which have one hash that looking them up would take forever."""
+    """Refuse keys if so many have one hash that looking them up would take forever."""
     if len(keys) > MAX_ALIKE:
         hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
         hashes.sort()

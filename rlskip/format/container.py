@@ -8,8 +8,8 @@
     tail    40 bytes   length of the index stored and plain, its checksum, closing magic
 
 Every byte is covered: the chunks by their checksums in the index, the index by the one in the
-tail, and that one by ``meta.json``. So the tail's checksum stands for the whole file, and any one
-array can still be verified and read without the others.
+tail, and that one by ``meta.json``. The tail's checksum therefore covers the whole file, and each
+array can be verified and read without the others.
 
 This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
 that it reads. A file of S bytes never makes a reader allocate more than ``MAX_RATIO * S`` bytes
@@ -38,7 +38,7 @@ from rlskip.format.version import VERSION, check_version
 INDEX_RATIO = 32
 """As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
 FLOOR = 16 << 20
-"""Bytes that reading any file may take, however small it is."""
+"""Bytes that reading a file may take, however small it is."""
 
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
@@ -62,9 +62,9 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
     index
         Any JSON. The key ``arrays`` is reserved.
     arrays
-        What is stored. Beside them only a few chunks are held in memory.
+        The arrays. Besides them, only a few chunks are held in memory.
     cost
-        Bytes that the values will occupy beside the arrays when they are rebuilt
+        Bytes that the values will occupy besides the arrays when they are rebuilt
         (:attr:`.codec.Packer.cost`).
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
@@ -128,7 +128,7 @@ class Reader:
     where
         The path to name in errors.
     checksum
-        The one in ``meta.json``: a file with another is not the one that was written.
+        The checksum in ``meta.json``; a file with another one is refused.
 
     Raises
     ------
@@ -171,7 +171,7 @@ class Reader:
 
     @property
     def budget(self) -> int:
-        """Bytes that rebuilding the values may take, beside the arrays."""
+        """Bytes that rebuilding the values may take, besides the arrays."""
         return self._budget - self.nbytes
 
     def array(self, number: int) -> np.ndarray:
@@ -185,7 +185,7 @@ class Reader:
     def expand_all(self) -> None:
         """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
 
-        This is faster than one by one: the threads start and join once, not once per array.
+        This is faster than one by one, because the threads start and join only once.
         """
         self._load(range(len(self._entries)))
 
@@ -197,7 +197,7 @@ class Reader:
                     self._chunk(chunk)
 
     def _load(self, numbers: Iterable[int]) -> None:
-        """Expand these arrays into memory of their own, all their chunks as one batch of jobs."""
+        """Expand these arrays into new memory, all their chunks as one batch of jobs."""
         jobs = []
         for number in numbers:
             entry = self._entries[number]

@@ -1,4 +1,4 @@
-"""What can be wrong with a dump, distinguished by what follows from it.
+"""The errors of dumps, distinguished by their consequences.
 
 A *corrupt* dump can never be used again: it is quarantined and the step counts as a miss. A dump
 in a *newer format*, or of a type that this process does not know, is sound: it stays in its place.

@@ -51,7 +51,7 @@ _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
-    """Content hash of prompts of any kind that dumps keep.
+    """Content hash of prompts of any kind that dumps can store.
 
     Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
     count: the order of a mapping's keys, devices, strides, byte order, and the `volatile` fields of
@@ -141,7 +141,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _rows(value: Any) -> Sequence[Any]:
-    """The parts of a sequence of any kind; none of anything else."""
+    """The parts of a sequence of any kind; empty for any other value."""
     if not _is_sequence(value):
         return ()
     return value.tensordicts if isinstance(value, LazyStackedTensorDict) else list(value)
@@ -155,9 +155,9 @@ def _is_array(value: Any) -> bool:
 
 
 class _Hasher:
-    """The hash of a value, each part prefixed with its sort and length so that none run together.
+    """The hash of a value. A prefix with kind and length keeps the parts apart.
 
-    What it hashes of a value must not change: dumps on disk carry fingerprints.
+    The hashed bytes of a value must not change, because dumps on disk carry fingerprints.
     """
 
     def __init__(self, sharing: Sharing, depth: int = 0) -> None:
@@ -225,7 +225,7 @@ class _Hasher:
         elif isinstance(value, os.PathLike):
             self._put("path", os.fsencode(value))
         else:
-            # Of any other type what a dump would keep of it.
+            # For any other type, what a dump would store of it.
             packer = Packer()
             self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
             for array in packer.arrays:
@@ -255,7 +255,7 @@ class _Hasher:
             self._feed_part(key, columns[key])
 
     def _order(self, key: Any) -> tuple[str, str]:
-        """What mappings are sorted by, whatever their keys are and in every process."""
+        """The sort key for keys of mappings: the same in every process, for keys of any type."""
         key = scalar_of(key)
         if isinstance(key, str):
             return "str", str.__str__(key)
@@ -272,7 +272,7 @@ class _Hasher:
     def _feed_array(self, value: np.ndarray) -> None:
         kind = value.dtype.kind
         if kind == "O":
-            self._put(f"objects {list(value.shape)}")  # none, but of that shape
+            self._put(f"objects {list(value.shape)}")  # empty, with that shape
         elif kind in "SUmM" or _is_number(value):
             flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
             name = flat.dtype.name if kind in "biufc" else flat.dtype.str
@@ -283,12 +283,12 @@ class _Hasher:
 
 
 def _is_of(package: str, value: Any) -> bool:
-    """Whether the class of `value` is the package's: another's may have content of its own."""
+    """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
     return type(value).__module__.split(".")[0] in (package, "tensordict")
 
 
 def _equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of floats in which there is one zero and one NaN; other bytes as they are."""
+    """Bytes of floats with one zero and one NaN; the bytes of other types are unchanged."""
     infinity = _INFINITY.get(_PARTS.get(dtype, dtype))
     if infinity is None:
         return data
@@ -304,7 +304,7 @@ def _equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _unsupported(value: Any, error: Exception, place: str) -> UnsupportedTypeError:
-    """The error for a part at `place`; `error` came of `value` or of a part further in."""
+    """The error for a part at `place`; `error` is from `value` or from a part of it."""
     if isinstance(error, UnsupportedTypeError):
         return UnsupportedTypeError(error.what, f"{place}{error.where}")
     kind = type(value)

@@ -1,7 +1,7 @@
 """The kinds of Python: numbers, text, containers, named tuples.
 
-Long lists of one sort of number or text are packed into arrays, and so are lists of such lists
-(token ids per row).
+Long lists of one type of number, or of text, are packed into arrays, and so are lists of such
+lists (token ids per row).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     text = np.frombuffer(b"".join(encoded), np.uint8)
-    # One wide character makes each of its string take four bytes.
+    # One wide character makes every character of its string take four bytes.
     return [packer.array(counts, "i", each=_STRING), packer.array(text, "x", each=5)]
 
 
@@ -148,7 +148,7 @@ def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
 def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
     """An instance of the class itself if the program has imported it, else of a twin.
 
-    The class is looked up, never imported, and filled without calling anything of it.
+    The class is looked up, never imported, and its instance is made without calling its code.
     """
     module, qualname, fields, nodes = parts
     names = tuple(fields)
@@ -163,7 +163,7 @@ def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
 
 
 def _twin(qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
-    """A class like the one of that name, which this program does not have."""
+    """A class like the one of that name, which this program has not imported."""
     if (qualname, names) not in unpacker.twins:
         unpacker.spend(_TWIN + _FIELD * len(names))
         unpacker.twins[qualname, names] = namedtuple(qualname.rsplit(".", 1)[-1], names)  # type: ignore[misc]
@@ -218,7 +218,7 @@ for _kind, _type in (
     (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, cost=256), defaultdict),
     (_raw("bytes", bytes), bytes),
     (_raw("bytearray", bytearray), bytearray),
-    # Integers past 64 bits, floats that JSON has no name for, strings that it would change.
+    # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
     (Kind("int", lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), cost=64), int),
     (
         Kind("float", lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),

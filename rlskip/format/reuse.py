@@ -16,7 +16,7 @@ import numpy as np
 from rlskip.format.chunks import CHUNK
 
 KEPT = 256 << 20
-"""Bytes, at most, of released memory that is kept."""
+"""The most bytes of released memory that are kept."""
 
 
 class _Owner:
@@ -35,7 +35,7 @@ class _Owner:
 
 
 class Memory:
-    """Memory for arrays; what no array uses any more is used again.
+    """Memory for arrays. Memory that no array uses any more is reused.
 
     There is no lock, because the garbage collector may release memory at any moment. Each
     operation of a deque is atomic.

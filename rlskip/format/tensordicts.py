@@ -1,4 +1,4 @@
-"""Batches of the field: TensorDict and its kin, verl's DataProto, PIL images."""
+"""The kinds of batches: TensorDict and its relatives, verl's DataProto, PIL images."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> TensorDict:
     if device is not None:
         device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
     entries = dict(unpacker.entries(nodes))
-    # A TensorDict makes tensors and wrappers of whatever else it is given: not from a file.
+    # A TensorDict would convert any other value to a tensor or wrap it; a file must not cause that.
     if not all(isinstance(v, torch.Tensor) or is_tensor_collection(v) for v in entries.values()):
         raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
     out = TensorDict(entries, batch_size=batch_size, device=device)
@@ -101,7 +101,7 @@ _DATAPROTO = "verl.protocol"
 
 
 def _is_verls(value: Any) -> bool:
-    """Whether verl's own class, or our stand-in for it, comes back: no subclass does."""
+    """Whether it is of verl's own class or of rlskip's stand-in; subclasses cannot be rebuilt."""
     kind = type(value)
     return kind is DataProtoParts or (kind.__module__, kind.__name__) == (_DATAPROTO, "DataProto")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind
 
 # -- numpy -------------------------------------------------------------------------------
@@ -25,7 +26,7 @@ def _numpy_dtype(name: str) -> np.dtype:
 
 
 def _flat(array: np.ndarray) -> tuple[np.ndarray, str]:
-    """A contiguous 1-D view (a copy where there is none) in a type that the file stores."""
+    """A contiguous 1-D view, or a copy if there is none, in a type that the file stores."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if array.dtype.kind in "iu" and array.dtype.isnative:
         return flat, array.dtype.kind
@@ -53,16 +54,12 @@ def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
 def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
     name, shape, content = parts
     if name == "O":
-        values = unpacker.list_of(content)
-        objects = np.empty(len(values), object)
-        for i, value in enumerate(values):  # one by one: a list among them stays a list
-            objects[i] = value
-        return np.reshape(objects, shape)
+        return np.reshape(objects_of(unpacker.list_of(content)), shape)
     dtype = _numpy_dtype(name)
     if content is None:
         if dtype.itemsize and math.prod(shape):
             raise ValueError("an array without its elements")
-        # Of a type of no size, numpy makes arrays as fields only, elsewhere it becomes wider.
+        # numpy makes arrays of a type without a size only as fields; elsewhere it widens the type.
         empty: np.ndarray = np.zeros(shape, [("", dtype)])["f0"]
         return empty
 
@@ -158,11 +155,11 @@ def is_plain(value: torch.Tensor) -> bool:
 
 
 def flat_bytes(value: torch.Tensor) -> np.ndarray:
-    """The elements in row-major order, as bytes: a view of the tensor's memory where it can be."""
+    """The elements in row-major order, as bytes: a view of the tensor's memory if possible."""
     plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
-    # torch cannot copy elements of less than a byte; it can copy integers of any tensor's.
+    # torch cannot copy elements of less than a byte, but it can copy them as integers.
     plain = plain.view(_SIGNED[plain.element_size()]).contiguous()
     # A dimension of one element may have any stride, and torch still calls it contiguous.
     return plain.as_strided((plain.numel(),), (1,)).numpy().view(np.uint8)
@@ -218,7 +215,7 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
 
 
 def _place(tensor: torch.Tensor, device: str | None) -> torch.Tensor:
-    """On the kind of device it came from, where this process has one."""
+    """Move it to the kind of device it came from, if this process has one."""
     if device == "cuda" and torch.cuda.is_available():
         return tensor.cuda()
     return tensor

@@ -1,10 +1,10 @@
 """What a pickle of rollouts may construct, each with a bound on memory and time.
 
-A pickle names types and functions, and calls them with arguments of its choice. Here each name
-stands for a function of this module that checks the arguments first: numpy and torch trust their
-callers with addresses, sizes and offsets. A name without such a function cannot be called.
+A pickle names types and functions, and calls them with arguments of its choice. This module maps
+each name to a function that checks the arguments first, because numpy and torch trust their callers
+with addresses, sizes and offsets. A name without such a function cannot be called.
 
-What a file makes is charged to its Budget, so a small file cannot fill the memory.
+Every allocation is charged to the file's Budget, so a small file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_keys(keys: Iterable[Any]) -> None:
 
 @attrs.frozen(eq=False)
 class Name:
-    """What a pickle gets for a name: `call` is REDUCE's, `new` is NEWOBJ's; None: not allowed."""
+    """What a pickle gets for a name. REDUCE calls `call`, NEWOBJ calls `new`; None: refused."""
 
     name: str
     call: Callable[..., Any] | None = None
@@ -57,7 +57,7 @@ class PickledDataProto:
 
 
 class DimRange:
-    """A note of torch's compiler on a tensor, which is dropped."""
+    """An annotation of torch's compiler on a tensor; it is dropped."""
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +83,7 @@ class Constructors:
         self._fill()
 
     def find(self, module: str, name: str) -> Any:
-        """What stands for `module`.`name`; raises ForeignDumpError for any other name."""
+        """The entry for `module`.`name`; raises ForeignDumpError if the table has none."""
         module = _RENAMED.get(module, module)
         if (module, name) in self._table:
             return self._table[module, name]
@@ -168,7 +168,7 @@ class Constructors:
     # -- numpy's -----------------------------------------------------------------------------
 
     def _reconstruct(self, kind: Any, shape: Any, code: Any) -> np.ndarray:
-        """An empty array; the state that follows makes another of it."""
+        """An empty array, which the state that follows replaces."""
         if kind is not self._numpy or shape != (0,):
             raise ForeignDumpError("an array in a form that numpy does not pickle")
         return np.empty(0, np.int8)
@@ -182,7 +182,7 @@ class Constructors:
     def _from_buffer(
         self, data: Any, dtype: Any, shape: Any, order: str, axes: Any = None
     ) -> np.ndarray:
-        """Protocol 5's arrays, copied: nothing else in the pickle can move their memory."""
+        """Protocol 5's arrays, copied, so that nothing else in the pickle shares their memory."""
         self._plain(dtype, data)
         shape = check_shape(shape, self._budget, dtype.itemsize)
         flat: np.ndarray = np.frombuffer(data, dtype).copy()
@@ -196,7 +196,7 @@ class Constructors:
             raise ForeignDumpError("an array of objects made from bytes, which would be addresses")
 
     def set_array(self, made: np.ndarray, state: Any) -> None:
-        """The state of an array, before anything refers to its memory; never addresses."""
+        """Set the state of an array before anything refers to its memory; addresses are refused."""
         _, shape, dtype, _, data = state
         if made.size or made.base is not None or not isinstance(dtype, np.dtype):
             raise ForeignDumpError("an array in a form that numpy does not pickle")
@@ -285,7 +285,7 @@ _RENAMED = {
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """numpy's and protocol 2's way to write bytes; any other encoding would import a codec."""
+    """How numpy and protocol 2 write bytes; any other encoding would import a codec."""
     if encoding != "latin1":
         raise ForeignDumpError(f"text in the encoding {encoding!r}")
     return text.encode("latin1")
@@ -335,7 +335,7 @@ _DTYPE = re.compile(r"[biufcSUO][1-9]\d{0,8}|[mM]8")
 
 
 def _dtype(code: str, align: Any = False, copy: Any = True) -> np.dtype:
-    """numpy.dtype, of the codes that pickled arrays have; nothing structured."""
+    """numpy.dtype for the codes that pickled arrays have; structured ones are refused."""
     if not _DTYPE.fullmatch(code):
         raise ForeignDumpError(f"an array of dtype {code!r}")
     # A copy: numpy's own dtype would not take the byte order that follows.
@@ -344,7 +344,7 @@ def _dtype(code: str, align: Any = False, copy: Any = True) -> np.dtype:
 
 
 def set_dtype(made: np.dtype, state: Any) -> None:
-    """The byte order of a dtype, and the unit of a time; nothing else may change."""
+    """Set the byte order of a dtype and the unit of a time; nothing else may change."""
     _, order, subarray, names, fields, *layout = state
     own = (made.itemsize, made.alignment)
     fits = (
@@ -371,7 +371,7 @@ def _jagged(parts: Mapping[str, Any]) -> torch.Tensor:
 
 
 def set_batch(made: Any, state: Any) -> None:
-    """The state of a TensorDict or one of its kin: attributes of its own."""
+    """The state of a TensorDict or a relative of it: its attributes."""
     if not isinstance(made, BATCHES) or not isinstance(state, dict):
         raise ForeignDumpError("a TensorDict in a form that tensordict does not pickle")
     if any(not isinstance(name, str) or name.startswith("__") for name in state):
@@ -385,7 +385,7 @@ def _image() -> Any:
 
 
 def set_image(made: Any, state: Sequence[Any], budget: Budget) -> None:
-    """The state of an image, whose memory is made before its bytes are looked at."""
+    """Set the state of an image, which allocates its memory before it reads its bytes."""
     _, _, size, _, data, *_ = state
     width, height = check_shape(tuple(size), budget, 4)
     if not isinstance(data, bytes) or width * height > 8 * len(data):

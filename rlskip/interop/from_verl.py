@@ -33,7 +33,7 @@ _OURS = b"rlskip\r\n"
 
 @attrs.frozen
 class Foreign:
-    """A dump of verl, and what its path tells about it."""
+    """A dump of verl, and what its path says about it."""
 
     file: Path
     step: int
@@ -103,7 +103,7 @@ def _begins(file: Path, *beginnings: bytes) -> bool:
 
 
 def _place(file: Path, run: str | None, step: int | None) -> Foreign:
-    """What the path tells: {run}/{shape}/{step}[/{part}]/file."""
+    """What the path says: {run}/{shape}/{step}[/{part}]/file."""
     folder, part, is_queue = file.parent, None, _begins(file, b"PK")
     if is_queue:
         part = as_step(folder.name)
@@ -203,7 +203,7 @@ def _as_part(
 
 
 def _sessions_per_prompt(foreign: Foreign, sessions: Sequence[set[int]] | Any) -> int:
-    """N of the directory's name; else the sessions of the largest group."""
+    """N in the directory's name, else the number of sessions of the largest group."""
     shape = SHAPE.search(foreign.run or "")
     if shape is not None and shape[2].isdigit() and int(shape[2]) > 0:
         return int(shape[2])

@@ -18,9 +18,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
     """The rows of a dump. JSON has no NaN and no infinity: null is written.
 
-    Each column of the run keeps its name and its values. What is added is named ``rlskip_...``
-    where the run has another column of that name: the step, the row, group (``uid``), session and
-    turn, and the prompt and the response without padding.
+    Each column of the run keeps its name and its values. Added are the step, the row, group
+    (``uid``), session and turn, and the prompt and the response without padding; a name that the
+    run already uses for something else gets the prefix ``rlskip_``.
     """
     columns = columns_of(dump.load())
     rows = rows_of(columns)

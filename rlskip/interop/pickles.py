@@ -1,9 +1,9 @@
-"""A reader of verl's dumps, which are pickles: only what such dumps need exists for it.
+"""Reads verl's dumps, which are pickles, and constructs only what such dumps need.
 
-A pickle names functions to call. Here a name that is not in the table of
+A pickle names functions to call. A name that is not in the table of
 :mod:`rlskip.interop.constructors` ends the reading before anything is called, at every level: the
-file itself, the archive of torch.save within it, and the storages within that. No code of pickle
-in C and none of torch's readers takes part: all levels are read by the unpickler below.
+file itself, the archive of torch.save within it, and the storages within that. The unpickler below
+reads all levels; neither pickle's C code nor torch's own readers are used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Bounded:
 
 
 class Unpickler(_Python):  # type: ignore[misc]
-    """Python's, for which only the names of `constructors` exist, and only plain containers grow.
+    """Python's unpickler, limited to the names of `constructors`; only plain containers grow.
 
     `storage` finds the storage that an archive of torch refers to.
     """
@@ -196,7 +196,7 @@ class _Reader:
 
     def archive(self, file: IO[bytes]) -> Any:
         """What torch.save wrote: a zip of a pickle and of the memory of its tensors."""
-        # torch would read whatever begins otherwise in an older way, tar files among them.
+        # torch would read any other beginning in an older format, such as a tar file.
         if file.read(4) != b"PK\x03\x04" or not zipfile.is_zipfile(file):
             raise ForeignDumpError("it is not an archive of torch.save")
         file.seek(0)
@@ -287,7 +287,7 @@ def read_data_proto(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     Raises
     ------
     ForeignDumpError
-        It is not a DataProto, or it names what none needs, or it would take too much memory.
+        It is not a DataProto, names something that no DataProto needs, or takes too much memory.
     """
     return reading(path, _data_proto)
 
@@ -374,7 +374,7 @@ def reading(path: Path, read: Callable[[IO[bytes], _Reader], T]) -> T:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Make whatever is wrong with the content of a file a ForeignDumpError."""
+    """Turn every error in the content of a file into a ForeignDumpError."""
     try:
         yield
     except ForeignDumpError as error:

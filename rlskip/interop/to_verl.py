@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlskip.batch.columns import DataProtoParts
+from rlskip.batch.columns import DataProtoParts, objects_of
 from rlskip.errors import RlskipError
 from rlskip.runs.on_disk import Dump, Run
 from rlskip.runs.trajectories import columns_of, is_queue_part, values
@@ -54,8 +54,8 @@ def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[Path]:
 def _data_proto(rollouts: Any, dump: Dump) -> bytes:
     """What ``DataProto.load_from_disk`` reads (verl.protocol, 0.6 to 0.9.1).
 
-    Only verl's environment has the class to pickle. So the state is pickled as usual, and the
-    instructions around it that name the class are written here.
+    Only verl's environment has the class. The state is therefore pickled as usual, and the
+    instructions that name the class are written around it.
     """
     batch, others, meta_info = _parts(rollouts, dump)
     if batch is not None and len(batch.keys()):
@@ -82,13 +82,7 @@ def _parts(rollouts: Any, dump: Dump) -> tuple[TensorDict | None, dict[str, Any]
 
 
 def _objects(column: Any) -> np.ndarray:
-    if isinstance(column, np.ndarray):
-        return column
-    cells = values(column)
-    made = np.empty(len(cells), object)
-    for i, cell in enumerate(cells):
-        made[i] = cell
-    return made
+    return column if isinstance(column, np.ndarray) else objects_of(values(column))
 
 
 def _queue_batch(part: dict[str, Any], dump: Dump) -> bytes:

@@ -45,8 +45,8 @@ class Tokenizer(Protocol):
 class Break:
     """Row `row` could not be merged into the chain that ended with row `after`.
 
-    They differ from token `token` of the context on. There the chain has the tokens `was` and the
-    row has `now` (the first few; none if the context ends there). `text` is both, decoded.
+    They differ from token `token` of the context on. The chain has the tokens `was` there, and the
+    row has `now` (the first few; empty if the context ends there). `text` holds both, decoded.
     """
 
     row: int

@@ -58,8 +58,8 @@ def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
 class ListRows(Rows):
     """Rows as Python lists. Comparing them costs most of a merge.
 
-    A slice would touch every token once more, and again when freed. So the tokens of a row that
-    ends a chain are kept in a list, which grows by what the next row adds.
+    A slice would touch every token once more, and again when freed. The tokens of a row that ends
+    a chain are therefore kept in a list, which grows by what the next row adds.
     """
 
     _contexts: dict[int, list[int]] = attrs.field(factory=dict, init=False, eq=False, repr=False)
@@ -94,7 +94,7 @@ def _starts_with(later: list[int], context: list[int]) -> bool:
     """Whether `context` is a prefix of `later`, without copying either."""
     if len(context) >= len(later):
         return context == later
-    # The first items that differ decide an order: the end, if all items before it are equal.
+    # The first items that differ decide the order: `end` does if all items before it are equal.
     end = _End()
     context.append(end)  # type: ignore[arg-type]
     _ = context < later

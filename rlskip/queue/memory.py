@@ -213,7 +213,7 @@ def _is_late(held: Tag, tag: Tag) -> bool:
 
 
 def _merged(old: _Entry, row: Row, tag: Tag) -> _Entry:
-    """What `old` becomes by a put; the fields of an earlier attempt do not stay."""
+    """`old` after a put; the fields of an earlier attempt are removed."""
     kept = {} if _is_late(tag, old.tag) else old.row
     return _Entry({**old.tag, **tag}, {**kept, **row})
 

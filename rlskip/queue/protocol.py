@@ -22,7 +22,7 @@ from rlskip.keys import ROLLOUT_ROOT_KEYS
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
-#: partition -> key -> its tag now, or None when the key is gone. Read-only.
+#: partition -> key -> its current tag, or None if the key was deleted. Read-only.
 Changes = dict[str, dict[str, "Tag | None"]]
 
 
@@ -196,8 +196,8 @@ class TrajectoryQueue(ABC):
     :class:`rlskip.testing.QueueTests` on it.
     """
 
-    #: Whether a put of an earlier attempt than the one that wrote the key is dropped. Where it
-    #: replaces the row, a session with such a row and without a count of its rows is incomplete.
+    #: Whether a put is dropped if its attempt is earlier than the one that wrote the key. If it
+    #: replaces the row instead, a session with such a row and no count of rows is incomplete.
     drops_late_writes: ClassVar[bool] = False
 
     @abstractmethod

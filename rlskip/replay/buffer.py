@@ -180,7 +180,7 @@ class ReplayBuffer(Partitions):
             )
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
-        """The number of prompts of any step that `sample` could return now; evicts none."""
+        """The number of prompts of any step that `sample` could return now; nothing is evicted."""
         with self._lock:
             self._sync()
             index = self._index(partition)
