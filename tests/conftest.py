@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -14,6 +15,13 @@ from typing import Any
 
 import attrs
 import pytest
+
+with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
+    from hypothesis import HealthCheck, settings
+
+    # On a busy machine, any example may take long.
+    settings.register_profile("rlskip", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("rlskip")
 
 HERE = Path(__file__).parent
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
