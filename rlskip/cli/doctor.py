@@ -41,7 +41,7 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
         if command and i == 0:
             # Passing checks are hidden when a command is given.
             shown = [finding for finding in findings if finding.level in (WARNING, ERROR)]
-            title = title if shown else f"{title} is well"
+            title = title if shown else f"{title}: no problems"
         view += [text(""), text(title, "bold"), *([_table(shown)] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
