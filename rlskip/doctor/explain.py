@@ -22,8 +22,7 @@ from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.look_ahead import problems
-from rlskip.hosts.verl.names import MAIN_PPO_SYNC
-from rlskip.hosts.verl.releases import is_verls, refuse_main_ppo_sync
+from rlskip.hosts.verl.releases import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
 from rlskip.skip.look_ahead import differences, holes, steps_of
@@ -188,8 +187,6 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
     """What verl's launcher process would refuse before it starts the trainer."""
     try:
-        if MAIN_PPO_SYNC in command.start:
-            refuse_main_ppo_sync()
         main = next((word for word in command.start if word.startswith("verl.")), None)
         judge(settings.config.copy(), settings.roles, main)
     except RlskipError as error:

@@ -188,10 +188,3 @@ def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> Non
     assert b080.returncode == 0, b080.output[-4000:]
     assert b080.grad_norms == a080.grad_norms != []
     assert b080.generated == a080.generated - SESSIONS > 0
-
-
-def test_080_main_ppo_sync_is_refused_before_ray(verl080: Any) -> None:
-    run = verl080.train("sync", "legacy", "+skip=rollout_cache", MAIN="verl.trainer.main_ppo_sync")
-    assert run.returncode != 0
-    assert "main_ppo_sync is not supported" in run.output
-    assert not run.started_ray

@@ -37,7 +37,6 @@ from rlskip.hosts.verl.names import (
 )
 from rlskip.hosts.verl.releases import (
     is_verls,
-    refuse_main_ppo_sync,
     refuse_old_release,
     verl_version,
     warn_of_new_release,
@@ -162,12 +161,16 @@ def before_job(settings: SkipSettings) -> None:
         return
     refuse_old_release()
     warn_of_new_release()
-    if MAIN_PPO_SYNC in sys.modules or _main_module() == MAIN_PPO_SYNC:
-        refuse_main_ppo_sync()
     if verl_version() >= (0, 9):
         _check_plugin()
-    judge(copy.deepcopy(settings.config), settings.roles, _main_module())
+    main = _main_module()
+    judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
+    judge(copy.deepcopy(settings.config), settings.roles, judged)
     before_ray(settings.config)
+    if main == MAIN_PPO_SYNC:
+        from rlskip.hosts.verl.sync import start_imported_runner
+
+        start_imported_runner()
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
     if job.found_ray:
         reach_running_ray(running_ray())

@@ -9,10 +9,11 @@ import os
 import sys
 
 try:
-    from rlskip.hosts.verl import no_engine, trainer, v1
+    from rlskip.hosts.verl import no_engine, sync, trainer, v1
 
     trainer.attach()
     v1.attach()
+    sync.attach()
     no_engine.attach()
 except Exception as error:
     print(f"rlskip could not attach to verl: {type(error).__name__}: {error}", file=sys.stderr)

@@ -38,12 +38,13 @@ def refuse_old_release() -> None:
         )
 
 
-def refuse_main_ppo_sync() -> NoReturn:
-    """Raise :class:`ConfigError`: rlskip does not support verl 0.8's ``main_ppo_sync``."""
+def refuse_unimported() -> NoReturn:
+    """Raise :class:`ConfigError`: the classes of ``main_ppo_sync`` came here by value."""
     raise ConfigError(
-        "verl's main_ppo_sync is not supported and would train without skipping",
+        "the trainer of verl's main_ppo_sync was started from __main__, where rlskip cannot reach "
+        "it, and would train without skipping",
         "skip",
-        "use verl.trainer.main_ppo, or the V1 trainer of verl 0.9 with +skip=rollout_tq_cache",
+        "switch skip on by the option +skip=rollout_tq_cache",
     )
 
 

@@ -41,7 +41,7 @@ from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.look_ahead import before_workers
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
-from rlskip.hosts.verl.releases import refuse_main_ppo_sync, refuse_old_release, verl_version
+from rlskip.hosts.verl.releases import refuse_old_release, refuse_unimported
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
@@ -126,6 +126,8 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def beginning(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         begin(config)
+        if SkipManager.skip_instances and _is_of_main(type(self)):
+            refuse_unimported()
         if "rollout" in SkipManager.skip_instances:
             _check_manager(type(self))
         init(self, config, *args, **kwargs)
@@ -133,13 +135,16 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
     return beginning
 
 
+def _is_of_main(manager: type) -> bool:
+    """Whether `manager` is main_ppo_sync's, and was not imported but sent here by value."""
+    return manager.__module__ == "__main__" and manager.__name__ == "AgentLoopManagerTQ"
+
+
 def _check_manager(manager: type) -> None:
     """Warn if `manager` generates rollouts without passing through the wrapped method."""
     base = next(c for c in manager.__mro__ if c.__module__ == AGENT_LOOP)
     if manager.generate_sequences is base.generate_sequences:  # type: ignore[attr-defined]
         return
-    if verl_version() < (0, 9) and manager.__name__ == "AgentLoopManagerTQ":
-        refuse_main_ppo_sync()
     log.warning(
         "rlskip: %s overrides generate_sequences: rollouts are skipped only if the override calls "
         "AgentLoopManager's method, or is decorated with SkipManager.annotate(role='rollout')",

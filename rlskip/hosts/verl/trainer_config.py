@@ -65,7 +65,11 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     if main == ONE_STEP_OFF:
         raise_all(_untested(roles, "skip", "one-step-off-policy"))
     elif main == MAIN_PPO_SYNC:
-        raise_all(_roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync"))
+        problems = _roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync")
+        if look_up(config, "skip.start_engine") is False:
+            what = "verl's main_ppo_sync always starts its engine"
+            problems.append(Problem("skip.start_engine", what, "set skip.start_engine=true"))
+        raise_all(problems)
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         raise_all(_roles_not_called(roles, "async_rollout"))

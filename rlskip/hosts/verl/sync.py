@@ -1,0 +1,105 @@
+"""verl 0.8's ``main_ppo_sync``, the forerunner of V1, on a replay buffer of its own.
+
+The whole trainer is one module, which ``python -m`` runs as ``__main__``. Its classes then travel
+to Ray by value and no seam reaches them, so the launcher process starts the task runner of the
+imported module (:func:`start_imported_runner`). Seams in the process that trains:
+
+``PPOTrainer.__init__``
+    The roles are switched on before any model is loaded.
+``AgentLoopManagerTQ.generate_sequences``
+    Role ``rollout_tq``, phase submit. verl's buffer learns first that the prompts are running: a
+    replayed group that it
+    sees before that has no step.
+``ReplayBuffer.sample``
+    Role ``rollout_tq``, phase sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+from tensordict import TensorDict
+
+from rlskip.batch.meta import is_validation
+from rlskip.batch.prompts import uids_of
+from rlskip.hosts.attach import wrap
+from rlskip.hosts.verl.names import MAIN_PPO_SYNC, SCORES
+from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.trainer import begin, lacking_now
+from rlskip.hosts.verl.trainer_config import judge
+from rlskip.keys import EXPECTED_ROLLOUTS, GLOBAL_STEPS, ROLLOUT_N, RUNNING, STATUS, TRAIN
+from rlskip.skip import SkipManager
+
+_KEY = "rlskip.verl_sync"
+_ROLE = "rollout_tq"
+
+
+def attach() -> None:
+    """Wrap the seams when verl imports their module. Imports nothing of verl."""
+    wrap(f"{MAIN_PPO_SYNC}:PPOTrainer.__init__", _beginning, key=_KEY)
+    wrap(f"{MAIN_PPO_SYNC}:AgentLoopManagerTQ.generate_sequences", _submitting, key=_KEY)
+    wrap(f"{MAIN_PPO_SYNC}:ReplayBuffer.sample", _sampling, key=_KEY)
+
+
+def start_imported_runner() -> None:
+    """In the launcher process: have ``__main__`` start the task runner of the imported module."""
+    sys.modules["__main__"].TaskRunner = importlib.import_module(MAIN_PPO_SYNC).TaskRunner  # type: ignore[attr-defined]
+
+
+def _beginning(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def beginning(self: Any, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        begin(config)
+        roles = {role: skip.local_config for role, skip in SkipManager.skip_instances.items()}
+        judge(config, roles, main=MAIN_PPO_SYNC)
+        init(self, config, *args, **kwargs)
+
+    return beginning
+
+
+def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
+    stage = SkipManager.annotate(
+        role=_ROLE,
+        stage="verl.submit",
+        prompts="prompts",
+        queue=lambda *_: run_queue(),
+        lacks=lacking_now,
+    )(generate)
+
+    @functools.wraps(generate)
+    def submitting(self: Any, prompts: TensorDict) -> None:
+        skip = SkipManager.skip_instances.get(_ROLE)
+        if skip is None or is_validation(prompts):
+            generate(self, prompts)
+            return
+        step, uids = prompts[GLOBAL_STEPS], uids_of(prompts)
+        self.replay_buffer.add(TRAIN, {uid: {GLOBAL_STEPS: step, STATUS: RUNNING} for uid in uids})
+        SkipManager.set_step(step)
+        if ROLLOUT_N in prompts.keys():  # noqa: SIM118 - a TensorDict
+            numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts[ROLLOUT_N].tolist()]
+            run_queue().put(uids, TRAIN, tags=numbers)
+        stage(self, prompts)
+        if SCORES in skip.local_config.drop_fields and self.reward_loop_worker_handles:
+            from rlskip.hosts.verl.scores import score_replayed
+
+            score_replayed(uids, run_queue(), self.reward_loop_worker_handles)
+
+    return submitting
+
+
+def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
+    stage = SkipManager.annotate(
+        role=_ROLE, stage="verl.sample", phase="sample", queue=lambda *_, **__: run_queue()
+    )(sample)
+
+    @functools.wraps(sample)
+    def sampling(self: Any, partition_id: str, *args: Any, **kwargs: Any) -> Any:
+        on = partition_id == TRAIN and _ROLE in SkipManager.skip_instances
+        return (stage if on else sample)(self, partition_id, *args, **kwargs)
+
+    return sampling
