@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import as_step, between
+from rlskip.store.layout import as_step, between, call_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +219,12 @@ def move_away(root: Path, parts: Sequence[str], files: Sequence[str], *, alone: 
         at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
         if alone or not stat.S_ISDIR(folder.stat(name).st_mode):
             os.rename(name, kept, **at)
+            # Later calls that were written in that very moment go back.
+            with contextlib.suppress(OSError), open_folder(folder.path, kept) as moved:
+                for number in call_numbers(moved.names()):
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=folder.handle)
+                    os.rename(f"{kept}/{number}", f"{name}/{number}", **at)
             return kept
         os.mkdir(kept, dir_fd=folder.handle)
         for file in files:

@@ -98,3 +98,21 @@ def test_what_another_host_removes_meanwhile_is_absent(
             store.load(1)
     monkeypatch.undo()
     assert store.load(1) == "x"
+
+
+def test_a_later_call_that_arrives_during_a_quarantine_stays(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(1, "first")
+    looked = store.calls
+
+    def late(step: int) -> list[int]:
+        found = looked(step)
+        monkeypatch.undo()
+        StepStore(store.directory).save(1, "second", part=1)
+        return found
+
+    monkeypatch.setattr(store, "calls", late)
+    assert store.quarantine(1, "a test") is not None
+    assert store.calls(1) == [1]
+    assert store.load(1, part=1) == "second"
