@@ -223,7 +223,9 @@ def test_verl_composes_every_option(verl_configs: Callable[[str], Path], version
         assert list(roles(config)) == [name]
         role = roles(config)[name]
         # The shared key counts even though verl filled the role's own leaf.
-        assert (role.action, role.dump_dir, role.steps.everything) == (action, "/d", True)
+        expected = "cache" if action == "replay" else action
+        assert (role.action, role.dump_dir, role.steps.everything) == (expected, "/d", True)
+        assert (role.on_miss == "error") is (action == "replay")
         assert (role.experiment_name, role.project_name) == ("gsm8k", "verl_examples")
         assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
 

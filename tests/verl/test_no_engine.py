@@ -24,7 +24,12 @@ CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+RARE = ("colocate_async", "verl 0.8")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in RARE else n for n in CASES]
+)
 def test_a_replay_starts_no_server_and_trains_the_same(
     request: pytest.FixtureRequest, name: str
 ) -> None:

@@ -26,7 +26,7 @@ TIES = f"reward.custom_reward_function.path={HERE / 'ties.py'}"
 Train = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=["091", pytest.param("080", marks=pytest.mark.long)])
 def train(request: pytest.FixtureRequest) -> Train:
     """``train(name, *overrides, seed=1)``: a run of this version's V0 trainer."""
     verl = request.getfixturevalue(f"verl{request.param}")
@@ -90,6 +90,7 @@ def test_another_filter_generates_only_what_is_missing(a: Any, changed: Any) -> 
 
 
 # -- ReMax -----------------------------------------------------------------------------------
+@pytest.mark.long
 def test_remax_replays_its_greedy_baselines(train: Train) -> None:
     remax = ("algorithm.adv_estimator=remax", *ON)
     a = train("a", *remax, "skip.dump_dir=dumps")
@@ -103,6 +104,7 @@ def test_remax_replays_its_greedy_baselines(train: Train) -> None:
 
 
 # -- the DAPO of verl's own recipes ------------------------------------------------------------
+@pytest.mark.long
 def test_the_dapo_of_verls_recipes_replays(verl091: Any) -> None:
     recipes = os.environ.get("RLSKIP_VERL_RECIPES")
     if not recipes:

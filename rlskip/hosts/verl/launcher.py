@@ -25,7 +25,6 @@ from rlskip.hosts.verl.handshake import (
     reach_running_ray,
     running_ray,
 )
-from rlskip.hosts.verl.look_ahead import before_ray
 from rlskip.hosts.verl.names import (
     MAIN_PPO_SYNC,
     MODULES_VARIABLE,
@@ -166,6 +165,8 @@ def before_job(settings: SkipSettings) -> None:
     main = _main_module()
     judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
     judge(copy.deepcopy(settings.config), settings.roles, judged)
+    from rlskip.hosts.verl.look_ahead import before_ray  # torch is not for every application
+
     before_ray(settings.config)
     if main == MAIN_PPO_SYNC:
         from rlskip.hosts.verl.sync import start_imported_runner

@@ -73,9 +73,10 @@ def problems(
         unlisted = [step for step in steps if step not in skip.local_config.steps]
         if unlisted:
             what = f"steps {compact(unlisted)} are not listed and would generate, and {_ENGINE}"
-            remedy = f"set 'skip.steps=\"{compact(list(steps))}\"', or train fewer steps: "
-            problem = Problem(f"skip.{role}.steps", what, f"{remedy}{TOTAL_STEPS}={steps[0]}")
-            found.append(problem)
+            remedy = f"set 'skip.steps=\"{compact(list(steps))}\"'"
+            if unlisted[0] > steps[0]:
+                remedy += f", or train fewer steps: {TOTAL_STEPS}={unlisted[0] - 1}"
+            found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found
 
 
