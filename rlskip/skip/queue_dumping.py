@@ -28,7 +28,7 @@ SUBMIT, REFILL, SAMPLE, EVICT = _PHASES = ("submit", "refill", "sample", "evict"
 
 
 @attrs.define
-class Visit:
+class Submitted:
     """What was submitted at a step so far: a batch and its refills."""
 
     prompts: int = 0
@@ -61,7 +61,7 @@ class QueueDumping(DumpingSkip):
                 f"set skip.{self.role}.match=step",
             )
         # By step. What their dumps lack is in flight, not missing.
-        self._visits: dict[int, Visit] = {}
+        self._submitted: dict[int, Submitted] = {}
         self._evicted: list[_Part] = []
 
     def observes(self, stage: Stage) -> bool:
@@ -78,8 +78,8 @@ class QueueDumping(DumpingSkip):
         call = saved_call(*args, **kwargs)
         if not self.observes(call.stage):
             # What is submitted is yet to be generated.
-            visit = self._visits[step]
-            visit.seconds = (visit.seconds or 0.0) + call.seconds
+            submitted = self._submitted[step]
+            submitted.seconds = (submitted.seconds or 0.0) + call.seconds
             return
         parts = self._leaving(result[0] if isinstance(result, tuple) else result, call)
         if call.stage.options.get("phase") == EVICT:
@@ -117,10 +117,10 @@ class QueueDumping(DumpingSkip):
         """
         # What the stage took, not what the trainer did between submitting and sampling. The step's
         # first part counts the submitting, too.
-        visit = self._visits.get(part.step, Visit())
-        seconds += visit.seconds or 0.0
-        if visit.seconds is not None:
-            visit.seconds = 0.0
+        submitted = self._submitted.get(part.step, Submitted())
+        seconds += submitted.seconds or 0.0
+        if submitted.seconds is not None:
+            submitted.seconds = 0.0
         mine = secrets.token_hex(8)
         content = {
             "groups": [attrs.asdict(group) for group in part.groups],

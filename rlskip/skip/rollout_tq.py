@@ -43,7 +43,7 @@ from rlskip.skip.groups import (
     uid_of,
     without_superseded,
 )
-from rlskip.skip.queue_dumping import REFILL, QueueDumping, Visit
+from rlskip.skip.queue_dumping import REFILL, QueueDumping, Submitted
 from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import SkipAction, register_skip
 from rlskip.store import (
@@ -172,7 +172,7 @@ class RolloutTqSkip(QueueDumping):
             call.cleanup.add(functools.partial(_put, replay, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", step, plan)
         first = self._count(plan, plan.groups if replay is not None else [])
-        self._visits[step].seconds = self._visits[step].seconds or 0.0
+        self._submitted[step].seconds = self._submitted[step].seconds or 0.0
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
@@ -181,10 +181,10 @@ class RolloutTqSkip(QueueDumping):
 
     def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
-        visit = self._visits[plan.step]
-        visit.served |= {(group.part, group.index) for group in replayed if group}
-        visit.prompts += len(plan.uids)
-        return visit.prompts - len(plan.uids)
+        submitted = self._submitted[plan.step]
+        submitted.served |= {(group.part, group.index) for group in replayed if group}
+        submitted.prompts += len(plan.uids)
+        return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -199,15 +199,15 @@ class RolloutTqSkip(QueueDumping):
         nameless = bool(metas) and all(meta.identity is None for meta in metas)
         known = not nameless and any(content is not None for content in contents)
         refill = call.stage.options.get("phase") == REFILL
-        visit = self._visits.setdefault(step, Visit())
+        submitted = self._submitted.setdefault(step, Submitted())
         if not refill:
-            visit.prompts, visit.served = 0, set()
-        under_way = self._visits.get(source, visit).seconds is not None
+            submitted.prompts, submitted.served = 0, set()
+        under_way = self._submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = []  # nothing tells whether these groups are of this batch or another
         parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
         dumped = without_superseded([group for part in parts for group in part])
-        dumped = [group for group in dumped if (group.part, group.index) not in visit.served]
+        dumped = [group for group in dumped if (group.part, group.index) not in submitted.served]
         match = by_position(dumped, len(uids))
         if known and not repeats:
             match = by_content(dumped, legacy if _is_legacy(metas) else contents)
