@@ -184,7 +184,7 @@ class SingleFlight:
         began = time.monotonic()
         logged = False
         while True:
-            lease, go = self._try(path, watch, time.monotonic() - began, what)
+            lease, go = self._try(path, watch, time.monotonic() - began, step)
             go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner may just have finished.
@@ -199,12 +199,14 @@ class SingleFlight:
                 return lease
             if not logged and self._ranks.rank == 0:
                 logger.info(
-                    "another job generates %s; waiting for it, %g s at most", what, self._wait_s
+                    "another job generates step %d; waiting for it, %g s at most",
+                    step,
+                    self._wait_s,
                 )
             logged = True
             time.sleep(self._poll_s)
 
-    def _try(self, path: Path, watch: LeaseWatch, waited: float, what: str) -> tuple[Lease, bool]:
+    def _try(self, path: Path, watch: LeaseWatch, waited: float, step: int) -> tuple[Lease, bool]:
         if self._ranks.rank != 0:
             return Lease(), False
         lease = Lease(path, self._ttl_s)
@@ -212,13 +214,17 @@ class SingleFlight:
             if lease.acquire():
                 return lease, True
         except (OSError, RuntimeError) as error:
-            logger.warning("no lease for %s, another job may generate it too: %s", what, error)
+            logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
             return Lease(), True
         if watch.has_expired():
-            logger.warning("the job that generated %s shows no sign of life; taking over", what)
+            logger.warning(
+                "the job that generated step %d shows no sign of life; taking over", step
+            )
             watch.take_away()
         elif waited > self._wait_s:
-            logger.warning("timed out after %.0f s of waiting for %s; generating it", waited, what)
+            logger.warning(
+                "timed out after %.0f s of waiting for step %d; generating it", waited, step
+            )
             return Lease(), True
         return Lease(), False
 
@@ -259,7 +265,7 @@ class LeaseWatch:
             os.unlink(taken, dir_fd=folder.handle)
 
     def _read(self, name: str) -> bytes | None:
-        """None where it is gone, or cannot be read at the moment: that is no sign of death."""
+        """None where it is gone or cannot be read just now: its owner may well be alive."""
         try:
             with _folder_of(self._path) as folder:
                 return folder.read(name, _MAX_LEASE)

@@ -14,6 +14,15 @@ CONFIG = """
 optim: {lr: 1e-3}
 trainer: {experiment_name: "lr-${optim.lr}", project_name: demo}
 """
+# With $JOBS_THAT_MEET, no job trains before that many have started.
+MEET = """
+import glob
+here = os.environ["GENERATED"] + ".started"
+open(f"{here}.{os.getpid()}", "w").close()
+while len(glob.glob(f"{here}.*")) < int(os.environ.get("JOBS_THAT_MEET", 0)):
+    time.sleep(0.05)
+train(cfg)
+"""
 SWEEP = ("-m", "optim.lr=1e-4,3e-4,1e-3", "+skip=rollout_cache", "skip.dump_dir=dumps")
 
 
@@ -21,10 +30,10 @@ SWEEP = ("-m", "optim.lr=1e-4,3e-4,1e-3", "+skip=rollout_cache", "skip.dump_dir=
 def test_jobs_that_share_generate_each_step_once(
     make_app: Callable[..., Any], sweep_table: Any, launcher: Any
 ) -> None:
-    app = make_app(config=CONFIG, python=launcher.python)
+    app = make_app(config=CONFIG, task=MEET, python=launcher.python)
     share = "skip.experiment_name=shared"
-    # Longer than the time between the jobs' starts, so that parallel jobs meet at step 1.
-    run = app.run(*SWEEP, share, *launcher.options, SECONDS_A_STEP="3")
+    jobs = {"JOBS_THAT_MEET": "2", "SECONDS_A_STEP": "3"} if launcher.name == "ray" else {}
+    run = app.run(*SWEEP, share, *launcher.options, **jobs)
     assert run.returncode == 0, run.said
     assert app.generated == [1, 2]
     hits, misses = (sum(int(row[at]) for row in sweep_table(run.out)) for at in (2, 3))
