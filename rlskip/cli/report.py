@@ -32,7 +32,7 @@ def report(
     data = {
         "file": str(out),
         "bytes": len(content),
-        "steps": len(made.steps),
+        "steps": made.steps_dumped,
         "hits": made.tally.hits,
         "misses": made.tally.misses,
         "seconds_saved": made.tally.seconds_saved,
@@ -41,5 +41,5 @@ def report(
         "sessions_shown": len(made.sample),
         "timelines": [timeline.name for timeline in made.timelines],
     }
-    what = f"{len(made.steps)} steps, {len(made.sample)} sessions shown"
+    what = f"{made.steps_dumped} steps, {len(made.sample)} sessions shown"
     return Answer(data, [text(f"{out}: {what}, {size(len(content))}")])

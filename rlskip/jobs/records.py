@@ -64,6 +64,9 @@ class Event:
         The role's directory below the dump_dir; None in records of releases that did not name it.
     step
         The step whose dump was replayed (a hit), or that was generated.
+    part
+        The number of the call whose dump was replayed or written. None where an event concerns
+        the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's file, read (a hit) or written.
     """
@@ -72,6 +75,7 @@ class Event:
     kind: str
     run: str | None = None
     step: int | None = None
+    part: int | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
 
@@ -94,6 +98,7 @@ class Event:
             kind,
             run if isinstance(run, str) else None,
             _count(said.get("source", said.get("step"))),
+            _count(said.get("part")),
             _count(said.get("bytes")) or 0,
             _seconds(said.get("seconds_saved")),
         )
@@ -136,7 +141,7 @@ def _lines(dump_dir: str | Path, job: str, name: str) -> list[str]:
 
 @attrs.frozen
 class Tally:
-    """Events counted: of a role in a job, or of a step of a run.
+    """Events counted: of a role in a job, or of a call or a whole step of a run.
 
     `seconds_saved` is the generation time that was not spent, less the time to load.
     """
@@ -171,6 +176,10 @@ class Tally:
             f"{self.hits} hits, {self.misses} misses, {size(self.bytes_read)} read{written}, "
             f"{round(self.seconds_saved, 1) + 0.0:.1f} s of generation saved"  # never -0.0
         )
+
+
+#: By step and part; a part of None is the whole step (see :class:`Event`).
+StepTallies = dict[tuple[int, int | None], Tally]
 
 
 class Recorder:
@@ -244,12 +253,13 @@ def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
     return tallies
 
 
-def tally_steps(dump_dir: Path) -> dict[str, dict[int, Tally]]:
-    """The hits and misses of all jobs in a dump_dir, by run and step."""
-    steps: dict[str, dict[int, Tally]] = {}
+def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
+    """The hits and misses of all jobs in a dump_dir by run, and by step and part of it."""
+    steps: dict[str, StepTallies] = {}
     for event in read_events(dump_dir):
         if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
             continue
         of_run = steps.setdefault(event.run, {})
-        of_run[event.step] = of_run.get(event.step, Tally()) + Tally.of(event)
+        key = event.step, event.part
+        of_run[key] = of_run.get(key, Tally()) + Tally.of(event)
     return steps

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from rlskip._files import open_folder
-from rlskip.jobs.records import Tally, tally_steps
+from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.report.charts import Box
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump, Run
@@ -43,6 +43,7 @@ _BOXES = 5_000
 class StepFigures:
     """A dump: the seconds that generating it took, its sessions, its hits and misses."""
 
+    name: str
     step: int
     seconds: float | None
     size: int
@@ -60,7 +61,7 @@ class Sampled:
     ``reward`` and ``length`` are the session's.
     """
 
-    step: int
+    dump: str  # its name
     session: Session
     row: Trajectory
     reward: float | None
@@ -94,6 +95,10 @@ class Report:
     decoded: bool
     timelines: list[Timeline]
     all_timelines: int
+
+    @property
+    def steps_dumped(self) -> int:
+        return len({one.step for one in self.steps})
 
 
 def look(
@@ -133,13 +138,20 @@ def look(
                 lengths += session_lengths(columns, sessions)
                 rewards += [r for r in given if r is not None]
             picked = _spread(len(sessions), min(each, rows - len(sample)))
-            sample += _sampled(dump.step, columns, [sessions[i] for i in picked], decoder)
-        # Hits and misses are those of the step: shown once, whatever the number of its parts.
-        first = not dump.place.part and not dump.place.rank
-        tally = tallies.get(dump.step, Tally()) if first else Tally()
+            some = [sessions[i] for i in picked]
+            sample = _sampled(dump.name, columns, some, decoder) + sample
         n = len(sessions) if columns else None
         figures.append(
-            StepFigures(dump.step, dump.seconds, dump.size, n, mean(given), tally, problem)
+            StepFigures(
+                dump.name,
+                dump.step,
+                dump.seconds,
+                dump.size,
+                n,
+                mean(given),
+                _tally(dump, tallies),
+                problem,
+            )
         )
     return Report(
         run,
@@ -149,10 +161,16 @@ def look(
         rewards,
         counted,
         groups,
-        sorted(sample, key=lambda one: (one.step, one.row.index)),
+        sample,
         decoder is not None,
         *_timelines(timeline_dir or run.directory),
     )
+
+
+def _tally(dump: Dump, tallies: StepTallies) -> Tally:
+    """Each event in one row: a call's at the first rank's shard, a step's at the first call."""
+    parts = [] if dump.place.rank else [dump.call] if dump.call else [0, None]
+    return sum((tallies.get((dump.step, part), Tally()) for part in parts), Tally())
 
 
 def _spread(n: int, wanted: int) -> list[int]:
@@ -165,12 +183,12 @@ _SHOWN = 3_000  # tokens of a prompt or a response
 
 
 def _sampled(
-    step: int, columns: Columns, sessions: Sequence[Session], decoder: Decoder | None
+    dump: str, columns: Columns, sessions: Sequence[Session], decoder: Decoder | None
 ) -> list[Sampled]:
     rows = rows_at(columns, [one.rows[-1] for one in sessions])
     rewards, lengths = session_rewards(columns, sessions), session_lengths(columns, sessions)
     return [
-        Sampled(step, *found, *_texts(found[1], decoder))
+        Sampled(dump, *found, *_texts(found[1], decoder))
         for found in zip(sessions, rows, rewards, lengths, strict=False)
     ]
 

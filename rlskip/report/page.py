@@ -63,9 +63,8 @@ def render(report: Report) -> str:
 
 def _totals(report: Report) -> str:
     tally = report.tally
-    steps = {step.step for step in report.steps}
     pairs = [
-        ("steps dumped", str(len(steps))),
+        ("steps dumped", str(report.steps_dumped)),
         ("sessions", f"{report.counted} in {report.groups} groups"),
         ("on disk", size(sum(step.size for step in report.steps))),
         ("hits", str(tally.hits)),
@@ -87,7 +86,7 @@ def _times(report: Report) -> str:
     if not steps:
         return ""
     chart = bars(
-        [str(step.step) for step in steps],
+        [step.name.partition(" ")[0] for step in steps],  # there is no room for the rank
         [
             ("a", [step.seconds or 0.0 for step in steps]),
             ("b", [max(0.0, step.tally.seconds_saved) for step in steps]),
@@ -143,7 +142,7 @@ def _sample(report: Report) -> str:
 
 def _row(one: Sampled, is_open: bool) -> str:
     row = one.row
-    title = f"step {one.step}, group {one.session.group}, session {one.session.number}"
+    title = f"step {one.dump}, group {one.session.group}, session {one.session.number}"
     if len(one.session.rows) > 1:
         title += f", {len(one.session.rows)} turns"
     if one.reward is not None:
@@ -171,7 +170,7 @@ def _table(steps: Sequence[StepFigures]) -> str:
     lines = []
     for step in steps[-_MAX_ROWS:]:
         cells = (
-            str(step.step),
+            step.name,
             "" if step.sessions is None else str(step.sessions),
             number(step.reward),
             size(step.size),

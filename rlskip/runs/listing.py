@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import attrs
 
-from rlskip.jobs.records import Tally
+from rlskip.jobs.records import StepTallies, Tally
 from rlskip.runs.on_disk import Dump, Run
 
 
@@ -27,8 +25,8 @@ class RunLine:
     seconds_saved: float
 
     @classmethod
-    def of(cls, run: Run, tallies: Mapping[int, Tally]) -> RunLine:
-        """The line of `run`; `tallies` has its hits and misses by step."""
+    def of(cls, run: Run, tallies: StepTallies) -> RunLine:
+        """The line of `run`; `tallies` has its hits and misses."""
         dumps = run.dumps(identities=False)
         total = sum(tallies.values(), Tally())
         return cls(
@@ -48,7 +46,10 @@ class RunLine:
 
 @attrs.frozen
 class StepLine:
-    """A dump: `nbytes` in memory, `seconds` that generating it took."""
+    """A dump: `nbytes` in memory, `seconds` that generating it took.
+
+    `hits` counts those of its call, and those that replayed the step as a whole.
+    """
 
     dump: str
     step: int
@@ -62,9 +63,10 @@ class StepLine:
     problem: str | None
 
     @classmethod
-    def of(cls, dump: Dump, tallies: Mapping[int, Tally]) -> StepLine:
-        """The line of `dump`; `tallies` has the hits of its run by step."""
+    def of(cls, dump: Dump, tallies: StepTallies) -> StepLine:
+        """The line of `dump`; `tallies` has the hits of its run."""
         meta = dump.meta
+        own = (tallies.get((dump.step, part), Tally()) for part in (dump.call, None))
         return cls(
             dump=dump.name,
             step=dump.step,
@@ -74,6 +76,6 @@ class StepLine:
             written=dump.written,
             seconds=dump.seconds,
             job=meta.info.get("job") if meta else None,
-            hits=tallies.get(dump.step, Tally()).hits,
+            hits=sum(tally.hits for tally in own),
             problem=dump.problem,
         )

@@ -46,8 +46,20 @@ def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:
     assert tally(dump_dirs, "job") == {"rollout": _EXPECTED + _EXPECTED, "other": Tally()}
     assert tally(dump_dirs, "another job")["rollout"] == Tally()
     steps = tally_steps(tmp_path)["e_p/shape"]
-    assert (steps[2].hits, steps[2].seconds_saved, steps[4].misses) == (2, 3.0, 2)
-    assert 3 not in steps, "the step whose dump was replayed counts"
+    assert set(steps) == {(2, None), (4, None)}, "the step whose dump was replayed counts"
+    replayed, generated = steps[2, None], steps[4, None]
+    assert (replayed.hits, replayed.seconds_saved, generated.misses) == (2, 3.0, 2)
+
+
+def test_the_calls_of_a_step_are_counted_apart(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "rollout")
+    recorder.write("consulted", run="e_p/shape")
+    for number in (0, 1, 1):
+        recorder.write("hit", step=3, source=2, part=number)
+    recorder.write("hit", step=2)
+    recorder.write("miss", step=2)
+    counted = {key: (t.hits, t.misses) for key, t in tally_steps(tmp_path)["e_p/shape"].items()}
+    assert counted == {(2, 0): (1, 0), (2, 1): (2, 0), (2, None): (1, 1)}
 
 
 def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
@@ -132,9 +144,9 @@ def test_nothing_is_followed_or_waited_for(
 def test_a_forged_number_counts_as_none(value: Any, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("hit", run="e_p/shape", step=value, bytes=value)
-    recorder.write("miss", run="e_p/shape", step=2)
+    recorder.write("miss", run="e_p/shape", step=2, part=value)
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 1, 1)
-    assert set(tally_steps(tmp_path)["e_p/shape"]) == {2}
+    assert set(tally_steps(tmp_path)["e_p/shape"]) == {(2, None)}
 
 
 def test_a_huge_file_is_left_out(tmp_path: Path) -> None:

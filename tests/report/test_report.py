@@ -16,6 +16,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch.timeline import Span, write_trace
+from rlskip.jobs.records import Recorder
 from rlskip.report.charts import histogram
 from rlskip.runs.trajectories import columns_of, lengths_of, rewards_of, rows_of
 from rlskip.store import StepStore
@@ -66,6 +67,28 @@ def test_turns_are_told_apart_by_the_mask(rlskip: Any, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert '<span class="sampled">5 6</span> <span class="other">7 8</span>' in page
     assert "reward 0.25, 5 tokens, 3 of them sampled" in page
+
+
+def test_calls_of_a_step_are_named_and_have_their_own_hits(rlskip: Any, tmp_path: Path) -> None:
+    store = StepStore(tmp_path / "e_p" / "s")
+    for step, number in [(1, 0), (2, 0), (2, 1)]:
+        rows = [{"prompt_ids": [1], "completion_ids": [5 + number]}]
+        store.save(step, rows, info={"seconds": 2.0}, part=number or None)
+    recorder = Recorder(tmp_path, "rollout")
+    recorder.write("consulted", run="e_p/s")
+    for number in (0, 1, 1):
+        recorder.write("hit", step=2, part=number, seconds_saved=2.0)
+    recorder.write("miss", step=2)
+    said = rlskip("report", tmp_path, "--html", tmp_path / "page.html", "--json").json
+    assert (said["steps"], said["hits"], said["misses"]) == (2, 3, 1)
+    page = (tmp_path / "page.html").read_text()
+    table = page[page.index("<h2>Steps") :]
+    cells = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    counted = [(row[0], row[5], row[6], row[7]) for row in cells]
+    saved = [("1", "0", "0", "0.0 s"), ("2/0", "1", "1", "2 s"), ("2/1", "2", "0", "4 s")]
+    assert counted == saved
+    assert re.findall(r'class="a"[^>]*><title>step (\S+): 2 s', page) == ["1", "2/0", "2/1"]
+    assert re.findall(r"<summary>step (\S+), ", page) == ["1", "2/0", "2/1"]
 
 
 def test_figures_of_whole_columns_are_those_of_the_rows(run_dir: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from rlskip.cli.diff import diff
 from rlskip.cli.ls import ls
+from rlskip.jobs.records import Recorder
 from rlskip.runs.on_disk import Run, Selection, find_target
 from rlskip.runs.pruning import choose, remove
 from rlskip.store import StepStore
@@ -35,6 +36,18 @@ def test_calls_are_named_where_there_are_several(run: Run) -> None:
     assert [(one["dump"], one["part"]) for one in listed["dumps"]] == [
         ("1", None), ("2/0", 0), ("2/1", 1), ("2/2", 2),
     ]  # fmt: skip
+
+
+def test_each_call_has_its_own_hits(run: Run) -> None:
+    recorder = Recorder(run.dump_dir, "rollout")
+    for step, number in [(1, 0), (2, 0), (2, 2), (2, 2)]:
+        recorder.write("hit", run=run.name, step=step, part=number)
+    (listed,) = ls(run.directory, steps=True).data
+    hits = {one["dump"]: one["hits"] for one in listed["dumps"]}
+    assert hits == {"1": 1, "2/0": 1, "2/1": 0, "2/2": 2}
+    recorder.write("hit", run=run.name, step=2)  # as role rollout_tq: every part is replayed
+    (listed,) = ls(run.directory, steps=True).data
+    assert [one["hits"] for one in listed["dumps"]] == [1, 2, 1, 3]
 
 
 @pytest.mark.parametrize(("name", "found"), [("2/0", ["2/0"]), ("2/2", ["2/2"]), ("1", ["1"])])

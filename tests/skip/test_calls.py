@@ -14,6 +14,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.jobs.records import tally_steps
 
 made: list[str] = []
 
@@ -63,6 +64,15 @@ def test_each_call_has_a_dump_of_its_own(dumped: Any) -> None:
     assert on_disk(dumps) == ["1", "1/1", "1/2"]
     assert step(1, *"abc") == ["a1", "b2", "c3"]
     assert made == []
+
+
+def test_the_records_count_each_call(dumped: Any) -> None:
+    dumps = dumped({1: "abc"})
+    step(1, *"ca")
+    step(1, *"c")
+    (counted,) = tally_steps(dumps).values()
+    hits = {key: tally.hits for key, tally in counted.items() if tally.hits}
+    assert hits == {(1, 0): 1, (1, 2): 2}
 
 
 def test_a_call_is_served_whatever_its_place(dumped: Any) -> None:
