@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import ROLLOUT_ROOT_KEYS, STATUS, VAL, attempt_of, split_trajectory
+from rlskip.keys import ROLLOUT_ROOT_KEYS, VAL
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import changed_rows, name_prompts
@@ -33,7 +33,7 @@ Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 _LONGEST_WAIT_S = 1.0
 
 
-class ReplayBuffer(Partitions):
+class ReplayBuffer:
     """Samples complete groups from a trajectory queue.
 
     The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
@@ -70,7 +70,7 @@ class ReplayBuffer(Partitions):
         group_filter: GroupFilter | None = None,
         on_evict: Callable[[KVBatchMeta], object] | None = None,
     ) -> None:
-        super().__init__(queue, read_replay(config))
+        self.config = read_replay(config)
         needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
         if needs_refill and refill is None:
             raise ConfigError(
@@ -80,6 +80,8 @@ class ReplayBuffer(Partitions):
             )
         #: The groups that the filter rejected in the last call, counted by the metric's value.
         self.rejected: Counter[float] = Counter()
+        self._queue = queue
+        self._partitions = Partitions(queue, self.config)
         self._refill = refill
         self._filter = group_filter
         self._on_evict = on_evict
@@ -121,17 +123,18 @@ class ReplayBuffer(Partitions):
         call = SampleCall(step, partition, batch_size)
         while True:
             with self._lock:
-                self._sync()
+                self._partitions.sync()
                 self._evict_stale(call)
                 while self._evict_or_replace(call):
-                    self._sync()  # a refill may have put prompts that have finished already
+                    # A refill may have put prompts that have finished already.
+                    self._partitions.sync()
                 groups = self._choose(call)
                 if groups is not None:
                     self._discard_surplus(groups, call)
                     self.rejected = call.rejected
                     return self._batch_of(groups, call), call.metrics()
                 patience = self._check_time(call)
-            self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
+            self._partitions.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
         """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
@@ -163,33 +166,19 @@ class ReplayBuffer(Partitions):
         """
         partition = str(batch.partition_id)
         with self._lock:
-            self._sync()
-            index = self._index(partition)
-            changed: dict[str, dict[int, str]] = defaultdict(dict)
-            for key, tag in zip(batch.keys, batch.tags, strict=True):
-                uid, session_id, number = split_trajectory(key) or (key, 0, 0)
-                now = index.find(uid).rows.get((session_id, number))
-                if now is None:
-                    changed[uid][session_id] = f"row {key} was deleted"
-                elif (attempt_of(now), now.get(STATUS)) != (attempt_of(tag), tag.get(STATUS)):
-                    changed[uid][session_id] = f"another attempt replaced row {key}"
-            outcomes = self._outcomes(map(index.find, changed), partition)
+            self._partitions.sync()
+            changed = self._partitions[partition].changed(batch)
         if changed:
-            raise changed_rows(
-                partition, [outcome.without(changed[outcome.uid]) for outcome in outcomes]
-            )
+            raise changed_rows(partition, changed)
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
         with self._lock:
-            self._sync()
-            index = self._index(partition)
-            fresh = {
-                submitted: count
-                for submitted, count in index.steps(State.COMPLETE).items()
-                if not self._is_stale(submitted, step, partition)
-            }
-            groups = (g for submitted in fresh for g in index.groups(State.COMPLETE, submitted))
+            self._partitions.sync()
+            known = self._partitions[partition]
+            complete = known.index.steps(State.COMPLETE)
+            fresh = {at: n for at, n in complete.items() if not known.is_stale(at, step)}
+            groups = (group for at in fresh for group in known.index.groups(State.COMPLETE, at))
             return sum(fresh.values()) - len(self._rejected(partition, groups))
 
     def clear(self, batch: KVBatchMeta) -> None:
@@ -209,24 +198,18 @@ class ReplayBuffer(Partitions):
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
-            self._sync()
-            self._remove(list(uids), partition)
+            self._partitions.sync()
+            self._partitions.remove(list(uids), partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
+
     def _evict_stale(self, call: SampleCall) -> None:
         if call.batch_size is None:
             return
-        index = self._index(call.partition)
-        stale = [
-            group
-            for state in (State.COMPLETE, State.INCOMPLETE)
-            for step in index.steps(state)
-            if self._is_stale(step, call.step, call.partition)
-            for group in index.groups(state, step)
-        ]
-        if not stale:
+        partition = self._partitions[call.partition]
+        outcomes = partition.outcomes(partition.stale(call.step))
+        if not outcomes:
             return
-        outcomes = self._outcomes(stale, call.partition)
         call.stale_spans += [call.step - (outcome.step or 0) + 1 for outcome in outcomes]
         log.warning("%s: evicting stale prompts:%s", call, name_prompts(outcomes))
         self._discard(outcomes, call)
@@ -240,8 +223,8 @@ class ReplayBuffer(Partitions):
 
     def _evict_incomplete(self, call: SampleCall) -> bool:
         """Apply ``replay.on_incomplete``; returns whether any group was evicted."""
-        index = self._index(call.partition)
-        outcomes = self._outcomes(index.groups(State.INCOMPLETE, call.only_step), call.partition)
+        partition = self._partitions[call.partition]
+        outcomes = partition.outcomes(partition.index.groups(State.INCOMPLETE, call.only_step))
         if not outcomes:
             return False
         policy = self.config.on_incomplete
@@ -257,7 +240,8 @@ class ReplayBuffer(Partitions):
         return True
 
     def _refill_incomplete(self, outcomes: list[PromptOutcome], call: SampleCall) -> None:
-        refills = [self._refills.get((call.partition, outcome.uid), 0) for outcome in outcomes]
+        known = self._partitions[call.partition].refills
+        refills = [known.get(outcome.uid, 0) for outcome in outcomes]
         most = self.config.max_refills
         exhausted = [outcome for outcome, n in zip(outcomes, refills, strict=True) if n >= most]
         if exhausted:
@@ -274,13 +258,14 @@ class ReplayBuffer(Partitions):
 
     def _evict_rejected(self, call: SampleCall) -> bool:
         """Evict the groups that the filter rejects; returns whether there were any."""
-        index = self._index(call.partition)
-        rejected = self._rejected(call.partition, index.groups(State.COMPLETE, call.only_step))
+        partition = self._partitions[call.partition]
+        complete = partition.index.groups(State.COMPLETE, call.only_step)
+        rejected = self._rejected(call.partition, complete)
         if not rejected:
             return False
         assert self._filter is not None
         call.rejected.update(group.metric for group in rejected)
-        outcomes = self._outcomes(rejected, call.partition)
+        outcomes = partition.outcomes(rejected)
         self._discard(outcomes, call)
         call.to_replace += [(outcome, 0) for outcome in outcomes * self._filter.refills]
         return True
@@ -289,10 +274,10 @@ class ReplayBuffer(Partitions):
         """Submit replacements, as many as may be; returns whether there were any."""
         now = call.to_replace
         if now and self._filter is not None:
-            index = self._index(call.partition)
-            complete = sum(1 for _ in index.groups(State.COMPLETE, call.only_step))
+            partition = self._partitions[call.partition]
+            complete = partition.count(State.COMPLETE, call.only_step)
             enough = complete >= (call.batch_size or 1)
-            running = sum(index.steps(State.RUNNING).values()) + len(self._owed[call.partition])
+            running = partition.count(State.RUNNING) + len(partition.owed)
             if enough and self._filter.discards_surplus:
                 call.to_replace = []
             now = call.to_replace[: self._filter.room(running, call.submitted)]
@@ -302,64 +287,67 @@ class ReplayBuffer(Partitions):
             return False
         call.to_replace = call.to_replace[len(now) :]
         call.submitted += len(now)
-        self._replace([outcome for outcome, _ in now], [n for _, n in now], call)
+        self._replace(now, call)
         return True
 
+    def _discards_surplus(self, call: SampleCall) -> bool:
+        discards = self._filter is not None and self._filter.discards_surplus
+        return discards and call.partition != VAL
+
     def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
-        if self._filter is None or not self._filter.discards_surplus or call.partition == VAL:
+        if not self._discards_surplus(call):
             return
+        partition = self._partitions[call.partition]
         taken = {group.uid for group in groups}
-        complete = self._index(call.partition).groups(State.COMPLETE, call.only_step)
+        complete = partition.index.groups(State.COMPLETE, call.only_step)
         surplus = [group for group in complete if group.uid not in taken]
         call.surplus = len(surplus)
-        self._discard(self._outcomes(surplus, call.partition), call)
+        self._discard(partition.outcomes(surplus), call)
 
     def _discard(self, outcomes: Sequence[PromptOutcome], call: SampleCall) -> None:
         uids = [outcome.uid for outcome in outcomes]
         if uids and self._on_evict is not None and call.partition != VAL:
-            groups = map(self._index(call.partition).find, uids)
+            groups = map(self._partitions[call.partition].index.find, uids)
             rows = {key: tag for group in groups for key, tag in group.all_rows()}
             tags = [dict(tag) for tag in rows.values()]
             roots = {ROLLOUT_ROOT_KEYS: uids}
             self._on_evict(KVBatchMeta(list(rows), tags, call.partition, None, roots))
-        self._remove(uids, call.partition)
+        self._partitions.remove(uids, call.partition)
 
-    def _replace(self, evicted: list[PromptOutcome], refills: list[int], call: SampleCall) -> None:
-        """Replace `evicted`; `refills` counts the replacements that led to each new prompt."""
+    def _replace(self, pairs: list[tuple[PromptOutcome, int]], call: SampleCall) -> None:
+        """Replace evicted prompts; a number counts the replacements that lead to its new one."""
         assert self._refill is not None
+        evicted = [outcome for outcome, _ in pairs]
         uids = self._refill(call.partition, evicted)
         uids = [outcome.uid for outcome in evicted] if uids is None else list(uids)
-        if len(uids) != len(evicted):
+        if len(uids) != len(pairs):
             raise RlskipError(
-                f"the refill callback returned {len(uids)} uids for {len(evicted)} prompts",
+                f"the refill callback returned {len(uids)} uids for {len(pairs)} prompts",
                 remedy="return one uid per prompt, in order, or None",
             )
-        self._owed[call.partition].update(uids)
-        for uid, n in zip(uids, refills, strict=True):
-            self._refills[call.partition, uid] = n
+        partition = self._partitions[call.partition]
+        partition.owed.update(uids)
+        partition.refills.update((uid, n) for uid, (_, n) in zip(uids, pairs, strict=True))
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
-        index = self._index(call.partition)
+        partition = self._partitions[call.partition]
         if call.batch_size is None:
-            if call.only_step in index.steps(State.RUNNING) or self._owed[call.partition]:
+            if partition.count(State.RUNNING, call.step) or partition.owed:
                 return None
-            groups = list(index.groups(State.COMPLETE, call.only_step))
+            groups = list(partition.index.groups(State.COMPLETE, call.step))
             if not groups and call.dropped:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
-        if self._about_to_be_stale(call) or self._drains(call):
+        # All that was submitted, if its surplus is discarded.
+        waits = self._discards_surplus(call) and (partition.count(State.RUNNING) or partition.owed)
+        if waits or partition.about_to_be_stale(call.step):
             return None
-        fresh = (
-            group
-            for group in index.groups(State.COMPLETE)
-            if not self._is_stale(group.step, call.step, call.partition)
-        )
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
         dropped = len(call.dropped) if call.partition == VAL else 0
         if dropped >= call.batch_size:
             raise call.incomplete(call.dropped, "(every prompt was dropped)")
-        groups = list(itertools.islice(fresh, call.batch_size - dropped))
+        groups = list(itertools.islice(partition.fresh(call.step), call.batch_size - dropped))
         return groups if len(groups) + dropped == call.batch_size else None
 
     def _batch_of(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
@@ -372,14 +360,15 @@ class ReplayBuffer(Partitions):
                 tags.append(tag)
         # Under any other policy, no session is missing.
         viable = groups if self.config.on_incomplete == "min_viable" else []
-        outcomes = self._outcomes(viable, call.partition)
+        partition = self._partitions[call.partition]
+        outcomes = partition.outcomes(viable)
         short = [outcome for outcome in outcomes if not outcome.complete]
         if short:
             call.short = len(short)
             log.warning(
                 "%s: sampling viable groups with missing sessions:%s", call, name_prompts(short)
             )
-        self._index(call.partition).mark_sampled(groups)
+        partition.index.mark_sampled(groups)
         return KVBatchMeta(
             keys=keys,
             tags=tags,
@@ -392,10 +381,11 @@ class ReplayBuffer(Partitions):
 
         Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
+        partition = self._partitions[call.partition]
         now = time.monotonic()
         timeout_at = call.started + self.config.timeout_s
         if now >= timeout_at:
-            raise call.timed_out(self._missing(call), self._situation(call))
+            raise call.timed_out(partition.running(call), partition.situation(call))
         if now >= call.logged + self.config.progress_interval_s:
             call.logged = now
             log.info(
@@ -403,14 +393,7 @@ class ReplayBuffer(Partitions):
                 call,
                 now - call.started,
                 self.config.timeout_s,
-                self._situation(call),
-                name_prompts(self._missing(call)),
+                partition.situation(call),
+                name_prompts(partition.running(call)),
             )
         return min(timeout_at, call.logged + self.config.progress_interval_s) - now
-
-    def _drains(self, call: SampleCall) -> bool:
-        """Whether to wait for all that was submitted, because its surplus is discarded."""
-        if self._filter is None or not self._filter.discards_surplus or call.partition == VAL:
-            return False
-        running = self._index(call.partition).steps(State.RUNNING)
-        return bool(any(running.values()) or self._owed[call.partition])
