@@ -71,7 +71,7 @@ class DumpingSkip(BaseSkip):
             self.directory /= self.role
             refuse_links(self.directory)
         # Both are read now: rlskip may change the config later.
-        self._conditions = self._read_conditions()
+        self.conditions = self._read_conditions()
         self._config = flat_config(global_config)
         self._warned: set[str] = set()
 
@@ -103,7 +103,7 @@ class DumpingSkip(BaseSkip):
             The prompts or a value of the stage's identity cannot be compared, and
             ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
         """
-        conditions = attrs.evolve(self._conditions, stage=call.stage.stage)
+        conditions = attrs.evolve(self.conditions, stage=call.stage.stage)
         try:
             return attrs.evolve(
                 conditions, prompts_hash=fingerprint(call.prompts), extra=self._extra(call)
@@ -121,10 +121,10 @@ class DumpingSkip(BaseSkip):
         """
         meta = meta_of(call.prompts)
         asked = {name: plain(meta[name]) for name in _IN_META if name in meta}
-        usual = self._conditions.sampling
+        usual = self.conditions.sampling
         unusual = {k: v for k, v in asked.items() if k not in usual or usual[k] != v}
         return {
-            **self._conditions.extra,
+            **self.conditions.extra,
             **{f"meta_info.{name}": value for name, value in unusual.items()},
             **call.stage.identity_of(call.args, call.kwargs),
         }

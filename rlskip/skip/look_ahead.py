@@ -48,7 +48,7 @@ def _fits(skip: DumpingSkip, store: StepStore, step: int, part: int | None) -> b
 
 def differences(skip: DumpingSkip, made: Identity) -> list[str]:
     """How the config differs from the one that a dump was made with; prompts are not compared."""
-    now = skip._conditions
+    now = skip.conditions
     # Of `extra` the config decides a part (skip.identity); the call adds the others.
     extra = {**made.extra, **now.extra}
     now = attrs.evolve(now, stage=made.stage, prompts_hash=made.prompts_hash, extra=extra)

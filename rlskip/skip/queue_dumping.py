@@ -139,7 +139,7 @@ class QueueDumping(DumpingSkip):
             meta = self.store.save(
                 part.step,
                 content,
-                identity=self._conditions,
+                identity=self.conditions,
                 info=info,
                 sidecar=capture_rng(),
                 part=number,

@@ -221,7 +221,7 @@ class RolloutTqSkip(QueueDumping):
         """Whether parts were made under conditions that this run accepts."""
         if self.local_config.action == SkipAction.REPEAT:
             return True
-        conditions = self._conditions
+        conditions = self.conditions
         return all(self._same(conditions, meta) for meta in metas)
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None], list[str | None]]:
@@ -237,7 +237,7 @@ class RolloutTqSkip(QueueDumping):
         try:
             extra = self._extra(call)
             # What the config adds is compared once for the whole dump.
-            extra = {key: extra[key] for key in extra if key not in self._conditions.extra}
+            extra = {key: extra[key] for key in extra if key not in self.conditions.extra}
             legacy = contents_of(call.prompts, extra)
             named = contents_of(call.prompts, {**extra, "": call.stage.stage})
         except UnsupportedTypeError as error:
