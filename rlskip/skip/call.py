@@ -132,7 +132,9 @@ class Call:
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
     #: Releases what the call holds.
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
-    #: How long the stage itself ran, in seconds.
+    #: What a rank loaded, or why it could not, before the ranks agreed.
+    loaded: Any = attrs.field(init=False, default=None)
+    #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 
     def replace_prompts(self, prompts: Any) -> bool:
@@ -147,7 +149,7 @@ class Call:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure how long the stage runs."""
+        """Measure how long the block runs."""
         began = time.perf_counter()
         try:
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +58,6 @@ class ReplayingSkip(DumpingSkip):
     def warp_function(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        began = time.perf_counter()
         call = saved_call(*args, **kwargs)
         if call.found is None:
             raise AbsentDumpError("no dump serves this call", str(self.directory / str(step)))
@@ -78,7 +76,7 @@ class ReplayingSkip(DumpingSkip):
             source=meta.step,
             part=call.found.number,
             bytes=meta.stored,
-            seconds_saved=seconds_saved([meta], time.perf_counter() - began),
+            seconds_saved=seconds_saved([meta], call.seconds),
         )
         self._log_replay(step, meta, call.found)
         return self._without_dropped(rollouts)
@@ -123,7 +121,10 @@ class ReplayingSkip(DumpingSkip):
         return found
 
     def _agreed(self, call: Call, found: Found | None, offers: Iterator[Found]) -> Found | None:
-        """The first of the offers that every rank has, where there are several ranks."""
+        """The first of the offers that every rank has, where there are several ranks.
+
+        `found` is this rank's first; it is None if the others shall not wait for this rank's.
+        """
         return found
 
     def _offers(self, call: Call) -> Iterator[Found]:
@@ -219,15 +220,16 @@ class ReplayingSkip(DumpingSkip):
     def _load(self, call: Call) -> tuple[Any, DumpMeta, Any]:
         """The rollouts that serve the call, verified, and the generators' states if needed."""
         found: Found = call.found
-        rollouts, meta = self.store.load_with_meta(found.step, part=found.part)
-        compares = self.local_config.action != SkipAction.REPEAT and not call.reason
-        if compares and self._differences(call.identity, meta):
-            where = str(self.directory / found.path)
-            raise CorruptDumpError("another job replaced it meanwhile", where)
-        self._check_fields(rollouts, meta, call)
-        restores = self.local_config.restore_rng
-        states = self.store.load_sidecar(found.step, part=found.part) if restores else None
-        return rollouts, meta, states
+        with call.timed():
+            rollouts, meta = self.store.load_with_meta(found.step, part=found.part)
+            compares = self.local_config.action != SkipAction.REPEAT and not call.reason
+            if compares and self._differences(call.identity, meta):
+                where = str(self.directory / found.path)
+                raise CorruptDumpError("another job replaced it meanwhile", where)
+            self._check_fields(rollouts, meta, call)
+            restores = self.local_config.restore_rng
+            states = self.store.load_sidecar(found.step, part=found.part) if restores else None
+            return rollouts, meta, states
 
     # -- what is kept --------------------------------------------------------------------
 

@@ -78,20 +78,32 @@ class RolloutSkip(ReplayingSkip):
         return super()._new_visit(step)
 
     def _agreed(self, call: Call, found: Found | None, offers: Iterator[Found]) -> Found | None:
+        if self.ranks.world_size == 1:
+            return found
         visit, repeats = call.visit, self.local_config.action == SkipAction.REPEAT
         while True:
+            # Loaded first, so that a hit takes one exchange: it settles which dump serves the
+            # call, and whether every rank has its shard of it.
             mine = (1, found.step, found.number) if found else (0, 0, 0)
-            here = (visit.step, call.place)
-            answers = self.ranks.exchange(*here, *mine, what=f"step {visit.step}")
+            shard = self._load_shard(call, found)
+            place = (visit.step, call.place)
+            answers = self.ranks.exchange(*place, *mine, *shard, what=f"step {visit.step}")
             self._refuse_other_places([answer[:2] for answer in answers])
-            theirs = [Found(*answer[3:]) if answer[2] else None for answer in answers]
-            if repeats:  # checks nothing: what rank 0 finds will do
-                return theirs[0]
-            if None in theirs or len(set(theirs)) == 1:
-                return theirs[0] if None not in theirs else None
+            theirs = [Found(*answer[3:5]) if answer[2] else None for answer in answers]
+            # A repeat checks nothing: what rank 0 finds will do.
+            agreed = theirs[0] if repeats or None not in theirs else None
+            if agreed is None or set(theirs) == {agreed}:
+                # Another job may be replacing the shards, one rank's after the other's.
+                of_one_call = {answer[5:] for answer in answers} == {(True, shard[1])}
+                if not of_one_call and not isinstance(call.loaded, BaseException):
+                    call.loaded = None
+                if agreed is None and found and any(a[2] and not a[5] for a in answers):
+                    visit.lose(found)  # a rank found it damaged, and another has seen that already
+                return agreed
             last = max(one.order(visit.step) for one in theirs if one)
             candidates = itertools.chain([found] if found else [], offers)
-            found = next((one for one in candidates if one.order(visit.step) >= last), None)
+            next_ones = (one for one in candidates if one.order(visit.step) >= last)
+            found = agreed if repeats else next(next_ones, None)
 
     def _refuse_other_places(self, places: Sequence[tuple[int, ...]]) -> None:
         if len(set(places)) == 1:
@@ -173,18 +185,27 @@ class RolloutSkip(ReplayingSkip):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: role %s goes on without waiting longer: %s", self.role, error)
 
+    def _load_shard(self, call: Call, found: Found | None) -> tuple[bool, int]:
+        """Load this rank's shard of `found`: whether it can be, and which call's it is."""
+        call.found, call.loaded = found, None
+        if found is None:
+            return False, 0
+        try:
+            call.loaded = super()._load(call)
+        except BaseException as error:  # the other ranks must not wait for this one
+            call.loaded = error
+            return False, 0
+        return True, _number(call.loaded[1].info.get("generation"))
+
     def _load(self, call: Call) -> tuple[Any, DumpMeta, Any]:
         """As the base class has it; on every rank or on none."""
-        loaded, generation = None, 0
-        try:
-            loaded = super()._load(call)
-            generation = _number(loaded[1].info.get("generation"))
-        finally:
-            # Another job may be replacing the shards, one rank's after the other's.
-            answers = self.ranks.exchange(
-                generation, loaded is not None, what=f"step {call.visit.step}"
-            )
-        if set(answers) != {(generation, True)}:
+        if self.ranks.world_size == 1:
+            return super()._load(call)
+        loaded: tuple[Any, DumpMeta, Any] | BaseException | None
+        loaded, call.loaded = call.loaded, None
+        if isinstance(loaded, BaseException):
+            raise loaded
+        if loaded is None:
             raise CorruptDumpError(
                 "another rank's shard is unusable, or of another call", str(self.directory)
             )

@@ -41,15 +41,18 @@ def _is_under_way(place: Place, names: frozenset[str]) -> bool:
     return place.part is None and place.dump in names and bool(call_numbers(names))
 
 
-def is_complete(here: OpenPlace) -> bool:
-    """Whether the files of all ranks are there and belong to one call."""
+def is_complete(here: OpenPlace, compared: Sequence[Place] | None = None) -> bool:
+    """Whether the files of all ranks are there, and the `compared` shards are of this one's call.
+
+    By default all are compared, which reads as many files as there are ranks.
+    """
     names, shards = here.names(), list(here.place.shards())
     if not _has_own(here.place, names) or not all({s.dump, s.meta} <= names for s in shards):
         return False
-    return len(shards) == 1 or _are_of_one_call(here, shards)
+    return len(shards) == 1 or _are_of_one_call(here, shards if compared is None else compared)
 
 
-def _are_of_one_call(here: OpenPlace, shards: list[Place]) -> bool:
+def _are_of_one_call(here: OpenPlace, shards: Sequence[Place]) -> bool:
     """False where a job that replaces another's shards was killed or has not finished yet.
 
     Shards without a generation pass: nothing is known of them.

@@ -159,6 +159,10 @@ class Place:
         """The same step's places of all ranks."""
         return (attrs.evolve(self, rank=rank) for rank in range(self.world_size))
 
+    def next_shard(self) -> Place:
+        """The same step's place of the next rank; of the last one, rank 0's."""
+        return attrs.evolve(self, rank=(self.rank + 1) % self.world_size)
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenPlace]:
         """Hold the directory open, so that its files belong together whatever is renamed.

@@ -112,7 +112,8 @@ class StepStore:
         """What ``meta.json`` of this rank's dump holds; None when there is no complete dump.
 
         Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
-        that cannot be read at the moment is logged as a warning: None.
+        that cannot be read at the moment is logged as a warning: None. Of several ranks each
+        compares its shard with the next rank's: if all get a meta, all shards are of one call.
 
         Raises
         ------
@@ -144,7 +145,8 @@ class StepStore:
     def _meta(self, step: int, part: int | None, unread: list[DumpError]) -> DumpMeta | None:
         try:
             with self._opened(step, part) as here:
-                return read_meta(here) if is_complete(here) else None
+                complete = is_complete(here, [here.place.next_shard()])
+                return read_meta(here) if complete else None
         except UnreadableDumpError as error:
             unread.append(error)
         except (AbsentDumpError, CorruptDumpError):

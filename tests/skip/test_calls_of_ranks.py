@@ -70,6 +70,27 @@ def test_a_damaged_shard_costs_that_call_on_every_rank(tmp_path: Path) -> None:
     _run(tmp_path, _rank, "abc", "")
 
 
+def _counting(rank: int, world: int, folder: str) -> None:
+    generate = _join(rank, world, folder)
+    gather, exchanges = dist.all_gather, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        exchanges.append(args)
+        return gather(*args, **kwargs)
+
+    dist.all_gather = counted
+    SkipManager.set_step(1)
+    for k, call in enumerate("aab", 1):
+        generate(call)
+        assert len(exchanges) == k
+    _leave()
+
+
+def test_a_hit_takes_one_collective(tmp_path: Path) -> None:
+    _run(tmp_path, _rank, "aab", "aab")
+    _run(tmp_path, _counting)
+
+
 def _first_for_all(rank: int, world: int, folder: str) -> None:
     """Rank 1 has lost what it knew of call 0, so the lowest that fits both is call 1."""
     generate = _join(rank, world, folder)

@@ -1,0 +1,191 @@
+"""What it costs ranks to agree: exchanges, numbers and files, for 2 to 1 024 simulated ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.jobs.ranks import RankGroup
+from rlskip.skip import RolloutSkip
+from rlskip.skip.call import Call, Stage
+from rlskip.store import CorruptDumpError, StepStore
+from rlskip.testing import FaultyFiles
+
+
+class Hub:
+    """What the simulated ranks share: an exchange ends when all of them have taken part."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.barrier = threading.Barrier(world, timeout=200)
+        self.sent: list[tuple[int, ...]] = [()] * world
+        self.rounds: list[int] = []  # how many numbers each rank sent in it
+
+
+class Rank(RankGroup):
+    def __init__(self, hub: Hub, rank: int) -> None:
+        super().__init__()
+        self.hub, self.rank, self.world_size = hub, rank, hub.world
+
+    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
+        self.hub.sent[self.rank] = tuple(map(int, numbers))
+        if self.hub.barrier.wait() == 0:
+            self.hub.rounds.append(len(numbers) + 1)  # and the name of the decision
+            self.decision = f"{len(self.hub.rounds):015x}"
+        self.hub.barrier.wait()
+        answers = list(self.hub.sent)
+        self.decision = f"{len(self.hub.rounds):015x}"
+        self.hub.barrier.wait()
+        return answers
+
+
+def stage(prompts: list[int]) -> list[int]:
+    return prompts
+
+
+class Job:
+    """The ranks of a job, one thread each: the role on every rank, with a store of its own."""
+
+    def __init__(self, folder: Path, world: int, **skip: Any) -> None:
+        self.hub = Hub(world)
+        settings = {"dump_dir": str(folder), **skip, "rollout": {"enable": True}}
+        SkipManager.init({"skip": settings})
+        role = SkipManager.skip_instances["rollout"]
+        self.roles = [RolloutSkip(role.local_config, role.global_config) for _ in range(world)]
+        for rank, role in enumerate(self.roles):
+            role.__dict__["ranks"] = Rank(self.hub, rank)
+        self._threads = ThreadPoolExecutor(world)
+
+    def each(self, act: Callable[[RolloutSkip], Any]) -> list[Any]:
+        return list(self._threads.map(act, self.roles))
+
+    def call(self, step: int) -> tuple[list[Any], list[int]]:
+        """What each rank gets for a call of `step`, and the exchanges that took."""
+        before = len(self.hub.rounds)
+
+        def rank(role: RolloutSkip) -> Any:
+            role.begin_visit()
+            call = Call(Stage(stage, "rollout"), ([step],), {})
+            with call.cleanup, call.current():
+                try:
+                    if role.meet_precondition(step, stage, *call.args):
+                        return role.warp_function(step, stage, *call.args)
+                except CorruptDumpError:
+                    pass
+                role.prepare_data(step, f"{step} of rank {role.ranks.rank}", *call.args)
+            return "generated"
+
+        return self.each(rank), self.hub.rounds[before:]
+
+
+WORLDS = [
+    2,
+    16,
+    pytest.param(128, marks=pytest.mark.slow),
+    pytest.param(1024, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, world: int) -> None:
+    job = Job(tmp_path, world, background_write=False)
+    got, exchanges = job.call(1)
+    assert got == ["generated"] * world
+    assert len(exchanges) == 4
+    for _ in range(2):
+        got, exchanges = job.call(1)
+        assert got == [f"1 of rank {rank}" for rank in range(world)]
+        assert exchanges == [8]
+
+
+@pytest.mark.parametrize("seen", ["by its own rank", "by another rank meanwhile"])
+def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, seen: str) -> None:
+    job = Job(tmp_path, 3, background_write=False)
+    job.call(1)
+    (shard,) = tmp_path.glob("*/*/1/gen_batch.r1-of-3.dp")
+    data = shard.read_bytes()
+    shard.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    all_looked = threading.Barrier(3, timeout=60)
+    for role in job.roles:
+        store: Any = role.store
+        if seen == "by its own rank":
+            store.load_with_meta = after(all_looked.wait, store.load_with_meta)
+    if seen == "by another rank meanwhile":
+        store.calls = after(lambda: wait_for(tmp_path, "*/*/1.bad-*"), store.calls)
+    got, exchanges = job.call(1)
+    assert got == ["generated"] * 3
+    assert len(exchanges) == (2 if seen == "by its own rank" else 4)
+    for role in job.roles:
+        role.__dict__.pop("store")
+    assert len(list(tmp_path.glob("*/*/1/gen_batch.r*-of-3.dp"))) == 3, "in the place of the other"
+    assert job.call(1) == ([f"1 of rank {rank}" for rank in range(3)], [8])
+
+
+def after(wait: Callable[[], Any], act: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        wait()
+        return act(*args, **kwargs)
+
+    return both
+
+
+def wait_for(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(pattern)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(tmp_path: Path) -> None:
+    job = Job(tmp_path, 3, background_write=False)
+    job.call(1)
+    job.each(lambda role: setattr(role.local_config, "on_miss", "error"))
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("what nobody expects")
+
+    job.roles[2].store.load_with_meta = fail  # type: ignore[method-assign]
+
+    def rank(role: RolloutSkip) -> str:
+        role.begin_visit()
+        prompts = [1]
+        assert role.meet_precondition(1, stage, prompts)
+        with pytest.raises((KeyError, CorruptDumpError)) as caught:
+            role.warp_function(1, stage, prompts)
+        return caught.type.__name__
+
+    assert job.each(rank) == ["CorruptDumpError", "CorruptDumpError", "KeyError"]
+
+
+def test_a_rank_reads_as_many_files_of_2_ranks_as_of_64(tmp_path: Path) -> None:
+    operations = []
+    for world in (2, 64):
+        folder = tmp_path / f"{world}"
+        stores = [StepStore(folder, rank=rank, world_size=world) for rank in range(world)]
+        for store in stores:
+            store.save(1, {"rank": store.rank}, info={"generation": "abc"})
+        with FaultyFiles(folder) as files:
+            assert stores[1].read_meta(1) is not None
+        operations.append(len(files.operations))
+    assert operations[0] == operations[1]
+
+
+def test_shards_of_two_calls_are_seen_by_some_rank_wherever_the_writers_were_killed(
+    tmp_path: Path,
+) -> None:
+    world = 5
+    stores = [StepStore(tmp_path, rank=rank, world_size=world) for rank in range(world)]
+    for store in stores:
+        store.save(1, 1, info={"generation": "a"})
+    for store in stores[:-1]:
+        store.save(1, 2, info={"generation": "b"})
+        assert not all(store.read_meta(1) for store in stores)
+        assert all(store.steps() == [] for store in stores)
+    stores[-1].save(1, 2, info={"generation": "b"})
+    assert all(store.read_meta(1) for store in stores)
