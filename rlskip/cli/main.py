@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,17 @@ Dir = Annotated[
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
 ]
+
+
+class Order(str, Enum):
+    """Of what `ls` lists."""
+
+    name = "name"
+    size = "size"
+    age = "age"
+    hits = "hits"
+
+
 STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
 
 
@@ -87,12 +99,22 @@ def ls(
     where: Annotated[Path | None, typer.Argument(help="As --dir.")] = None,
     directory: Dir = None,
     steps: Annotated[bool, typer.Option("--steps", help="List the steps of every run.")] = False,
+    sort: Annotated[
+        Order, typer.Option(help="By name, or largest, newest or most hits first.")
+    ] = Order.name,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="How many runs, or dumps of each run, to list.")
+    ] = None,
+    only: Annotated[
+        str, typer.Option("--filter", help="Only runs with this in their names: lr2, lr*seed1.")
+    ] = "",
     as_json: Json = False,
 ) -> int:
     """List the runs, or the steps of a run."""
     from rlskip.cli.ls import ls
 
-    return _put(ls(_where(where or directory), steps), as_json)
+    answer = ls(_where(where or directory), steps, sort=sort.value, limit=limit, only=only)
+    return _put(answer, as_json)
 
 
 @app.command()
@@ -125,7 +147,8 @@ def verify(
     from rlskip.cli.verify import verify
     from rlskip.runs.on_disk import find_targets
 
-    return _put(verify(find_targets(what or [], _where(directory))), as_json)
+    where = _where(directory)
+    return _put(verify(find_targets(what or [], where), where), as_json)
 
 
 @app.command()
@@ -135,7 +158,9 @@ def prune(
     keep_last: Annotated[int | None, typer.Option(min=0, help="Dumps to keep per run.")] = None,
     older_than: Annotated[str | None, typer.Option(help="An age: 7d, 12h, 30min.")] = None,
     max_size: Annotated[str | None, typer.Option(help="Of all runs together: 200GB.")] = None,
-    quarantined: Annotated[bool, typer.Option(help="Also quarantined dumps.")] = False,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Also quarantined dumps.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them.")] = False,
     as_json: Json = False,
 ) -> int:
@@ -185,7 +210,7 @@ def import_dumps(
     directory: Dir = None,
     run: Annotated[
         str | None,
-        typer.Option(help="EXPERIMENT_PROJECT/GBS.._N.._in.._out.., if not verl's."),
+        typer.Option(help="The run to import into, e.g. exp_proj/GBS4_N2_in6_out8."),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="If the path has none.")] = None,
     trust_pickle: Annotated[

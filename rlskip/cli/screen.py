@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import attrs
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -49,14 +49,19 @@ def put(answer: Answer, as_json: bool) -> None:
         return
     console = _console(stderr=False)
     for part in answer.view:
-        if isinstance(part, Table) and part.show_header and _minimum(part, console) > console.width:
+        if isinstance(part, Table) and part.show_header and not _fits(part, console.width):
             part = _stacked(part)
         console.print(part)
 
 
-def _minimum(part: Table, console: Console) -> int:
-    """The width below which words would be broken."""
-    return Measurement.get(console, console.options.update_width(10_000), part).minimum
+def _fits(part: Table, width: int) -> bool:
+    """Whether no word is broken: only the last column has lines that may be wrapped."""
+    needed = 3 * (len(part.columns) - 1)
+    for column in part.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        lines = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+        needed += max(map(cell_len, lines), default=0)
+    return needed <= width
 
 
 def _stacked(wide: Table) -> Table:
@@ -88,10 +93,12 @@ def progress(items: Sequence[T], doing: str) -> Iterable[T]:
 def table(*columns: str) -> Table:
     """A table; columns whose names start with ``>`` are aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        right = column.startswith(">")
+    for number, column in enumerate(columns, 1):
         made.add_column(
-            column.removeprefix(">"), justify="right" if right else "left", overflow="fold"
+            column.removeprefix(">"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+            no_wrap=number < len(columns),
         )
     return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 
 from rlskip._human import size
@@ -19,12 +21,15 @@ class Verdict:
     problem: str | None
 
 
-def verify(targets: list[Selection]) -> Answer:
-    """Verify all dumps of `targets`; nothing is changed. Exit code 1 if a dump is unusable."""
+def verify(targets: list[Selection], where: Path) -> Answer:
+    """Verify all dumps of `targets`; nothing is changed. Exit code 1 if a dump is unusable.
+
+    Raises NoSuchPlaceError if there is none; `where` is what was looked through.
+    """
     dumps = [(target.run.name, dump) for target in targets for dump in target.dumps()]
     if not dumps:
         names = ", ".join(dict.fromkeys(target.run.name for target in targets))
-        raise NoSuchPlaceError("there are no dumps to verify", names)
+        raise NoSuchPlaceError("there are no dumps to verify", names or str(where))
     verdicts = [
         Verdict(run, dump.name, dump.size, dump.verify())
         for run, dump in progress(dumps, "verifying")

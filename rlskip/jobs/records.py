@@ -68,7 +68,7 @@ class Event:
         The number of the call whose dump was replayed or written. None where an event concerns
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
-        Bytes of the dump's file, read (a hit) or written.
+        Bytes of the dump's files, read (a hit) or written.
     """
 
     role: str

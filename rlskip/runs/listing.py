@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import attrs
 
 from rlskip.jobs.records import StepTallies, Tally
 from rlskip.runs.on_disk import Dump, Run
+
+Line = TypeVar("Line", "RunLine", "StepLine")
 
 
 @attrs.frozen
@@ -42,6 +46,14 @@ class RunLine:
             misses=total.misses,
             seconds_saved=total.seconds_saved,
         )
+
+
+def arranged(lines: list[Line], order: str, limit: int | None) -> list[Line]:
+    """At most `limit` of the lines: as they come (``name``), or the most of `order` first."""
+    if order != "name":
+        key = {"size": "size", "age": "written", "hits": "hits"}[order]
+        lines = sorted(lines, key=lambda line: getattr(line, key) or 0, reverse=True)
+    return lines[:limit]
 
 
 @attrs.frozen

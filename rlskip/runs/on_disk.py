@@ -26,7 +26,8 @@ from rlskip.store.layout import Place, as_step
 from rlskip.store.meta import DumpMeta
 
 _SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
-_FILE = re.compile(r"(gen_batch|tq_batch|meta)\b.*\.(dp|pt|json)")
+_FILE = re.compile(r"(gen_batch|tq_batch)(\.r[0-9]+-of-[0-9]+)?\.(dp|pt)")
+_META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
 SHAPE = re.compile(r"GBS(\w+)_N(\w+)_in(\w+)_out(\w+)")
 _BAD = re.compile(r"\d+\.bad-.*")
 
@@ -289,8 +290,11 @@ def _is_run(path: Path) -> bool:
 
 
 def _has_dump(step: Path) -> bool:
+    """Whether it has rollouts; a lone ``meta.json`` may be of any program, but for its place."""
     parts = (child for child in _folders(step) if as_step(child.name) is not None)
-    return any(_FILE.fullmatch(name) for folder in (step, *parts) for name in _names(folder))
+    names = [name for folder in (step, *parts) for name in _names(folder)]
+    ours = any(SHAPE.fullmatch(path.name) for path in (step.parent, step.parent.parent))
+    return any(_FILE.fullmatch(name) or (ours and _META.fullmatch(name)) for name in names)
 
 
 def _folders(path: Path) -> list[Path]:

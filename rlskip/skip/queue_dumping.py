@@ -147,7 +147,7 @@ class QueueDumping(DumpingSkip):
             if meta.info.get("part") == mine:
                 break
             number += 1  # another took this number meanwhile
-        call.record("dumped", step=part.step, bytes=meta.stored)
+        call.record("dumped", step=part.step, bytes=self.store.size_of(meta))
 
     # -- the dump's parts, and the queue -----------------------------------------------------
 

@@ -75,7 +75,7 @@ class ReplayingSkip(DumpingSkip):
         call.facts.update(
             source=meta.step,
             part=call.found.number,
-            bytes=meta.stored,
+            bytes=self.store.size_of(meta),
             seconds_saved=seconds_saved([meta], call.seconds),
         )
         self._log_replay(step, meta, call.found)
@@ -272,4 +272,4 @@ class ReplayingSkip(DumpingSkip):
     def _note_written(self, step: int, call: Call, meta: DumpMeta) -> None:
         call.visit.wrote(call.number)
         self._others.forget(step)
-        call.record("dumped", step=step, part=meta.part or 0, bytes=meta.stored)
+        call.record("dumped", step=step, part=meta.part or 0, bytes=self.store.size_of(meta))

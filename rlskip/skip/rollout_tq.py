@@ -148,7 +148,7 @@ class RolloutTqSkip(QueueDumping):
         self._count(plan, plan.groups)
         call.facts.update(
             source=plan.source,
-            bytes=sum(meta.stored for meta in used),
+            bytes=sum(map(self.store.size_of, used)),
             seconds_saved=seconds_saved(used, time.perf_counter() - began),
         )
         self._log_replay(step, plan.metas[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,13 @@ class StepStore:
         with self._place(step, part).opened() as here, open_dump(here) as (reader, meta):
             reader.verify()
             return meta
+
+    def size_of(self, meta: DumpMeta) -> int:
+        """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
+        place = Place(self.directory, meta.step, meta.part, meta.rank, meta.world_size)
+        with contextlib.suppress(OSError):  # it may be gone by now
+            return meta.stored + os.lstat(place.directory / place.meta).st_size
+        return meta.stored
 
     def quarantine(self, step: int, reason: str, part: int | None = None) -> Path | None:
         """Keep a bad dump under a name that is not a step, with a warning.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from rlskip.store import StepStore
 
@@ -70,6 +71,21 @@ def instead(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
     return do
 
 
+def sealed(**info: object) -> Callable[[Path], None]:
+    """A meta whose seal fits, with other info than a job gives."""
+
+    def do(run: Path) -> None:
+        file = run / "2" / "meta.json"
+        plain = json.loads(file.read_text())
+        plain["info"] = info
+        del plain["seal"]
+        canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        plain["seal"] = xxhash.xxh3_128_hexdigest(canonical.encode())
+        file.write_text(json.dumps(plain))
+
+    return do
+
+
 def records(*lines: object) -> Callable[[Path], None]:
     def do(run: Path) -> None:
         folder = run.parents[1] / "records" / "job"
@@ -90,6 +106,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "no dump": lambda run: (run / "2" / "gen_batch.dp").unlink(),
     "an empty meta": overwrite("2/meta.json", b""),
     "a meta that is a list": overwrite("2/meta.json", b"[]"),
+    "a meta of odd seconds": sealed(seconds="x"),
+    "a meta of other odd info": sealed(job=["x"], config={"y": None}, imported=5, part="x"),
     "a deep meta": overwrite("2/meta.json", b"[" * 100_000),
     "a truncated dump": overwrite("2/gen_batch.dp", b"rlskip\r\n"),
     "a dump that is a FIFO": instead("2/gen_batch.dp", os.mkfifo),

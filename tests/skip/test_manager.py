@@ -190,7 +190,8 @@ def test_records_count_what_happened(Stage: Any, init: Callable[..., Path]) -> N
     counts = tally({"rollout": str(dumps)}, "job")["rollout"]
     assert counts.consulted
     assert (counts.hits, counts.misses) == (2, 2)
-    stored = sum(path.stat().st_size for path in dumps.rglob("gen_batch.dp"))
+    files = [*dumps.rglob("gen_batch.dp"), *dumps.rglob("meta.json")]
+    stored = sum(path.stat().st_size for path in files)
     assert counts.bytes_written == stored
     assert 0.5 < counts.bytes_read / stored < 2
     assert not tally({"rollout": str(dumps)}, "another job")["rollout"].consulted

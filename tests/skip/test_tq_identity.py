@@ -143,8 +143,8 @@ def test_parts_that_serve_no_prompt_count_for_nothing(
     again.submit(prompts("y", run="t"))
     assert again.submitted == []
     counts = tally({"rollout_tq": str(tmp_path / "dumps")}, "job")["rollout_tq"]
-    assert counts.bytes_read == second.stored
-    assert counts.bytes_written == first.stored + second.stored
+    assert counts.bytes_read == store.size_of(second)
+    assert counts.bytes_written == store.size_of(first) + store.size_of(second)
 
 
 @pytest.mark.parametrize(
