@@ -70,7 +70,8 @@ class DumpingSkip(BaseSkip):
         if self.role not in BUILT_IN_ROLES:
             self.directory /= self.role
             refuse_links(self.directory)
-        # Both are read now: rlskip may change the config later.
+        #: The part of the identity that the config decides. It is read now, as the config is copied
+        #: now, because rlskip may change the config later.
         self.conditions = self._read_conditions()
         self._config = flat_config(global_config)
         self._warned: set[str] = set()
