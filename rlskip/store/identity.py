@@ -40,16 +40,19 @@ class _Plain:
         self._field = field
 
     def __call__(self, value: Any) -> Any:
+        return self._of(value, self._field, Sharing(), MAX_DEPTH)
+
+    def _of(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
         try:
-            return self._of(value, self._field, Sharing(), MAX_DEPTH)
+            return self._convert(value, where, sharing, levels)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # an interpolation that fails, an object that is broken
             raise UnsupportedTypeError(
-                f"cannot be compared: {text_of(error)}", self._field, _REMEDY
+                f"cannot be compared: {text_of(error)}", where, _REMEDY
             ) from error
 
-    def _of(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
+    def _convert(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
         value = scalar_of(value)
         if isinstance(value, str):
             return json.loads(json.dumps(str.__str__(value)))

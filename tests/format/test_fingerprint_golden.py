@@ -41,13 +41,6 @@ _GOLDEN = {
 }
 
 
-def _objects(*values: Any) -> np.ndarray:
-    out = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        out[i] = value
-    return out
-
-
 def _ordinary() -> Iterator[tuple[str, Any]]:
     """Prompts as trainers have them."""
     ids = torch.arange(12).reshape(3, 4)
@@ -64,7 +57,7 @@ def _ordinary() -> Iterator[tuple[str, Any]]:
     yield "strings", ["a", "b", "é", ""]
     yield "one string", "What is 2 + 2?"
     yield "chats", [chat, chat[:1]]
-    yield "chats in an object array", _objects(chat, chat[:1])
+    yield "chats in an object array", np.array([chat, chat[:1]], object)
     yield (
         "lists of dicts",
         [
@@ -100,8 +93,8 @@ def _ordinary() -> Iterator[tuple[str, Any]]:
         DataProtoParts(
             TensorDict({"input_ids": ids}, [3]),
             {
-                "raw_prompt": _objects(chat, chat[:1], []),
-                "uid": _objects("1", "2", "3"),
+                "raw_prompt": np.array([chat, chat[:1], []], object),
+                "uid": np.array(["1", "2", "3"], object),
                 "index": np.array([1, 2, 3]),
             },
             {"global_steps": 7},
@@ -109,7 +102,7 @@ def _ordinary() -> Iterator[tuple[str, Any]]:
     )
     yield (
         "DataProto without tensors",
-        DataProtoParts(None, {"raw_prompt": _objects(chat, chat[:1])}, {}),
+        DataProtoParts(None, {"raw_prompt": np.array([chat, chat[:1]], object)}, {}),
     )
     yield "numpy text", np.array(["a", "bc"])
     yield "bytes", [b"a", bytearray(b"b")]

@@ -150,30 +150,11 @@ def test_different_values_make_different_identities(a: Any, b: Any) -> None:
             assert len(line) < 200
 
 
-def _endless() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    value["again"] = [value]
-    return value
-
-
-def _shared() -> list[Any]:
-    value: list[Any] = []
-    for _ in range(90):
-        value = [value, value]
-    return value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [object, lambda: torch.eye(2).to_sparse(), lambda: torch.empty(1, device="meta"), _endless,
-     _shared, lambda: np.zeros(1, "i4,O"), lambda: {object()}, lambda: {object(): 1},
-     lambda: OmegaConf.create({"a": "${nowhere}"})],
-)  # fmt: skip
 @pytest.mark.parametrize("name", ["extra", "sampling", "versions"])
-def test_an_incomparable_value_names_its_field(value: Any, name: str) -> None:
+def test_an_incomparable_value_names_its_field(incomparable: Any, name: str) -> None:
     with pytest.raises(UnsupportedTypeError, match=rf"^{name}") as caught:
-        Identity(**{name: {"tool": [value()]}})
-    assert name == "extra" or "tool" in caught.value.where or "interp" in str(caught.value).lower()
+        Identity(**{name: {"tool": [incomparable]}})
+    assert caught.value.where.startswith(f"{name}.tool[0]")
 
 
 # -- versions -----------------------------------------------------------------------------
