@@ -9,7 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +223,18 @@ def run_dir(dumps: Path) -> Path:
 def verl_files() -> Path:
     """Dumps that verl's own code wrote (make.py in that directory)."""
     return HERE / "interop" / "verl_dumps"
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Iterator[Any]:
+    """A real TransferQueue (SimpleStorage) on a local Ray."""
+    ray = pytest.importorskip("ray")
+    transfer_queue = pytest.importorskip("transfer_queue")
+
+    from rlskip.queue import TransferQueueAdapter
+
+    # One CPU for the controller, one for each of the two storage units, one for a task.
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield TransferQueueAdapter()
+    transfer_queue.close()
+    ray.shutdown()

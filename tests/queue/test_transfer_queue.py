@@ -40,17 +40,6 @@ def test_without_a_running_ray_it_is_unavailable(monkeypatch):
         TransferQueueAdapter()
 
 
-@pytest.fixture(scope="module")
-def adapter():
-    ray = pytest.importorskip("ray")
-    transfer_queue = pytest.importorskip("transfer_queue")
-    # One CPU for the controller and one for each of the two storage units.
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield TransferQueueAdapter()
-    transfer_queue.close()
-    ray.shutdown()
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 class TestTransferQueueAdapter(QueueTests):

@@ -3,7 +3,7 @@
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue, TransferQueueAdapter
+from rlskip.queue import MemoryQueue
 from rlskip.replay import ReplayBuffer
 
 
@@ -67,14 +67,3 @@ def make_buffer(queue):
 @pytest.fixture
 def buffer(make_buffer):
     return make_buffer()
-
-
-@pytest.fixture(scope="module")
-def adapter():
-    """A real TransferQueue on a local Ray."""
-    ray = pytest.importorskip("ray")
-    transfer_queue = pytest.importorskip("transfer_queue")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield TransferQueueAdapter()
-    transfer_queue.close()
-    ray.shutdown()

@@ -15,7 +15,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue, TransferQueueAdapter, to_rows
+from rlskip.queue import MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
 
 _generated = itertools.count(1)
@@ -181,22 +181,12 @@ class Trainer:
         return sorted(rows, key=lambda row: row["text"])
 
 
-@pytest.fixture(scope="module")
-def transfer_queue() -> Iterator[Any]:
-    ray = pytest.importorskip("ray")
-    tq = pytest.importorskip("transfer_queue")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield TransferQueueAdapter()
-    tq.close()
-    ray.shutdown()
-
-
 @pytest.fixture(
     params=["memory", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(180)])]
 )
 def queue(request: pytest.FixtureRequest) -> Any:
     if request.param == "ray":
-        return request.getfixturevalue("transfer_queue")
+        return request.getfixturevalue("adapter")
     return MemoryQueue()
 
 
