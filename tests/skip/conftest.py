@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue, to_rows
+from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
 
 _generated = itertools.count(1)
@@ -100,6 +102,35 @@ def _leases() -> Callable[[Path], list[Path]]:
 
 
 # -- a trainer with a queue ---------------------------------------------------------------
+
+
+class Loop:
+    """A trainer whose stage writes a finished row with `fields` for each prompt, at once.
+
+    `options` are those of the annotation of `submit`.
+    """
+
+    def __init__(self, fields: str = "x", seconds: float = 0.0, **options: Any) -> None:
+        self.queue, self.fields, self.seconds = MemoryQueue(), fields.split(), seconds
+        self.submitted: list[str] = []
+        self.seen: list[dict[str, Any]] = []  # the queue at each call of the stage
+        annotate = functools.partial(SkipManager.annotate, role="rollout_tq", queue=self.queue)
+        self.submit = annotate(**options)(self._submit)
+        self.sample = annotate(phase="sample")(self._sample)
+
+    def _submit(self, prompts: dict[str, Any]) -> None:
+        time.sleep(self.seconds)
+        self.seen.append(self.queue.list("train"))
+        for uid in prompts["uid"]:
+            self.submitted.append(uid)
+            row = {name: torch.arange(2) for name in self.fields}
+            self.queue.put([uid], "train", tags=[status_tag(1, "finished")])
+            self.queue.put([f"{uid}_0_0"], "train", [row], [row_tag(1)])
+
+    def _sample(self) -> KVBatchMeta:
+        time.sleep(self.seconds)
+        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
+        return KVBatchMeta(keys, [{}] * len(keys), "train")
 
 
 class Trainer:
@@ -224,6 +255,11 @@ def dumped(init: Callable[..., Path]) -> Callable[..., Trainer]:
         return Trainer(MemoryQueue())
 
     return start
+
+
+@pytest.fixture(name="Loop")
+def _loop() -> type[Loop]:
+    return Loop
 
 
 @pytest.fixture(name="Trainer")

@@ -22,8 +22,6 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
-from rlskip.keys import row_tag, status_tag
-from rlskip.queue import KVBatchMeta, MemoryQueue
 from rlskip.store import RankTimeoutError, StepStore
 from rlskip.testing import ERRNOS, each_fault
 
@@ -45,33 +43,19 @@ def _one(step: int) -> dict[str, Any]:
     return got
 
 
-class Loop:
-    def __init__(self) -> None:
-        self.queue = MemoryQueue()
-
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
-    def submit(self, prompts: dict[str, Any]) -> None:
-        for uid in prompts["uid"]:
-            self.queue.put([uid], "train", tags=[status_tag(1, "finished")])
-            self.queue.put([f"{uid}_0_0"], "train", [{"x": torch.arange(2)}], [row_tag(1)])
-
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
-    def sample(self) -> KVBatchMeta:
-        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
-        return KVBatchMeta(keys, [{}] * len(keys), "train")
+ROLES = ("rollout", "async_rollout", "rollout_tq")
 
 
-def _queued(step: int) -> dict[str, Any]:
-    loop = Loop()
-    loop.submit({"uid": ["a", "b"], "text": ["x", str(step)]})
-    return {"ids": [step]} if len(loop.sample()) == 2 else {}
+@pytest.fixture
+def stages(Loop: Any) -> dict[str, Callable[[int], dict[str, Any]]]:
+    """A stage of each role, called with a step."""
 
+    def queued(step: int) -> dict[str, Any]:
+        loop = Loop()
+        loop.submit({"uid": ["a", "b"], "text": ["x", str(step)]})
+        return {"ids": [step]} if len(loop.sample()) == 2 else {}
 
-STAGES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "rollout": lambda step: generate([step]),
-    "async_rollout": _one,
-    "rollout_tq": _queued,
-}
+    return {"rollout": lambda step: generate([step]), "async_rollout": _one, "rollout_tq": queued}
 
 
 # By default each pair of role, action and duration once, with one errno each.
@@ -85,7 +69,7 @@ _BY_DEFAULT = {
 }
 _ALL = [
     pytest.param(*case, ERRNOS, marks=pytest.mark.long)
-    for case in itertools.product(STAGES, ("cache", "repeat"), ("once", "lasting"))
+    for case in itertools.product(ROLES, ("cache", "repeat"), ("once", "lasting"))
 ]
 
 
@@ -95,6 +79,7 @@ _ALL = [
 )
 def test_a_faulty_file_system_never_ends_training(
     init: Callable[..., Path],
+    stages: Any,
     role: str,
     action: str,
     how_long: str,
@@ -104,7 +89,7 @@ def test_a_faulty_file_system_never_ends_training(
     keys = {"action": action, "n": 1, "wait_s": 0.2}
     init(role, **keys)
     SkipManager.set_step(1)
-    STAGES[role](1)
+    stages[role](1)
     kept = tmp_path / "kept"
     shutil.copytree(tmp_path / "dumps", kept)
     for fault in each_fault(tmp_path, errnos, lasting=how_long == "lasting"):
@@ -114,7 +99,7 @@ def test_a_faulty_file_system_never_ends_training(
         with fault:
             for step in (1, 2):
                 SkipManager.set_step(step)
-                assert STAGES[role](step)["ids"] in ([step], [1]), fault
+                assert stages[role](step)["ids"] in ([step], [1]), fault
             SkipManager.flush()
 
 
@@ -128,18 +113,18 @@ def _spoil(folder: Path, how: str) -> None:
         os.mkfifo(folder)
 
 
-@pytest.mark.parametrize("role", STAGES)
+@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("how", ["a file", "a looping link", "a FIFO", "nothing"])
 @pytest.mark.parametrize("below", ["", "*_*", "*_*/GBS*", "*_*/GBS*/1"])
 def test_what_takes_a_directorys_place_costs_a_miss(
-    init: Callable[..., Path], role: str, how: str, below: str
+    init: Callable[..., Path], stages: Any, role: str, how: str, below: str
 ) -> None:
     dumps = init(role, n=1, wait_s=0.2)
     SkipManager.set_step(1)
-    STAGES[role](1)
+    stages[role](1)
     (folder,) = dumps.glob(below) if below else [dumps]
     _spoil(folder, how)
-    assert STAGES[role](1)["ids"] == [1]
+    assert stages[role](1)["ids"] == [1]
 
 
 def test_on_miss_error_names_the_step_instead(init: Callable[..., Path]) -> None:
@@ -264,17 +249,17 @@ def test_without_threads_training_goes_on(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("role", ["rollout", "async_rollout"])
 def test_whatever_a_dump_says_of_itself_is_replayed(
-    init: Callable[..., Path], role: str, info: dict[str, Any], visit: Any
+    init: Callable[..., Path], stages: Any, role: str, info: dict[str, Any], visit: Any
 ) -> None:
     init(role)
     SkipManager.set_step(1)
     skip: Any = SkipManager.skip_instances[role]
-    STAGES[role](1)
+    stages[role](1)
     identity = skip.store.read_meta(1).identity
     shutil.rmtree(skip.directory)
     skip.store.save(1, {"ids": ["forged"]}, identity=identity, info=info)
     visit(1)
-    assert STAGES[role](1)["ids"] == ["forged"]
+    assert stages[role](1)["ids"] == ["forged"]
 
 
 @pytest.mark.parametrize(
@@ -284,18 +269,18 @@ def test_whatever_a_dump_says_of_itself_is_replayed(
 )
 @pytest.mark.parametrize("content", [None, {"groups": [], "keys": ["x"], "fields": 5}, {}])
 def test_a_forged_part_of_a_queue_is_a_miss(
-    init: Callable[..., Path], groups: Any, content: Any
+    init: Callable[..., Path], stages: Any, groups: Any, content: Any
 ) -> None:
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
-    _queued(1)
+    stages["rollout_tq"](1)
     skip: Any = SkipManager.skip_instances["rollout_tq"]
     meta = skip.store.read_meta(1, 0)
     shutil.rmtree(skip.directory)
     skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups}, part=0)
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
-    assert _queued(1)["ids"] == [1]
+    assert stages["rollout_tq"](1)["ids"] == [1]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import torch
 from rlskip import SkipManager
 from rlskip.batch.fields import field_names
 from rlskip.errors import MismatchError
-from rlskip.keys import row_tag, status_tag
-from rlskip.queue import KVBatchMeta, MemoryQueue
 
 needed: set[str] = set()
 made: list[str] = []
@@ -117,45 +115,28 @@ def test_a_single_sample_is_checked(init: Callable[..., Path]) -> None:
 # -- through a queue -------------------------------------------------------------------------
 
 
-class Loop:
-    def __init__(self, names: str) -> None:
-        self.queue, self.names = MemoryQueue(), names
+def _step(loop: Any) -> set[str]:
+    SkipManager.set_step(1)
+    loop.submit({"uid": ["a", "b"], "text": ["x", "y"]})
+    return field_names(loop.queue.get(loop.sample().keys, "train"))
 
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue, lacks=lacks)
-    def submit(self, prompts: dict[str, Any]) -> None:
-        made.append(self.names)
-        uids = prompts["uid"]
-        self.queue.put(uids, "train", tags=[status_tag(1, "finished")] * len(uids))
-        keys = [f"{uid}_0_0" for uid in uids]
-        fields = [{name: torch.arange(2) for name in self.names.split()} for _ in uids]
-        self.queue.put(keys, "train", fields, [row_tag(1)] * len(uids))
 
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
-    def sample(self) -> KVBatchMeta:
-        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
-        return KVBatchMeta(keys, [{}] * len(keys), "train")
-
-    def step(self) -> set[str]:
+def test_groups_of_a_queue_are_checked(init: Callable[..., Path], Loop: Any) -> None:
+    def step(fields: str, **skip: Any) -> tuple[set[str], int]:
+        init("rollout_tq", n=1, **skip)
         SkipManager.set_step(1)
-        self.submit({"uid": ["a", "b"], "text": ["x", "y"]})
-        return field_names(self.queue.get(self.sample().keys, "train"))
+        loop = Loop(fields, lacks=lacks)
+        loop.submit({"uid": ["a", "b"], "text": ["x", "y"]})
+        got = field_names(loop.queue.get(loop.sample().keys, "train"))
+        return got, len(loop.submitted)
 
-
-def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
-    init("rollout_tq", n=1)
-    Loop("tokens").step()
-    made.clear()
+    assert step("tokens") == ({"tokens"}, 2)
     needed.add("logprobs")
-    init("rollout_tq", n=1)
     with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
-        Loop("tokens logprobs").step()
-    assert made == []
-    init("rollout_tq", n=1, on_mismatch="regenerate")
-    assert Loop("tokens logprobs").step() == {"tokens", "logprobs"}
-    assert made == ["tokens logprobs"]
-    init("rollout_tq", n=1)
-    assert Loop("never called").step() == {"tokens", "logprobs"}
-    assert made == ["tokens logprobs"]
+        step("tokens logprobs")
+    fits = {"tokens", "logprobs"}
+    assert step("tokens logprobs", on_mismatch="regenerate") == (fits, 2)
+    assert step("never") == (fits, 0)
 
 
 def test_on_miss_error_never_runs_the_stage(init: Callable[..., Path]) -> None:

@@ -9,43 +9,13 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
 from rlskip.format.fingerprint import contents_of
 from rlskip.jobs.records import tally
-from rlskip.keys import STATUS, row_tag, status_tag
-from rlskip.queue import KVBatchMeta, MemoryQueue
+from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
-
-
-class Loop:
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.queue, self.submitted, self.seconds = MemoryQueue(), [], seconds
-        self.seen: list[dict[str, Any]] = []
-
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
-    def submit(self, prompts: dict[str, Any]) -> None:
-        self._submit(prompts)
-
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_: self.queue)
-    def submit_otherwise(self, prompts: dict[str, Any]) -> None:
-        self._submit(prompts)
-
-    def _submit(self, prompts: dict[str, Any]) -> None:
-        time.sleep(self.seconds)
-        self.seen.append(self.queue.list("train"))
-        for uid in prompts["uid"]:
-            self.submitted.append(uid)
-            self.queue.put([uid], "train", tags=[status_tag(1, "finished")])
-            self.queue.put([f"{uid}_0_0"], "train", [{"x": torch.arange(2)}], [row_tag(1)])
-
-    @SkipManager.annotate(role="rollout_tq", queue=lambda self: self.queue, phase="sample")
-    def sample(self) -> KVBatchMeta:
-        time.sleep(self.seconds)
-        keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
-        return KVBatchMeta(keys, [{}] * len(keys), "train")
 
 
 def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
@@ -53,16 +23,16 @@ def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
 
 
 @pytest.fixture
-def start(init: Callable[..., Path]) -> Callable[..., Loop]:
-    def start(seconds: float = 0.0, **skip: Any) -> Loop:
+def start(init: Callable[..., Path], Loop: Any) -> Callable[..., Any]:
+    def start(seconds: float = 0.0, stage: str = "submit", **skip: Any) -> Any:
         init("rollout_tq", n=1, **skip)
         SkipManager.set_step(1)
-        return Loop(seconds)
+        return Loop(seconds=seconds, stage=stage)
 
     return start
 
 
-def test_one_functions_groups_are_not_anothers(start: Callable[..., Loop]) -> None:
+def test_one_functions_groups_are_not_anothers(start: Callable[..., Any]) -> None:
     loop = start()
     loop.submit(prompts("x", "y"))
     loop.sample()
@@ -70,10 +40,10 @@ def test_one_functions_groups_are_not_anothers(start: Callable[..., Loop]) -> No
     again.submit(prompts("y", "x", run="s"))
     assert again.submitted == []
     with pytest.raises(MismatchError, match="serves 0 of the batch's 2 prompts"):
-        start().submit_otherwise(prompts("x", "y"))
+        start(stage="other").submit(prompts("x", "y"))
 
 
-def test_groups_of_an_older_release_serve_any_function(start: Callable[..., Loop]) -> None:
+def test_groups_of_an_older_release_serve_any_function(start: Callable[..., Any]) -> None:
     loop = start()
     loop.submit(prompts("x", "y"))
     loop.sample()
@@ -86,13 +56,13 @@ def test_groups_of_an_older_release_serve_any_function(start: Callable[..., Loop
     skip.store.save(
         1, value, identity=identity, info={**meta.info, "groups": groups}, part=0, replace=True
     )
-    again = start()
-    again.submit_otherwise(prompts("y", "x", run="s"))
+    again = start(stage="other")
+    again.submit(prompts("y", "x", run="s"))
     assert again.submitted == []
 
 
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(
-    start: Callable[..., Loop],
+    start: Callable[..., Any],
 ) -> None:
     loop = start()
     loop.submit(prompts("x"))
@@ -106,16 +76,18 @@ def test_what_is_replayed_is_running_until_the_rest_is_submitted(
     assert again.queue.list("train")["s-0"][STATUS] == "finished"
 
 
-def test_saved_seconds_are_what_submitting_and_sampling_took(start: Callable[..., Loop]) -> None:
+def test_saved_seconds_are_what_submitting_and_sampling_took(start: Callable[..., Any]) -> None:
     loop = start(seconds=0.2)
+    began = time.perf_counter()
     loop.submit(prompts("x"))
     time.sleep(0.5)  # the trainer does something else
     loop.sample()
+    took = time.perf_counter() - began
     skip: Any = SkipManager.skip_instances["rollout_tq"]
-    assert 0.4 <= skip.store.read_meta(1, 0).info["seconds"] < 0.65
+    assert 0.4 <= skip.store.read_meta(1, 0).info["seconds"] <= took - 0.5
 
 
-def test_a_sample_across_steps_counts_its_seconds_once(start: Callable[..., Loop]) -> None:
+def test_a_sample_across_steps_counts_its_seconds_once(start: Callable[..., Any]) -> None:
     loop = start(seconds=0.3)
     began = time.perf_counter()
     for step in (1, 2):
@@ -129,7 +101,7 @@ def test_a_sample_across_steps_counts_its_seconds_once(start: Callable[..., Loop
 
 
 def test_parts_that_serve_no_prompt_count_for_nothing(
-    start: Callable[..., Loop], tmp_path: Path
+    start: Callable[..., Any], tmp_path: Path
 ) -> None:
     for text in "xy":
         loop = start(on_mismatch="regenerate")
@@ -158,7 +130,7 @@ def test_parts_that_serve_no_prompt_count_for_nothing(
     ],
 )
 def test_a_forged_part_never_enters_the_queue(
-    start: Callable[..., Loop], forge: Callable[[dict[str, Any]], Any]
+    start: Callable[..., Any], forge: Callable[[dict[str, Any]], Any]
 ) -> None:
     loop = start()
     loop.submit(prompts("x"))
@@ -175,7 +147,7 @@ def test_a_forged_part_never_enters_the_queue(
 
 @pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
 def test_prompts_that_cannot_be_compared_obey_on_mismatch(
-    start: Callable[..., Loop], policy: str
+    start: Callable[..., Any], policy: str
 ) -> None:
     odd = {**prompts("x"), "tool": [object()]}
     loop = start(on_mismatch=policy)
