@@ -310,7 +310,7 @@ class RolloutDispatcher:
         while not self._ended.is_set():
             try:
                 self._loop.run_forever()
-            except BaseException:  # a KeyboardInterrupt that a pool raised, for example
+            except BaseException:  # for example a KeyboardInterrupt that a pool raised
                 logger.exception("the event loop of the dispatcher goes on")
         with contextlib.suppress(BaseException):
             self._loop.run_until_complete(self._cancel_tasks())

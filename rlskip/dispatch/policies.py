@@ -89,7 +89,7 @@ def least_loaded(session: PendingSession) -> Placement:
 
 
 def longest_first(session: PendingSession) -> Placement:
-    """Start the sessions with the longest expected length first, so that none ends alone.
+    """Start the sessions with the longest expected length first, so that no long one runs last.
 
     For a prompt without known lengths, one session runs first as a probe. While the probe runs,
     the prompt counts as longer than every known one, because it has outlived their probes.

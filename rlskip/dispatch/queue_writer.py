@@ -153,7 +153,7 @@ class QueueWriter:
                 self._warn(journal, f"the disk did not answer within {self._seconds:g} s")
 
     def _warn(self, journal: SessionJournal, cause: str | None) -> None:
-        # Without a journal a killed step starts over; that is no reason to lose the rows.
+        # Without a journal a killed step starts over, but its rows still reach the queue.
         if cause is not None and journal not in self._warned:
             self._warned.add(journal)
             logger.warning("%s: sessions are not journaled: %s", journal.path, cause)
@@ -164,7 +164,7 @@ def _append(journal: SessionJournal, entries: dict[Any, Any]) -> str | None:
     try:
         journal.append(entries)
     except UnsupportedTypeError as error:
-        if len(entries) > 1:  # of one session, perhaps
+        if len(entries) > 1:  # perhaps only one session is affected
             causes = [_append(journal, {key: rows}) for key, rows in entries.items()]
             return next(filter(None, causes), None)
         return text_of(error)

@@ -197,7 +197,7 @@ _all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
 
 @atexit.register
 def _let_calls_end() -> None:
-    """A daemon thread that the exit interrupts within a C++ library may abort the process."""
+    """Wait briefly: a daemon thread that exits within a C++ library may abort the process."""
     deadline = time.monotonic() + EXIT_S
     while any(threads.pending for threads in list(_all)) and time.monotonic() < deadline:
         time.sleep(0.01)

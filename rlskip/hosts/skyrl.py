@@ -316,7 +316,7 @@ class NoClient:
 
 
 def _send_no_weights(trainer: Any) -> None:
-    """Let `trainer` skip what connects its workers to the engines, and every sync of weights."""
+    """Let `trainer` neither connect its workers to the engines nor send weights to them."""
 
     async def send_nothing(*_: Any, **__: Any) -> None: ...
 

@@ -78,7 +78,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not SkipManager.start_engine:
         _check_without_engine(trainer)
     _restore_rng_by_default()
-    if not isinstance(trainer._generate, _Generation):  # else this is not the first call
+    if not isinstance(trainer._generate, _Generation):  # true on the first call
         trainer._generate = _Generation(trainer, trainer._generate)
 
 

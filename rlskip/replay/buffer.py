@@ -315,7 +315,7 @@ class ReplayBuffer:
         self._partitions.remove(uids, call.partition)
 
     def _replace(self, pairs: list[tuple[PromptOutcome, int]], call: SampleCall) -> None:
-        """Replace evicted prompts; a number counts the replacements that lead to its new one."""
+        """Replace evicted prompts, each with the number of refills in a row it will have had."""
         assert self._refill is not None
         evicted = [outcome for outcome, _ in pairs]
         uids = self._refill(call.partition, evicted)

@@ -37,7 +37,7 @@ class PartitionIndex:
     judge
         Returns the state of a group; called whenever one of the group's keys changed.
     drops_late_writes
-        The queue's.
+        As the queue's attribute of this name.
     """
 
     def __init__(

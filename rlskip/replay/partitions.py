@@ -23,13 +23,13 @@ class Partition:
     owed
         The uids that a refill announced and the queue does not hold yet.
     refills
-        By uid, how many prompts it replaces, each in turn a replacement.
+        By uid, the number of refills in a row that led to this prompt.
     """
 
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self._config = config
         self._validates = name == VAL
-        # Sessions to expect of a prompt whose tag does not say.
+        # The number of sessions of a prompt whose tag does not hold it.
         self._expected = config.val_n if self._validates else config.n
         k = config.min_viable if config.on_incomplete == "min_viable" else None
         self.index = PartitionIndex(

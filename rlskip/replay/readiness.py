@@ -267,7 +267,7 @@ def state_of(group: PromptGroup, otherwise: int | None, min_viable: int | None) 
     group
         A prompt's current tags.
     otherwise
-        Sessions to expect if the root tag does not say; None if unknown.
+        The number of sessions to expect if the root tag does not hold it; None if unknown.
     min_viable
         This many successful sessions are enough, or all expected ones if those are fewer;
         None if every session must succeed.

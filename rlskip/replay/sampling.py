@@ -25,11 +25,11 @@ class SampleCall:
     refilled: int = 0
     short: int = 0
     dropped: list[PromptOutcome] = attrs.field(factory=list)
-    #: Evicted prompts to replace, each with the number of replacements that led to its own; how
-    #: many were replaced.
+    #: Evicted prompts to replace, each with the number of refills in a row that its replacement
+    #: will have had; and how many prompts this call has replaced.
     to_replace: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
     submitted: int = 0
-    #: Of a filter: the groups it rejected, by the value of the metric; those of no batch.
+    #: The groups that the filter rejected, by the value of the metric; those that no batch took.
     rejected: Counter[float] = attrs.field(factory=Counter)
     surplus: int = 0
 

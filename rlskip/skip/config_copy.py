@@ -35,8 +35,8 @@ _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 def flat_config(config: Any) -> dict[str, Any]:
     """Every leaf of a config as plain JSON by its dotted key, secrets masked.
 
-    Masked are the values of keys that look like secrets, look-ups of environment variables, and
-    every text that contains one of these values.
+    The values of keys that look like secrets, look-ups of environment variables, and every text
+    that contains one of these values are masked.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
@@ -105,7 +105,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _raw_leaves(node: Any, at: str = "") -> Any:
-    """As :func:`leaves`, interpolations as they are written."""
+    """As :func:`leaves`, but interpolations stay unresolved."""
     if isinstance(node, DictConfig):
         node = OmegaConf.to_container(node, resolve=False)
     if isinstance(node, Mapping) and node:

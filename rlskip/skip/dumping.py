@@ -167,7 +167,7 @@ class DumpingSkip(BaseSkip):
         """Apply ``on_mismatch`` to a dump without fields that this run needs.
 
         A field that the stage itself did not return when the run that made the dump needed it
-        does not count: to generate again would not help.
+        does not count, because generating again would not help.
         """
         never = meta.info.get("lacks")
         never = never if isinstance(never, list) else []

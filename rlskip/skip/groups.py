@@ -29,7 +29,7 @@ class QueuedGroup:
     Parameters
     ----------
     uid
-        Under which it was generated.
+        The uid under which it was generated.
     tags
         Every key of the group without its uid ("" the root, "_0_1" a row, "_sess0" a marker)
         with its tag.

@@ -1,7 +1,7 @@
 """What a decorated function meets before `SkipManager.init`, or after one that failed.
 
-A job whose options of `skip` nobody acts on must not run as if they were not there. That happens
-when Hydra's callback was lost (a swept option, ``~hydra.callbacks.rlskip``, the compose API) or
+A job that chose an option of `skip` must not run without it. Nobody acts on the option when Hydra's
+callback was lost (a swept option, ``~hydra.callbacks.rlskip``, the compose API) or
 when Hydra did not discover the plug-in.
 """
 

@@ -17,7 +17,7 @@ from rlskip.store import DumpError, Identity, StepStore
 TOTAL_STEPS = "trainer.total_training_steps"
 
 
-def lacking(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
+def not_replayable(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump that was made under the same
@@ -26,7 +26,7 @@ def lacking(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
     """
     if not isinstance(skip, DumpingSkip):
         return list(steps)
-    # Not the role's own: that one asks torch.distributed for its rank, which comes later.
+    # The role's own store asks torch.distributed for its rank, which is known only later.
     store = StepStore(skip.directory)
     part = 0 if skip.role == "rollout_tq" else None
     listed = skip.local_config.steps
@@ -64,7 +64,7 @@ def holes(roles: Mapping[str, BaseSkip], steps: Iterable[int]) -> list[Problem]:
         if local.on_miss != "error" or local.match == "run" or skip.support_online_step:
             continue
         listed = [step for step in steps if step in local.steps]
-        missing = lacking(skip, listed)
+        missing = not_replayable(skip, listed)
         if missing and isinstance(skip, DumpingSkip):
             what = f"steps {compact(missing)} have no usable dump in {skip.directory}"
             there = compact(sorted({*listed} - {*missing}))

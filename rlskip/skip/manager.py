@@ -208,9 +208,9 @@ class SkipManager:
         """
         if role not in cls.skip_instances:
             return False
-        from rlskip.skip.look_ahead import lacking
+        from rlskip.skip.look_ahead import not_replayable
 
-        return not lacking(cls.skip_instances[role], steps)
+        return not not_replayable(cls.skip_instances[role], steps)
 
     @classmethod
     def _unwritten(cls, role: str) -> Tally:

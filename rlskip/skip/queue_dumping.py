@@ -60,7 +60,7 @@ class QueueDumping(DumpingSkip):
                 f"skip.{self.role}.match",
                 f"set skip.{self.role}.match=step",
             )
-        # By step. What their dumps lack is in flight, not missing.
+        # By step. What a dump of these steps lacks is still being generated.
         self._submitted: dict[int, Submitted] = {}
         self._evicted: list[_Part] = []
 
@@ -77,7 +77,7 @@ class QueueDumping(DumpingSkip):
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         call = saved_call(*args, **kwargs)
         if not self.observes(call.stage):
-            # What is submitted is yet to be generated.
+            # The prompts are submitted; their rollouts are generated later.
             submitted = self._submitted[step]
             submitted.seconds = (submitted.seconds or 0.0) + call.seconds
             return
@@ -115,8 +115,8 @@ class QueueDumping(DumpingSkip):
 
         `seconds` is its share of what the sampling took.
         """
-        # What the stage took, not what the trainer did between submitting and sampling. The step's
-        # first part counts the submitting, too.
+        # The time in the stage, without what the trainer did between submitting and sampling. The
+        # first part of the step counts the submitting, too.
         submitted = self._submitted.get(part.step, Submitted())
         seconds += submitted.seconds or 0.0
         if submitted.seconds is not None:

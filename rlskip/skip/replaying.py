@@ -114,7 +114,7 @@ class ReplayingSkip(DumpingSkip):
             step = call.visit.step
             log.warning("rlskip: role %s: step %d counts as a miss: %s", self.role, step, error)
         finally:
-            # Also when this rank is about to raise: the others must not wait for it.
+            # The ranks agree even if this one is about to raise: the others must not wait for it.
             found = self._agreed(call, found, offers)
         if found is not None:
             call.visit.take(found)
@@ -165,7 +165,7 @@ class ReplayingSkip(DumpingSkip):
     def _unfit(self, call: Call) -> Found | None:
         """What becomes of a call that no dump fits.
 
-        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it all the same.
+        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 
 Such a stage has two seams. Where prompts are *submitted*, dumped groups enter the queue under
 the new uids, and only the prompts that have none reach the trainer's own function. Where a
-batch is *sampled*, the groups that were generated are dumped. What the second seam must know
-stands in the root tags, so the two may lie in different processes.
+batch is *sampled*, the groups that were generated are dumped. The root tags
+carry what the second seam must know, so the two may be in different processes.
 
 A trainer that discards groups instead of sampling them (no variance in the reward, say) has two
 more. Where groups are *evicted*, they are kept, and dumped with the next sampled batch. Where it
@@ -66,7 +66,7 @@ class _Plan:
     uids: list[str]
     contents: list[str | None]
     metas: list[DumpMeta]
-    groups: list[DumpedGroup | None]  # for each prompt the whole group that stands in for it
+    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
 
     @property
     def rest(self) -> list[int]:
@@ -163,8 +163,8 @@ class RolloutTqSkip(QueueDumping):
         rest: Sequence[int] = range(len(plan.uids))
         if replay is not None:
             rest = plan.rest
-            # Under way from now on, so that nobody takes the step for over before it is; and
-            # whole once the others are submitted.
+            # Running until the others are submitted, so that no sampler considers the step finished
+            # before.
             underway = [
                 {**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in replay.roots.values()
             ]
@@ -204,7 +204,7 @@ class RolloutTqSkip(QueueDumping):
             submitted.prompts, submitted.served = 0, set()
         under_way = self._submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
-            metas = []  # nothing tells whether these groups are of this batch or another
+            metas = []  # these groups may belong to another batch
         parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
         dumped = without_superseded([group for part in parts for group in part])
         dumped = [group for group in dumped if (group.part, group.index) not in submitted.served]
@@ -257,7 +257,7 @@ class RolloutTqSkip(QueueDumping):
         if not told_apart:
             what = (
                 f"the dump of step {plan.source} holds {len(dumped)} groups for the batch's "
-                f"{len(plan.uids)} prompts, and nothing but uids tells which is whose"
+                f"{len(plan.uids)} prompts, and only uids tell which group is for which prompt"
             )
         if policy == "regenerate":
             if told_apart:
@@ -277,7 +277,7 @@ class RolloutTqSkip(QueueDumping):
         )
 
     def _source(self, step: int) -> int:
-        """The step whose dump stands in for `step`: itself unless a repeat finds another."""
+        """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
         if self.local_config.action != SkipAction.REPEAT:
             return step
         nearest = self.store.nearest(step, part=0)
@@ -339,16 +339,16 @@ class RolloutTqSkip(QueueDumping):
         try:
             replay = self._replay(plan, call)
         except DumpError as error:
-            log.warning("rlskip: step %d is submitted whole: %s", plan.step, error)
+            log.warning("rlskip: all prompts of step %d are submitted: %s", plan.step, error)
             return None
         if call.replace_prompts(select(call.prompts, plan.rest)):
             return replay
-        self._warn_once("computed", "%s; submitted whole, for no argument is the prompts", plan)
+        self._warn_once("computed", "%s; all prompts are submitted: no argument holds them", plan)
         return None
 
 
 def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:
-    """Rows, then markers, then all roots at once: a group is never over before it is whole."""
+    """Rows, then markers, then all roots at once: no group is finished before it is complete."""
     for rows in replay.rows:
         if rows:
             fields, tags = zip(*rows.values(), strict=True)

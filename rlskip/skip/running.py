@@ -26,7 +26,7 @@ class Miss:
     """What `replay` returns when no dump replaces the call.
 
     A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
-    bare object would arrive in their workers as a copy that is not this one.
+    plain object would arrive in their workers as another object.
     """
 
 
@@ -97,7 +97,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     def run() -> None:
         if not begun.acquire(blocking=False):
             return
-        # A thread that nobody awaits any more does its work all the same.
+        # A thread that nobody awaits any more still does its work.
         awaited = outcome.set_running_or_notify_cancel()
         try:
             result = context.run(function, *args)
@@ -110,7 +110,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
     try:
         asyncio.get_running_loop().run_in_executor(None, run)
-    except RuntimeError:  # it is queued all the same: whoever comes first runs it
+    except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
         run()
     return await asyncio.wrap_future(outcome)
 

@@ -1,8 +1,8 @@
 """Rows that verl's agent-loop workers write, under the keys of the attempt that writes them.
 
 The seam is the module `transfer_queue` as ``verl.trainer.ppo.v1.agent_loop_tq`` sees it: verl's
-worker writes a session's rows there, and knows of no second attempt. Without this a late write of
-an attempt that was given up would replace the rows of the attempt that counts.
+worker writes a session's rows there, and does not know about attempts. Without this, a late write
+of an attempt that was given up would replace the rows of the attempt that counts.
 """
 
 from __future__ import annotations

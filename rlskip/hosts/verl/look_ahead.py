@@ -1,4 +1,4 @@
-"""verl before workers are made: what the run would still need, and no dump has.
+"""verl before workers are made: what the run would need to generate, because no dump has it.
 
 The launcher process looks before Ray starts, as far as the config tells; the process that trains
 looks again when it has made its data loader and so knows the number of steps.
@@ -100,7 +100,7 @@ def before_ray(config: Any) -> None:
 
 
 def before_workers(config: Any, total: int | None) -> None:
-    """In the process that trains, which now knows its last step: refuse the same; choose.
+    """Refuse the same in the process that trains, which now knows its last step; choose the engine.
 
     Raises
     ------

@@ -10,7 +10,7 @@ Seam                                              What rlskip does there
 ``verl.workers.rollout.base`` (its registry)      the actor's workers get a rollout that keeps
                                                   nothing and takes no weights
 ``RolloutReplicaRegistry``                        replicas whose ``launch_servers`` starts nothing
-``LLMServerManager._init_global_load_balancer``   no actor that balances the load of no server
+``LLMServerManager._init_global_load_balancer``   no actor, because there are no servers
 ``AgentLoopManager._init_agent_loop_workers``     no workers
 ``CheckpointEngineManager.update_weights``        nothing: FSDP1 and LoRA would gather weights
 ``AgentLoopManager[TQ].generate_sequences``,      ``NoEngineError``, if a call is not replayed
@@ -84,7 +84,7 @@ def attach() -> None:
     for target, decorate in {
         f"{_SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
         f"{_SERVERS}:LLMServerClient._acquire_server": _acquiring,
-        f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _hiring,
+        f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _making_workers,
         "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": _syncing,
     }.items():
         when_imported(target.partition(":")[0], functools.partial(_wrap, target, decorate))
@@ -93,7 +93,7 @@ def attach() -> None:
 def _wrap(target: str, decorate: Callable[..., Any], _: ModuleType) -> None:
     try:
         wrap(target, decorate, key=_KEY)
-    except AttachError as error:  # another release; it matters only where no engine is wanted
+    except AttachError as error:  # another release; it matters only if the engine is left out
         _missing.append(error)
 
 
@@ -124,15 +124,15 @@ def _balancing(start: Callable[..., Any]) -> Callable[..., Any]:
     return balancing
 
 
-def _hiring(start: Callable[..., Any]) -> Callable[..., Any]:
+def _making_workers(start: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(start)
-    async def hiring(self: Any) -> None:
+    async def making_workers(self: Any) -> None:
         if is_chosen(self.config):
             self.agent_loop_workers = []
         else:
             await start(self)
 
-    return hiring
+    return making_workers
 
 
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:

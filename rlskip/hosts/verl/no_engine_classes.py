@@ -22,7 +22,7 @@ class NoRollout(BaseRollout):  # type: ignore[misc]
 
 
 class NoReplica(RolloutReplica):  # type: ignore[misc]
-    """A replica without servers: waking it, putting it to sleep and aborting it reach nobody."""
+    """A replica without servers: waking it, putting it to sleep and aborting it do nothing."""
 
     async def launch_servers(self) -> None:
         """Start nothing; verl wants different addresses."""

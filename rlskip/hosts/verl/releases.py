@@ -39,7 +39,7 @@ def refuse_old_release() -> None:
 
 
 def refuse_unimported() -> NoReturn:
-    """Raise :class:`ConfigError`: the classes of ``main_ppo_sync`` came here by value."""
+    """Raise :class:`ConfigError`: the classes of ``main_ppo_sync`` were sent here by value."""
     raise ConfigError(
         "the trainer of verl's main_ppo_sync was started from __main__, where rlskip cannot reach "
         "it, and would train without skipping",

@@ -38,7 +38,7 @@ def score_replayed(uids: Sequence[str], queue: TrajectoryQueue, workers: Sequenc
 def score_again(
     keys: Sequence[str], partition: str, queue: TrajectoryQueue, workers: Sequence[Any]
 ) -> None:
-    """Score sessions and write the scores to their rows; nothing if they have some.
+    """Score sessions and write the scores to their rows; does nothing if they have scores.
 
     Parameters
     ----------

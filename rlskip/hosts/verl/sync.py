@@ -7,9 +7,8 @@ imported module (:func:`start_imported_runner`). Seams in the process that train
 ``PPOTrainer.__init__``
     The roles are switched on before any model is loaded.
 ``AgentLoopManagerTQ.generate_sequences``
-    Role ``rollout_tq``, phase submit. verl's buffer learns first that the prompts are running: a
-    replayed group that it
-    sees before that has no step.
+    Role ``rollout_tq``, phase submit. The prompts are first marked as running in verl's buffer:
+    a replayed group that it sees before that has no step.
 ``ReplayBuffer.sample``
     Role ``rollout_tq``, phase sample.
 """

@@ -212,7 +212,7 @@ def _choose(config: DictConfig, key: str, value: str, problems: list[Problem]) -
             Problem(
                 key,
                 f"it is {theirs!r}, and rlskip needs its own {value} here",
-                "leave it null, or do without rollout-level dispatch and `replay`",
+                "leave it null, or turn off rollout-level dispatch and `replay`",
             )
         )
 
