@@ -18,6 +18,7 @@ import attrs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlskip._nodes import ABOVE, as_typed, or_own_key, place
 from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
+        return as_typed(f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else ""))
 
 
 def raise_all(problems: list[Problem]) -> None:
@@ -49,6 +50,9 @@ def raise_all(problems: list[Problem]) -> None:
 
 def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
     """The node `name` of a config, as a plain mapping with interpolations resolved.
+
+    It is at the top level, or below a node `rlskip`, which an application has whose own key is
+    called `name` (:mod:`rlskip._nodes`).
 
     Parameters
     ----------
@@ -79,7 +83,10 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
             "give a DictConfig, a mapping or a dataclass",
         )
     try:
-        node = config if schema and isinstance(config, schema) else _entry(config, name)
+        itself = schema is not None and isinstance(config, schema)
+        below = None if itself else _entry(_entry(config, ABOVE), name)
+        place(name, below=below is not None)
+        node = config if itself else below if below is not None else _entry(config, name)
         if isinstance(node, DictConfig):
             node = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
@@ -89,7 +96,7 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
             f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
             name,
             "install rlskip into the environment that runs this application and check with "
-            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)",
+            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + or_own_key(name),
         )
     if node is None:
         return None
@@ -97,7 +104,9 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
         return dict(node)
     if _is_node(node):
         return dataclasses.asdict(node)  # type: ignore[arg-type]
-    raise ConfigError(f"expected a mapping, got {node!r}", name)
+    raise ConfigError(
+        f"expected a mapping, got {node!r}", name, or_own_key(name).removeprefix("; ")
+    )
 
 
 def look_up(config: Any, key: str) -> Any:
@@ -194,7 +203,7 @@ def did_you_mean(name: str, known: Iterable[str], at: str = "") -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
-    return f"known: {', '.join(known)}"
+    return f"known: {', '.join(known)}{or_own_key(at)}"
 
 
 def _nested_schema(hint: Any) -> type[Any] | None:

@@ -1,20 +1,19 @@
-"""Which options of `skip` a Hydra job chose, and whether the composed config still has them."""
+"""Which options a Hydra job chose, and whether the composed config has what they say."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from rlskip._nodes import ABOVE, as_typed
 from rlskip.config.check import Problem, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import ACTIONS, BUILT_IN_ROLES
 from rlskip.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-_OF_SKIP = re.compile(r"[+~]*skip(?=[.@=]|$)")
 
 
 def lost_choices(settings: SkipSettings) -> list[Problem]:
@@ -48,65 +47,85 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
     return problems
 
 
-def refuse_replaced_node(config: Any) -> None:
-    """Raise if an option replaced an application's own `skip`, which was not a mapping.
+def refuse_replaced_keys(config: Any, groups: Iterable[str]) -> None:
+    """Raise if an option of `groups` replaced a key of the application's own.
 
-    The merged config does not show it any more, so the application is composed again without the
-    option. Call it in a process that runs Hydra's main.
+    The merged config does not show a value that was not a mapping any more, so the application is
+    composed again without the option. Call it in a process that runs Hydra's main.
 
     Raises
     ------
     ConfigError
-        Names the value that the option replaced.
+        Names the value that the option replaced, or a package that no node of rlskip is read from.
     """
-    options = _options(config)
-    if not options:
-        return
-    own = _compose_without_skip(config)
-    if own is None or own == "???" or hasattr(own, "keys"):
-        return
-    raise ConfigError(
-        f"the application has its own key `skip` ({own!r}), and the option "
-        f"{', '.join(options)} would replace it",
-        "skip",
-        "rename the application's key: `skip` is the node of rlskip's keys",
-    )
+    for group in groups:
+        for option, package in _options(config, group):
+            if package not in ("", ABOVE):
+                raise ConfigError(
+                    f"it puts the node below `{package}`, where it is not read",
+                    f"{group}@{package}",
+                    f"choose it with +{group}={option}; if the application has its own key "
+                    f"`{group}`, with +{group}@{ABOVE}={option}",
+                )
+            own = _compose_without(config, f"{group}@{package}" if package else group)
+            for key in (package, f"{package}.{group}") if package else (group,):
+                value = look_up(own, key)
+                if value is None or value == "???" or hasattr(value, "keys"):
+                    continue
+                remedy = f"choose it with +{group}@{ABOVE}={option}: then rlskip's keys are below "
+                raise ConfigError(
+                    f"the application has its own key `{key}` ({value!r}), and the option "
+                    f"{option} would replace it",
+                    key,
+                    "rename the application's key" if package else f"{remedy}{ABOVE}.{group}",
+                )
 
 
-def _compose_without_skip(config: Any) -> Any:
+def _compose_without(config: Any, choice: str) -> Any:
     from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     if not GlobalHydra.instance().is_initialized():
         return None
+    group, _, above = choice.partition("@")
+    of_node = re.compile(rf"[+~]*({re.escape(choice)}=|{above + '.' if above else ''}{group}[.=])")
     overrides = [*config.hydra.overrides.hydra, *config.hydra.overrides.task]
-    kept = [override for override in overrides if not _OF_SKIP.match(override)]
-    if not any(override.startswith("+skip=") for override in overrides):
-        kept.append("~skip")  # an entry of the defaults list chose the option
+    kept = [override for override in overrides if not of_node.match(override)]
+    if not any(override.startswith(f"+{choice}=") for override in overrides):
+        kept.append(f"~{choice}")  # an entry of the defaults list chose the option
     try:
         parsed = OverridesParser.create().parse_overrides(kept)
         single = [o.input_line for o in parsed if o.input_line and not o.is_sweep_override()]
-        return look_up(compose(config.hydra.job.config_name, single), "skip")
+        return compose(config.hydra.job.config_name, single)
     except Exception as error:  # the application itself composes, so nothing is wrong with it
         log.debug("rlskip: the application does not compose without the option: %s", error)
         return None
 
 
-def _options(config: Any) -> list[str]:
-    """The chosen options of the group `skip`."""
-    choice = (look_up(config, "hydra.runtime.choices") or {}).get("skip")
-    if choice is not None:
-        return [str(choice)]
+def _options(config: Any, group: str = "skip") -> list[tuple[str, str]]:
+    """The chosen options of a group, each with the package that its node was put below."""
+    choices = look_up(config, "hydra.runtime.choices") or {}
+    found = [
+        (str(option), package)
+        for name, _, package in (key.partition("@") for key in choices)
+        if name == group and (option := choices[f"{name}@{package}" if package else name])
+    ]
+    if found:
+        return found
     # Hydra records no list of options there.
     given = look_up(config, "hydra.overrides.task") or []
-    lists = [override for override in given if re.match(r"\+?skip=\[", override)]
-    return re.findall(r"\w+", lists[-1].partition("=")[2]) if lists else []
+    lists = [re.fullmatch(rf"\+?{group}(?:@(\w+))?=(\[.*)", override) for override in given]
+    return [
+        (option, listed[1] or "")
+        for listed in [one for one in lists if one][-1:]
+        for option in re.findall(r"\w+", listed[2])
+    ]
 
 
 def _chosen(config: Any) -> Iterator[tuple[str, str, str]]:
     """Each chosen option that rlskip ships, with its role and action."""
-    for option in _options(config):
+    for option, _ in _options(config):
         role, _, action = option.rpartition("_")
         if role in BUILT_IN_ROLES and action in (*ACTIONS, "replay"):
             yield option, role, action
@@ -114,6 +133,7 @@ def _chosen(config: Any) -> Iterator[tuple[str, str, str]]:
 
 def _overridden(config: Any, key: str, value: str, option: str) -> Problem:
     """`option` sets `key`, and something after it in the composition sets it to `value`."""
+    key = as_typed(key)
     given = look_up(config, "hydra.overrides.task") or []
     typed = [o for o in given if o.lstrip("+").startswith(f"{key}=")]
     if typed:

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._nodes import or_own_key
 from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import (
     Problem,
@@ -89,7 +90,7 @@ def skip_node(config: Any) -> dict[str, Any] | None:
     Raises what :func:`rlskip.config.check.node_of` raises.
     """
     node = node_of(config, "skip", SkipManagerConfig)
-    if node is not None and {"skip", "hydra"} <= node.keys():
+    if node is not None and isinstance(node.get("skip"), Mapping):
         raise ConfigError(
             "an option file was composed into `skip` instead of next to it",
             "skip.skip",
@@ -207,15 +208,11 @@ def _unknown(
             f"skip.{key}",
             "this role is not registered",
             f"import the module that holds its `@register_skip({key!r})` before the job starts "
-            f"(registered: {', '.join(registry)}); if this is the application's own node, give it "
-            "another name: `skip` is the node of rlskip's keys",
+            f"(registered: {', '.join(registry)}){or_own_key('skip')}",
         )
     remedy = did_you_mean(key, known, "skip")
     if remedy.startswith("known"):  # 22 names would hide the rest
-        remedy = (
-            "docs/skip.md lists all keys; if this is the application's own node, give it another "
-            "name: `skip` is the node of rlskip's keys"
-        )
+        remedy = f"docs/skip.md lists all keys{or_own_key('skip')}"
     return Problem(f"skip.{key}", "unknown key", remedy)
 
 

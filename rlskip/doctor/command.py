@@ -17,8 +17,6 @@ from rlskip.doctor.finding import ERROR, NOTE, Finding
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
-_NO_FIELD = "Key 'skip' not in"
-_TYPED = "the application's config is a dataclass: give it a field `skip: Any = None`"
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
 
 
@@ -127,7 +125,7 @@ def compose(command: Command) -> DictConfig:
         errors = [line for line in errors if not line.startswith(noise)]
         raise CannotComposeError(
             f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}",
-            remedy=_TYPED if _NO_FIELD in run.stderr else "correct the command first",
+            remedy="correct the command first",
         )
     register()
     loaded = OmegaConf.create("\n".join(lines[first:]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip._nodes import as_typed
 from rlskip.config.check import look_up
 from rlskip.config.choices import lost_choices
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
@@ -161,7 +162,7 @@ def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
     kept = config.copy()
     OmegaConf.set_struct(kept, False)
     for role in roles:
-        del kept.skip[role]
+        del OmegaConf.select(kept, as_typed("skip"))[role]
     return kept
 
 

@@ -16,6 +16,7 @@ import attrs
 import torch
 
 from rlskip._human import age, short
+from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip._version import __version__
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of, plain
@@ -227,7 +228,7 @@ class DumpingSkip(BaseSkip):
         except (OSError, ValueError) as error:
             log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
             return
-        compared = {*(self.local_config.identity or ()), "skip", "hydra"}
+        compared = {*(self.local_config.identity or ()), "hydra", *NODES, ABOVE}
         changed = [
             key
             for key in config_copy.changed(then, self._config)
@@ -245,8 +246,9 @@ class DumpingSkip(BaseSkip):
                 log.log(
                     level,
                     "rlskip: role %s: changed since the dump was made, and not compared: %s%s; "
-                    "skip.identity=[%s] compares",
-                    self.role, ", ".join(shown), more * (level == logging.INFO), keys[0],
+                    "%s=[%s] compares",
+                    self.role, ", ".join(shown), more * (level == logging.INFO),
+                    as_typed("skip.identity"), keys[0],
                 )  # fmt: skip
 
     def _warn_of_other_shapes(self) -> None:
@@ -287,7 +289,7 @@ class DumpingSkip(BaseSkip):
         if scores:
             self._warn_once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
-                "skip.drop_fields=[%s]", ", ".join(scores), ",".join(scores),
+                "%s=[%s]", ", ".join(scores), as_typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
         return rollouts
 

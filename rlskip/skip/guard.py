@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rlskip._nodes import ABOVE
 from rlskip.errors import NotInstalledError
 
 Guard = Callable[[str], None]
@@ -53,12 +54,12 @@ def _remedy(config: Any, chosen: str) -> str:
     removed = [o for o in hydra.overrides.hydra if o.startswith("~hydra.callbacks")]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
-    if re.match(r"\+?skip=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
+    if re.match(r"\+?skip(@\w+)?=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
         return (
             "when sweeping the option itself, add hydra/callbacks=rlskip (Hydra drops the option's "
             "own callback there); with it, skip.KEY=VALUE needs no `+`"
         )
-    if re.match(r"\+*skip\.", chosen):
+    if re.match(r"\+*(rlskip\.)?skip\.", chosen):
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
             "rlskip's callback; or add hydra/callbacks=rlskip, or call SkipManager.init(cfg) first"
@@ -81,7 +82,7 @@ def _chosen_by(hydra_config: Any) -> str | None:
         return None
     hydra = hydra_config.hydra
     for override in hydra.overrides.task:
-        key, _, value = override.lstrip("+").partition("=")
+        key, _, value = override.lstrip("+").removeprefix(f"{ABOVE}.").partition("=")
         asks = value.lower() not in ("false", "null", "none")
         if asks and re.split("[.@]", key, maxsplit=1)[0] == "skip":
             return str(override)

@@ -1,19 +1,16 @@
-"""Options that a later value overrides, and an application's own key `skip`."""
+"""Options that a later value overrides."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra import compose, initialize_config_dir
 
-from rlskip import SkipManagerConfig
 from rlskip.config.choices import lost_choices
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
@@ -166,69 +163,3 @@ def test_the_option_in_every_primary_config_of_verl(
         (lost,) = lost_choices(before)
         assert not before.roles
         assert "put `- skip: rollout_cache` after that entry" in lost.remedy
-
-
-# -- an application's own key ------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [
-        ("skip: 5\n", ["+skip=rollout_cache"]),
-        ("skip: fast\n", ["+skip=rollout_cache", "skip.steps=[1]"]),
-        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", []),
-    ],
-)
-def test_an_own_value_of_skip_is_not_replaced(
-    make_app: Callable[..., Any], config: str, overrides: list[str]
-) -> None:
-    app = make_app(config=config)
-    (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
-    run = app.run(*overrides)
-    assert run.returncode == 1
-    assert app.generated == []
-    if "defaults" not in config:
-        assert run.said.count("the application has its own key `skip`") == 1
-        assert "rename the application's key" in run.err
-
-
-def test_an_own_value_is_found_before_a_sweep_starts(make_app: Callable[..., Any]) -> None:
-    app = make_app(config="skip: 5\na: 1\n")
-    run = app.run("-m", "+skip=rollout_cache", "a=1,2")
-    assert run.returncode == 1
-    assert "the application has its own key `skip` (5)" in run.err
-    assert app.generated == []
-
-
-def test_an_own_node_of_skip_is_told_to_be_renamed(tmp_path: Path) -> None:
-    from rlskip.errors import ConfigError
-
-    with pytest.raises(ConfigError) as caught:
-        settings_of(tmp_path, "skip: {eval_batches: 5}\n", "+skip=rollout_cache")
-    assert caught.value.where == "skip.eval_batches"
-    assert "the application's own node, give it another name" in caught.value.remedy
-    assert len(str(caught.value)) < 250
-
-
-# -- typed configs ------------------------------------------------------------------------------
-@dataclass
-class AnyField:
-    skip: Any = None
-
-
-@dataclass
-class DictField:
-    skip: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class TypedField:
-    skip: SkipManagerConfig = field(default_factory=SkipManagerConfig)
-
-
-@pytest.mark.parametrize("schema", [AnyField, DictField, TypedField])
-def test_a_dataclass_with_a_field_for_the_node(schema: type) -> None:
-    ConfigStore.instance().store("rlskip_test_typed", schema)
-    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
-    with initialize(version_base=None):
-        config = compose("rlskip_test_typed", given, return_hydra_config=True)
-    role = read_skip(config, REGISTRY).roles["rollout"]
-    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)

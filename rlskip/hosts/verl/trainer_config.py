@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, look_up, node_of, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
@@ -66,7 +67,7 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
         raise_all(_untested(roles, "skip", "one-step-off-policy"))
     elif main == MAIN_PPO_SYNC:
         problems = _roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync")
-        if look_up(config, "skip.start_engine") is False:
+        if look_up(config, as_typed("skip.start_engine")) is False:
             what = "verl's main_ppo_sync always starts its engine"
             problems.append(Problem("skip.start_engine", what, "set skip.start_engine=true"))
         raise_all(problems)

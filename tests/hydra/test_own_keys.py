@@ -1,0 +1,212 @@
+"""Applications with keys of rlskip's names, and applications whose config is a dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+import rlskip_conf
+from rlskip import MergeConfig, SkipManager, SkipManagerConfig
+from rlskip._nodes import NODES
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.merge import read_merge
+from rlskip.config.replay import read_replay
+from rlskip.config.settings import read_skip
+from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
+from rlskip.errors import ConfigError, MissError
+
+REGISTRY = {role: RoleSpec() for role in BUILT_IN_ROLES}
+SKIP_OPTIONS = sorted(file.stem for file in (Path(*rlskip_conf.__path__) / "skip").glob("*.yaml"))
+READERS: dict[str, Callable[[Any], Any]] = {
+    "skip": lambda config: read_skip(config, REGISTRY),
+    "dispatch": read_dispatch,
+    "replay": read_replay,
+    "merge": read_merge,
+}
+
+
+def composed(folder: Path, text: str, *overrides: str) -> DictConfig:
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("config", list(overrides), return_hydra_config=True)
+
+
+# -- what an option would replace ---------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("config", "overrides", "own"),
+    [
+        ("skip: 5\n", ["+skip=rollout_cache"], "`skip` (5)"),
+        ("skip: fast\n", ["+skip=rollout_cache", "skip.steps=[1]"], "`skip` ('fast')"),
+        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", [], ""),
+        ("merge: 5\n", ["+merge=prefix"], "`merge` (5)"),
+        ("dispatch: spot\n", ["+skip=rollout_cache", "+dispatch=rollout_level"], "`dispatch`"),
+        ("replay: 3.5\n", ["+replay=fail_closed"], "`replay` (3.5)"),
+        ("rlskip: 5\n", ["+skip@rlskip=rollout_cache"], "`rlskip` (5)"),
+    ],
+)
+def test_an_own_value_is_not_replaced(
+    make_app: Callable[..., Any], config: str, overrides: list[str], own: str
+) -> None:
+    app = make_app(config=config)
+    (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
+    run = app.run(*overrides)
+    assert run.returncode == 1
+    assert app.generated == []
+    if own:
+        assert run.said.count(f"the application has its own key {own}") == 1
+        name = own.split("`")[1]
+        remedy = f"choose it with +{name}@rlskip={NODES[name]}" if name in NODES else "rename the"
+        assert f"-> {remedy}" in run.err
+
+
+def test_an_own_value_is_found_before_a_sweep_starts(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="skip: 5\na: 1\n")
+    run = app.run("-m", "+skip=rollout_cache", "a=1,2")
+    assert run.returncode == 1
+    assert "the application has its own key `skip` (5)" in run.err
+    assert app.generated == []
+
+
+def test_another_package_is_refused(make_app: Callable[..., Any]) -> None:
+    run = make_app().run("+skip@elsewhere=rollout_cache")
+    assert run.returncode == 1
+    assert "skip@elsewhere: it puts the node below `elsewhere`, where it is not read" in run.err
+    assert "with +skip@rlskip=rollout_cache" in run.err
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_the_error_for_an_own_node_gives_the_option(node: str, tmp_path: Path) -> None:
+    config = composed(tmp_path, f"{node}: {{eval_batches: 5}}\n", f"+{node}={NODES[node]}")
+    with pytest.raises(ConfigError) as caught:
+        READERS[node](config)
+    assert caught.value.where == f"{node}.eval_batches"
+    assert f"choose rlskip's option with +{node}@rlskip={NODES[node]}" in caught.value.remedy
+    assert node != "skip" or len(str(caught.value)) < 250
+
+
+# -- below `rlskip` -----------------------------------------------------------------------------
+OWN = "skip: {eval_batches: 5}\ndispatch: spot\nreplay: 3\nmerge: null\n"
+
+
+def test_every_node_may_be_below_rlskip(tmp_path: Path) -> None:
+    options = [f"+{node}@rlskip={option}" for node, option in NODES.items()]
+    config = composed(
+        tmp_path, OWN, *options, "rlskip.skip.steps=[3]", "rlskip.merge.strategy=chain"
+    )
+    own = OmegaConf.to_container(config)
+    assert {key: own[key] for key in NODES} == OmegaConf.to_container(OmegaConf.create(OWN))
+    assert str(read_skip(config, REGISTRY).roles["rollout"].steps) == "3"
+    assert read_dispatch(config).rollout_level
+    assert read_replay(config).on_incomplete == "raise"
+    assert read_merge(config).strategy == "chain"
+    assert "rlskip" in config.hydra.callbacks
+
+
+@pytest.mark.parametrize("option", SKIP_OPTIONS)
+def test_every_option_of_skip_may_be_below_rlskip(option: str, tmp_path: Path) -> None:
+    config = composed(tmp_path, OWN, f"+skip@rlskip={option}")
+    role, _, action = option.rpartition("_")
+    settings = read_skip(config, REGISTRY)
+    assert list(settings.roles) == [role]
+    assert settings.roles[role].action == ("repeat" if action == "repeat" else "cache")
+    assert settings.start_engine == (action != "replay")
+    assert OmegaConf.to_container(config.skip) == {"eval_batches": 5}
+
+
+def test_one_line_keeps_an_option_off(tmp_path: Path) -> None:
+    own = {"merge": {"eval_batches": 5}}
+    with pytest.raises(ConfigError, match=r"\+merge@rlskip=prefix"):
+        read_merge(own)
+    assert read_merge({**own, "rlskip": {"merge": {}}}) == MergeConfig()
+
+
+def test_errors_name_the_keys_as_they_are_typed(tmp_path: Path) -> None:
+    skip = {"dump_dir": str(tmp_path), "stepz": 1, "rollout": {"steps": [-1]}}
+    with pytest.raises(ConfigError) as caught:
+        SkipManager.init({"skip": 5, "rlskip": {"skip": skip}})
+    assert "\n  - rlskip.skip.stepz: unknown key; did you mean rlskip.skip.steps?" in str(
+        caught.value
+    )
+    assert "\n  - rlskip.skip.rollout.steps: step -1" in str(caught.value)
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return prompts
+
+    skip = {"dump_dir": str(tmp_path), "on_miss": "error", "rollout": {"enable": True}}
+    SkipManager.init({"skip": 5, "rlskip": {"skip": skip}})
+    SkipManager.set_step(1)
+    with pytest.raises(MissError) as missed:
+        generate([1])
+    assert missed.value.where == "rlskip.skip.rollout.on_miss=error"
+    assert "generate it once with rlskip.skip.on_miss=generate" in missed.value.remedy
+
+    # And where the node is at the top level again.
+    SkipManager.init({"skip": skip})
+    SkipManager.set_step(1)
+    with pytest.raises(MissError, match=r"^skip\.rollout\.on_miss=error"):
+        generate([1])
+
+
+def test_a_job_skips_beside_an_own_node(make_app: Callable[..., Any]) -> None:
+    app = make_app(config=OWN, task="assert cfg.skip.eval_batches == 5\ntrain(cfg)")
+    on = ("+skip@rlskip=rollout_cache", "rlskip.skip.dump_dir=dumps")
+    for _ in range(2):
+        run = app.run(*on)
+        assert run.returncode == 0, run.said
+    assert "role rollout: 2 hits, 0 misses" in run.out
+    assert app.generated == [1, 2]
+    refused = app.run("rlskip.skip.steps=1", on[0], "~hydra.callbacks.rlskip")
+    assert refused.returncode == 1
+    assert "remove ~hydra.callbacks.rlskip" in refused.said
+
+
+# -- typed configs ------------------------------------------------------------------------------
+@dataclass
+class NoField:
+    a: int = 1
+
+
+@dataclass
+class AnyField:
+    skip: Any = None
+
+
+@dataclass
+class DictField:
+    skip: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TypedField:
+    skip: SkipManagerConfig = field(default_factory=SkipManagerConfig)
+
+
+@pytest.mark.parametrize("schema", [NoField, AnyField, DictField, TypedField])
+def test_a_dataclass(schema: type) -> None:
+    ConfigStore.instance().store("rlskip_test_typed", schema)
+    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
+    with initialize(version_base=None):
+        config = compose("rlskip_test_typed", given, return_hydra_config=True)
+    role = read_skip(config, REGISTRY).roles["rollout"]
+    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_dataclass_needs_no_field_for_any_option(node: str) -> None:
+    ConfigStore.instance().store("rlskip_test_typed", NoField)
+    with initialize(version_base=None):
+        config = compose("rlskip_test_typed", [f"+{node}={NODES[node]}"])
+        assert config.a == 1
+        assert config[node]
+        assert isinstance(OmegaConf.to_object(config), NoField)
+        # Its own keys are checked as before.
+        with pytest.raises(Exception, match="Could not override 'b'"):
+            compose("rlskip_test_typed", [f"+{node}={NODES[node]}", "b=2"])
