@@ -12,10 +12,12 @@ import contextlib
 import json
 import logging
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
@@ -23,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import lost_choices, refuse_replaced_node
+from rlskip.config.choices import lost_choices, refuse_replaced_keys
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
 from rlskip.errors import RlskipAbort, RlskipError
@@ -38,12 +40,30 @@ log = logging.getLogger(__name__)
 SUMMARY = "rlskip_summary.json"
 
 
-class SkipCallback(Callback):
+class OwnKeysCallback(Callback):
+    """Refuses options of `dispatch`, `replay` and `merge` that replace an application's key."""
+
+    groups: ClassVar[tuple[str, ...]] = ("dispatch", "replay", "merge")
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Here, because the workers of some launchers cannot compose a config."""
+        try:
+            refuse_replaced_keys(config, self.groups)
+        except RlskipError as error:
+            _end(config, error)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        OwnKeysCallback.on_run_start(self, config)
+
+
+class SkipCallback(OwnKeysCallback):
     """Every `+skip=...` option adds it, under the key ``hydra.callbacks.rlskip``."""
+
+    groups = ("skip",)
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Turn legacy flags off: only here is `config` the object that the task gets."""
-        self._refuse_replaced_node(config)
+        super().on_run_start(config)
         if not legacy_flags(config):
             return
         try:
@@ -55,14 +75,7 @@ class SkipCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._multirun_began = time.time()
-        self._refuse_replaced_node(config)
-
-    def _refuse_replaced_node(self, config: DictConfig) -> None:
-        """Here, because the workers of some launchers cannot compose a config."""
-        try:
-            refuse_replaced_node(config)
-        except RlskipError as error:
-            _end(config, error)
+        super().on_multirun_start(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Install SkipManager, or end the job."""
@@ -95,7 +108,7 @@ class SkipCallback(Callback):
             log.exception("rlskip: the last dumps were not written")
         roles = dict(SkipManager.skip_instances)
         unwritten = {role: SkipManager._unwritten(role) for role in roles}
-        bypassed = " and ".join(sorted(SkipManager.bypassed))
+        uncalled = SkipManager._uncalled()
         uninstall()
         job = os.environ.pop(JOB_VARIABLE, "")
         for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
@@ -115,13 +128,12 @@ class SkipCallback(Callback):
                 log.info("rlskip: role %s: %s", role, counts)
             elif job_return.status == JobStatus.COMPLETED:
                 log.warning(
-                    "rlskip: role %s is enabled and was NEVER CONSULTED: no function decorated "
-                    "with it was called, so nothing was skipped or cached in this job. %s",
-                    role,
-                    f"Functions of {bypassed} were called, and that is off: choose that role"
-                    if bypassed
-                    else "Is it the right role for this trainer?",
-                )
+                    "rlskip: role %s is enabled and was NEVER CONSULTED, so nothing was skipped or "
+                    "cached in this job: %s",
+                    role, uncalled,
+                )  # fmt: skip
+        if any(counts.misses and not counts.hits for counts in tallies.values()):
+            log.info("rlskip: run it again to replay: %s", _command(config))
         _write_summary(Path(config.hydra.runtime.output_dir), job, tallies)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -160,6 +172,13 @@ def _end(config: DictConfig, error: Exception) -> NoReturn:
     # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
     # error of rlskip's own would only repeat the reason.
     raise RlskipAbort(reason) from (error if unexpected else None)
+
+
+def _command(config: DictConfig) -> str:
+    """The job's own command, to type again."""
+    command = shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
+    readable = config.hydra.get("mode") == RunMode.RUN and len(command) < 300
+    return command if readable else "the same command replays what was generated"
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ choice and what else was tried.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -16,8 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import attrs
-import blosc2
 import numpy as np
+
+_numexpr = logging.getLogger("numexpr.utils")
+_numexpr.addFilter(_drop := lambda record: False)
+try:
+    import blosc2  # imports numexpr, which logs the number of its threads
+finally:
+    _numexpr.removeFilter(_drop)
 
 CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
+from rlskip._nodes import ABOVE, as_typed
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
@@ -64,7 +65,8 @@ class SkipManager:
     # Called by a decorated function whose role is off; None where no role is on.
     _guard: ClassVar[Guard | None] = staticmethod(before_init())
 
-    _warned: ClassVar[set[str]] = set()
+    # The bypassed roles of the last warning about a role that is not called.
+    _warned: ClassVar[set[str] | None] = None
 
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
@@ -113,7 +115,7 @@ class SkipManager:
         """
         cls._refuse("SkipManager.init failed")
         settings = read_settings(config)
-        if isinstance(config, dict) and "skip" not in config:
+        if isinstance(config, dict) and not {"skip", ABOVE} & config.keys():
             raise ConfigError(
                 f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
                 "SkipManager.init",
@@ -166,8 +168,6 @@ class SkipManager:
         ConfigError
             `step` is not an integer (Python's, numpy's, or a 0-d tensor).
         """
-        if cls.bypassed and cls.step is not None:
-            cls._warn_of_bypassed()
         try:
             before, cls.step = cls.step, operator.index(step)
         except TypeError:
@@ -175,6 +175,8 @@ class SkipManager:
                 f"{step!r} is not a step", "SkipManager.set_step", "pass an integer"
             ) from None
         if cls.step != before:
+            if before is not None and len(cls._recorders) < len(cls.skip_instances):
+                cls._warn_of_uncalled(before)
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
         cls._idle = frozenset(
@@ -182,16 +184,37 @@ class SkipManager:
         )
 
     @classmethod
-    def _warn_of_bypassed(cls) -> None:
-        """Warn once when the loop calls other roles than those that are on."""
-        unused = [role for role in cls.skip_instances if not cls.was_called(role)]
+    def _warn_of_uncalled(cls, step: int) -> None:
+        """Warn once that a role was not called up to `step`, and again of each other role that was.
+
+        Functions of a role with its own steps may be called in another process.
+        """
+        unused = [
+            role
+            for role, skip in cls.skip_instances.items()
+            if not cls.was_called(role) and (cls.bypassed or not skip.support_online_step)
+        ]
         if unused and cls.bypassed != cls._warned:
             cls._warned = set(cls.bypassed)
             log.warning(
-                "rlskip: up to step %d no function of role %s was called; functions of role %s "
-                "were, and that role is off",
-                cls.step, ", ".join(unused), ", ".join(sorted(cls.bypassed)),
+                "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s",
+                ", ".join(unused), step, cls._uncalled(),
             )  # fmt: skip
+
+    @classmethod
+    def _uncalled(cls) -> str:
+        """Why a role that is on was not called, and what to type instead."""
+        if not cls.bypassed:
+            return (
+                "no function decorated with it was called; decorate the stage with "
+                "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
+            )
+        called = sorted(cls.bypassed)
+        choose = " ".join(
+            f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
+            for role in called
+        )
+        return as_typed(f"functions of role {', '.join(called)} were called instead: {choose}")
 
     @classmethod
     def was_called(cls, role: str) -> bool:
@@ -243,7 +266,7 @@ class SkipManager:
         cls.step = None
         cls._idle = frozenset()
         cls._recorders = {}
-        cls.bypassed, cls._warned = set(), set()
+        cls.bypassed, cls._warned = set(), None
         cls.settings, cls.skip_instances = None, {}
         cls.start_engine = True
         cls._guard = staticmethod(guard)

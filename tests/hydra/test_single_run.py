@@ -31,6 +31,8 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
     assert first.returncode == 0, first.said
     assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
     assert (app.folder / "dumps" / "app_default_project_name").exists()
+    assert f"run it again to replay: {Path(app.python).name} app.py {' '.join(ON)}" in first.out
+    assert "numexpr" not in first.said
     assert app.generated == [1, 2]
     counts = app.summary()["rollout"]
     assert (counts["hits"], counts["misses"], counts["bytes_read"]) == (0, 2, 0)
@@ -40,6 +42,7 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
     second = app.run(*ON, "hydra.job.chdir=true")
     assert second.returncode == 0, second.said
     assert "rlskip: role rollout: 2 hits, 0 misses" in second.out
+    assert "run it again" not in second.out
     assert app.generated == [1, 2]
     counts = app.summary()["rollout"]
     assert (counts["hits"], counts["misses"], counts["bytes_written"]) == (2, 0, 0)
@@ -71,7 +74,9 @@ def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -
     assert never.returncode == nothing.returncode == 0, never.said + nothing.said
     assert wrong_role.generated == off.generated == [1, 2]
     assert "[WARNING] - rlskip: role async_rollout is enabled and was NEVER CONSULTED" in never.out
-    assert "Functions of rollout were called, and that is off" in never.out
+    assert (
+        "up to step 1: functions of role rollout were called instead: +skip=rollout_" in never.out
+    )
     assert wrong_role.summary()["async_rollout"]["consulted"] is False
     assert "[WARNING] - rlskip: NOTHING is skipped" in nothing.out
     assert "skip.rollout.enable=false overrides the option rollout_cache" in nothing.out

@@ -86,8 +86,11 @@ def test_a_function_of_another_role_is_named(
     for step in (2, 3, 4):
         SkipManager.set_step(step)
         generate([1])
-    what = "up to step 1 no function of role async_rollout was called; functions of role rollout"
-    assert caplog.text.count(what) == 1
+    what = (
+        "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
+        "rollout were called instead: +skip=rollout_cache"
+    )
+    assert caplog.text.count("NEVER CONSULTED") == caplog.text.count(what) == 1
     assert SkipManager.bypassed == {"rollout"}
     init("rollout")
     assert SkipManager.bypassed == set()
@@ -97,3 +100,22 @@ def test_a_function_of_another_role_is_named(
     generate_one([1])
     SkipManager.set_step(2)
     assert caplog.text == ""
+
+
+def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    init("rollout")
+    SkipManager.set_step(1)
+    SkipManager.set_step(1)
+    assert caplog.text == ""
+    SkipManager.set_step(2)
+    assert "role rollout is enabled and was NEVER CONSULTED up to step 1" in caplog.text
+    assert "skip.attach.ROLE=package.module:function" in caplog.text
+    SkipManager.set_step(3)
+    assert caplog.text.count("NEVER CONSULTED") == 1
+    init("async_rollout")  # its functions may be called in another process
+    SkipManager.set_step(1)
+    SkipManager.set_step(2)
+    assert caplog.text.count("NEVER CONSULTED") == 1
