@@ -408,6 +408,12 @@ def main(cfg: DictConfig) -> None:
     sessions = cfg.data.train_batch_size * cfg.actor_rollout_ref.rollout.n
     merge_config = read_merge(cfg)
     history: list[dict[str, float]] = []
+    log.info(
+        "won: share of the games; the best possible player wins %.3f. loss: of the update. e.g.: a "
+        "game. `3 14: 9- 5+ 7=` hides a number from 3 to 14; each guess is too high (-), too low "
+        "(+), right (=) or no number (?)",
+        best,
+    )
     steps = tqdm(numbers, unit="step")
     with (
         logging_redirect_tqdm(),
@@ -438,7 +444,10 @@ def main(cfg: DictConfig) -> None:
             metrics.write(json.dumps(history[-1]) + "\n")
             metrics.flush()
             game = "".join(TOKENS[token] for token in rows["input_ids"][rows["is_last_step"]][0])
-            log.info("step %3d  won %.3f of %.3f  e.g.%s", step, history[-1]["success"], best, game)
+            log.info(
+                "step %3d  won %.3f  loss %+.4f  e.g.%s",
+                step, history[-1]["success"], figures["loss"], game,
+            )  # fmt: skip
     plot(history, best, output / "learning_curve.png")
     log.info("metrics and learning curve in %s", output)
 

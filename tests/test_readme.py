@@ -1,4 +1,4 @@
-"""README's tour: every command is run, every line of output it shows is really said."""
+"""Tours of README and of pages: every command runs, and prints every line that is shown."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def tour() -> list[tuple[str, list[str]]]:
+PAGES = ("README.md", "docs/quickstart.md", "docs/howto.md")
+
+
+def tour(page: str) -> list[tuple[str, list[str]]]:
     """(command, lines shown) of the console blocks after ``<!-- tour -->``, in order."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- tour -->\n```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     steps: list[tuple[str, list[str]]] = []
     for line in "".join(blocks).splitlines():
@@ -25,6 +28,13 @@ def tour() -> list[tuple[str, list[str]]]:
         elif line != "...":
             steps[-1][1].append(line)
     return steps
+
+
+def files(page: str) -> dict[str, str]:
+    """The blocks of a page that begin with ``# file: NAME``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w+\n# file: (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return dict(blocks)
 
 
 def says(shown: str, line: str) -> bool:
@@ -40,10 +50,13 @@ def test_an_ellipsis_stands_for_anything() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_tour_is_what_happens(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tour_is_what_happens(page: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "train.py", tmp_path)
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    for name, text in files(page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     scripts = Path(sys.executable).parent
     environment = {
         **os.environ,
@@ -52,8 +65,8 @@ def test_the_tour_is_what_happens(tmp_path: Path) -> None:
         "COLUMNS": "200",
         "OMP_NUM_THREADS": "1",
     }
-    commands = tour()
-    assert len(commands) > 8
+    commands = tour(page)
+    assert len(commands) > 4
     for command, shown in commands:
         done = subprocess.run(
             ["bash", "-c", command],
