@@ -116,11 +116,12 @@ def _hosts() -> list[Finding]:
 def _verl(version: str) -> Finding:
     from rlskip.hosts.verl.handshake import attached_by
     from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
+    from rlskip.hosts.verl.releases import loads_entry_points
 
     way = attached_by()
     if way is not None:
         return Finding("verl", OK, f"{version}: attached by {way}")
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (0, 9):
+    if loads_entry_points():
         return Finding(
             "verl",
             ERROR,

@@ -131,7 +131,10 @@ def test_how_verl_is_attached(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    # What pip leaves of verl: its metadata.
+    # What pip leaves of verl: its metadata, and how it begins.
+    (tmp_path / "verl").mkdir()
+    loads = "entry_points(group='verl.plugins')" if version == "0.9.1" else ""
+    (tmp_path / "verl" / "__init__.py").write_text(f"# {loads}")
     info = tmp_path / f"verl-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")

@@ -31,12 +31,14 @@ pytestmark = pytest.mark.usefixtures("verl_process")
         ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "rlskip-fork"}, "None"),
         ("0.8.0", {}, "None"),
         ("0.8.0", {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}, "VERL_USE_EXTERNAL_MODULES"),
+        ("0.8.0+backport", {}, "verl.plugins"),
+        ("unknown", {}, "None"),
     ],
 )
 def test_how_verl_loads_the_plugin(
     tmp_path: Path, python_path: Callable[..., str], version: str, env: dict[str, str], way: str
 ) -> None:
-    # What pip installs of the two packages: their metadata.
+    # What pip installs of the two packages: their metadata, and how verl begins.
     for name, given, entry in (
         ("verl", version, ""),
         ("rlskip", "9", f"[verl.plugins]\nrlskip = {PLUGIN}\n"),
@@ -45,6 +47,10 @@ def test_how_verl_loads_the_plugin(
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {given}\n")
         (info / "entry_points.txt").write_text(entry)
+    (tmp_path / "verl").mkdir()
+    # What it loads counts, whatever its version.
+    loads = "entry_points(group='verl.plugins')" if version in ("0.9.1", "0.8.0+backport") else ""
+    (tmp_path / "verl" / "__init__.py").write_text(f"# {loads}")
     look = "import sys; from rlskip.hosts.verl.handshake import attached_by; print(attached_by())"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
     done = subprocess.run(
@@ -95,11 +101,11 @@ def test_a_listed_step_that_never_calls_the_stage_ends_the_run(
 def test_an_old_verl_is_refused_only_where_skip_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.7.1"))
+    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.7.0"))
     config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": False}}}
     begin(config)
     config["skip"]["rollout"] = {"enable": True}
-    with pytest.raises(ConfigError, match=r"verl 0\.7\.1 is not supported"):
+    with pytest.raises(ConfigError, match=r"verl 0\.7\.0 is not supported"):
         begin({**config})
 
 

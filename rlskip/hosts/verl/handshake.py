@@ -36,7 +36,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlskip._compat import version_of
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.names import (
@@ -47,6 +46,7 @@ from rlskip.hosts.verl.names import (
     PLUGINS_VARIABLE,
     RAY_HOOK_VARIABLE,
 )
+from rlskip.hosts.verl.releases import loads_entry_points
 from rlskip.jobs import records
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def attached_by() -> str | None:
 
 
 def _entry_point_is_allowed() -> bool:
-    if (version_of("verl") or ()) < (0, 9):
+    if not loads_entry_points():
         return False
     allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
     names = {name.strip() for name in allowed.split(",")}

@@ -36,8 +36,8 @@ from rlskip.hosts.verl.names import (
 )
 from rlskip.hosts.verl.releases import (
     is_verls,
+    loads_entry_points,
     refuse_old_release,
-    verl_version,
     warn_of_new_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
@@ -160,7 +160,7 @@ def before_job(settings: SkipSettings) -> None:
         return
     refuse_old_release()
     warn_of_new_release()
-    if verl_version() >= (0, 9):
+    if loads_entry_points():
         _check_plugin()
     main = _main_module()
     judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
@@ -207,7 +207,7 @@ def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
 
 
 def _check_plugin() -> None:
-    """Raise NotInstalledError unless verl 0.9 has loaded the plug-in in this process."""
+    """Raise NotInstalledError unless verl has loaded the plug-in in this process."""
     if attached_by() is None:
         raise NotInstalledError(
             "verl does not load rlskip's plug-in (entry point verl.plugins)",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rlskip._compat import version_of
 from rlskip.config.check import look_up
 from rlskip.errors import ConfigError
+from rlskip.hosts.verl.names import PLUGIN_GROUP
 
 #: The oldest release that is tested.
 OLDEST = (0, 8)
@@ -21,6 +24,28 @@ def is_verls(config: Any) -> bool:
     """Whether `config` looks like the config of one of verl's applications."""
     parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
     return all(look_up(config, part) is not None for part in parts)
+
+
+def loads_entry_points() -> bool:
+    """Whether the installed verl loads entry points as plug-ins; imports nothing of it."""
+    root = _root()
+    return root is not None and PLUGIN_GROUP in (root / "__init__.py").read_text(encoding="utf-8")
+
+
+def lacks(module: str) -> bool:
+    """Whether verl is installed and has no such module; imports nothing of it."""
+    root = _root()
+    return (
+        root is not None and not Path(root.parent, *module.split(".")).with_suffix(".py").exists()
+    )
+
+
+def _root() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("verl")
+    except ValueError:  # a module that was not imported from a file
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def verl_version() -> tuple[int, ...]:
