@@ -4,6 +4,8 @@ The tests are skipped without these environment variables:
 
 ``RLSKIP_VERL091``, ``RLSKIP_VERL080``
     A python with that verl and rlskip.
+``RLSKIP_VERL071``
+    A folder with the unpacked wheel of verl 0.7.1, for the python of ``RLSKIP_VERL080``.
 ``RLSKIP_VERL_HARNESS``
     A folder with ``run.sh``, which starts ``python -m verl.trainer.main_ppo`` with a CPU platform
     and a tiny token server, and leaves ``server.jsonl``: a line for each real generation.
@@ -31,7 +33,8 @@ import attrs
 import pytest
 
 _GRAD_NORM = re.compile(r"actor/grad_norm:(?:np\.float64\()?([0-9.e+-]+)")
-_LIMIT_S = 400
+_SCORE = re.compile(r"critic/score/mean:(?:np\.float64\()?([0-9.e+-]+)")
+_LIMIT_S = 800
 
 
 @attrs.frozen
@@ -62,6 +65,19 @@ class Trained:
         return roles
 
     @property
+    def scores(self) -> list[float]:
+        """The mean reward of each step."""
+        return [float(score) for score in _SCORE.findall(self.output)]
+
+    def resume_after(self, step: int) -> tuple[str, ...]:
+        """Overrides that resume from the checkpoint of `step`, as if the run had ended there."""
+        folder = Path(tempfile.mkdtemp(prefix="ckpt-", dir=self.folder))
+        name = f"global_step_{step}"
+        shutil.copytree(self.folder / "ckpt" / name, folder / name)
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+        return "trainer.resume_mode=auto", f"trainer.default_local_dir={folder}"
+
+    @property
     def started_ray(self) -> bool:
         return "ray init kwargs" in self.output
 
@@ -74,6 +90,7 @@ class Verl:
     harness: Path
     folder: Path
     ray: Path
+    source: Path | None = None  # a verl to import in place of the environment's
 
     def train(
         self, name: str, mode: str, *overrides: str, seed: int = 1, steps: int = 2, **env: str
@@ -81,10 +98,10 @@ class Verl:
         """Run the harness in `mode` (v0, v1, legacy) and wait for its end."""
         # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
-        paths = [env.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]
+        paths = [env.pop("PYTHONPATH", None), self.source, os.environ.get("PYTHONPATH")]
         env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
             # Its own home: a test that forgets dump_dir must not touch the user's dumps.
             "HOME": str(self.folder),
             "VENV": str(self.python.parent.parent),
@@ -109,6 +126,23 @@ class Verl:
                     os.killpg(run.pid, signal.SIGKILL)
                     run.wait()
         return Trained(folder, run.returncode, log.read_text(errors="replace"))
+
+    def train_by_coin(self, name: str, mode: str, *overrides: str, **more: Any) -> Trained:
+        """As :meth:`train`; the dump's scores are dropped, and coin.py gives others.
+
+        The run logs their means, as coin.py records them.
+        """
+        record = Path(tempfile.mkdtemp(prefix="coins-", dir=self.folder)) / "record"
+        pay = f"reward.custom_reward_function.path={Path(__file__).with_name('coin.py')}"
+        drop = "skip.drop_fields=[rm_scores]"
+        run = self.train(name, mode, *overrides, drop, pay, REWARDED=str(record), **more)
+        assert run.returncode == 0, run.output[-4000:]
+        coins = [line.split() for line in record.read_text().splitlines()]
+        train = [float(score) for split, score in coins if split == "train"]
+        per_step = len(train) // len(run.scores)
+        means = [sum(step) / per_step for step in zip(*[iter(train)] * per_step, strict=True)]
+        assert run.scores == means
+        return run
 
 
 @pytest.fixture(scope="session")
@@ -142,3 +176,11 @@ def verl091(_verl: Callable[[str], Verl]) -> Verl:
 @pytest.fixture(scope="session")
 def verl080(_verl: Callable[[str], Verl]) -> Verl:
     return _verl("080")
+
+
+@pytest.fixture(scope="session")
+def verl071(_verl: Callable[[str], Verl]) -> Verl:
+    source = os.environ.get("RLSKIP_VERL071")
+    if not source or not Path(source, "verl").is_dir():
+        pytest.skip(f"RLSKIP_VERL071={source!r} does not hold verl 0.7.1; .ci/run makes the folder")
+    return attrs.evolve(_verl("080"), source=Path(source).absolute())

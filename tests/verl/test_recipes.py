@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 MODES = {"091": "v0", "080": "legacy"}

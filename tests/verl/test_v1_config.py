@@ -8,7 +8,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import ONE_STEP_OFF, OUR_MANAGER, OUR_SAMPLER
+from rlskip.hosts.verl.names import (
+    FULLY_ASYNC_MAIN,
+    ONE_STEP_OFF,
+    OUR_MANAGER,
+    OUR_SAMPLER,
+)
 from rlskip.hosts.verl.run_queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
@@ -189,10 +194,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     assert message in str(refused.value)
 
 
-def test_one_step_off_policy_is_refused_by_name() -> None:
-    config = verl("skip.rollout.enable=true", "trainer.use_v1=false")
-    with pytest.raises(ConfigError, match="no replay was tested with one-step-off-policy"):
-        judge(config, read_settings(config).roles, ONE_STEP_OFF)
+@pytest.mark.parametrize(
+    ("main", "role", "name"),
+    [
+        (ONE_STEP_OFF, "rollout", "one-step-off-policy"),
+        (FULLY_ASYNC_MAIN, "async_rollout", "the fully async trainer"),
+    ],
+)
+def test_an_application_that_was_never_run_is_refused(main: str, role: str, name: str) -> None:
+    config = verl(f"skip.{role}.enable=true", "trainer.use_v1=false")
+    with pytest.raises(ConfigError, match=f"no replay was tested with {name}"):
+        judge(config, read_settings(config).roles, main)
+    off = verl("trainer.use_v1=false")
+    judge(off, read_settings(off).roles, main)
 
 
 def test_every_problem_is_named() -> None:

@@ -21,9 +21,11 @@ NEXT_HOOK_VARIABLE = "RLSKIP_NEXT_RUNTIME_ENV_HOOK"
 AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
+SERVERS = "verl.workers.rollout.llm_server"
 SKIP_MANAGER = "verl.utils.skip.skip_manager"
 V1 = "verl.trainer.ppo.v1"
 ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
+FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
 
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.

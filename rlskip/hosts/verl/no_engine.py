@@ -32,13 +32,12 @@ from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
 from rlskip.hosts.attach import AttachError, when_imported, wrap
-from rlskip.hosts.verl.names import AGENT_LOOP
+from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
 
 NO_ENGINE = "rlskip_no_engine"
 
 _KEY = "rlskip.verl_no_engine"
 _ROLLOUT = "actor_rollout_ref.rollout"
-_SERVERS = "verl.workers.rollout.llm_server"
 # An engine's own settings, which verl checks against the number of GPUs or the engine's name.
 _CHOSEN = {
     "name": NO_ENGINE,
@@ -82,8 +81,8 @@ def attach() -> None:
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)
     for target, decorate in {
-        f"{_SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
-        f"{_SERVERS}:LLMServerClient._acquire_server": _acquiring,
+        f"{SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
+        f"{SERVERS}:LLMServerClient._acquire_server": _acquiring,
         f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _making_workers,
         "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": _syncing,
     }.items():

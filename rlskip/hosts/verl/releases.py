@@ -13,7 +13,7 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import PLUGIN_GROUP
 
 #: The oldest release that is tested.
-OLDEST = (0, 8)
+OLDEST = (0, 7, 1)
 #: The newest.
 NEWEST = (0, 9)
 

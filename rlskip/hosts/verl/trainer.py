@@ -259,23 +259,21 @@ def _lacks_scores(manager: Any, rollouts: Any) -> bool:
 def _score(manager: Any, prompts: Any, rollouts: Any) -> None:
     """Add the scores of today's reward function to `rollouts`, as verl's own loop would."""
     from verl import DataProto
-    from verl.experimental.reward_loop.reward_loop import (
-        RewardLoopManager,
-        resolve_reward_manager_cls,
-    )
+    from verl.experimental.reward_loop import reward_loop
 
     old = rollouts.meta_info.pop("reward_extra_keys", [])
     for key in old:
         rollouts.non_tensor_batch.pop(key, None)
     workers = manager.reward_loop_worker_handles
+    resolve = getattr(reward_loop, "resolve_reward_manager_cls", None)  # verl 0.7 has none
     loop = SimpleNamespace(
         reward_model_manager=None,
-        reward_manager_cls=resolve_reward_manager_cls(manager.config),
-        # verl 0.8 requires equal shares.
+        reward_manager_cls=resolve and resolve(manager.config),
+        # verl before 0.9 requires equal shares.
         reward_loop_workers=workers if len(rollouts) % len(workers) == 0 else workers[:1],
     )
     known = {**prompts.non_tensor_batch, **rollouts.non_tensor_batch}
-    scores = RewardLoopManager.compute_rm_score(loop, DataProto(rollouts.batch, known))
+    scores = reward_loop.RewardLoopManager.compute_rm_score(loop, DataProto(rollouts.batch, known))
     rollouts.batch[SCORES] = scores.batch[SCORES]
     rollouts.non_tensor_batch.update(scores.non_tensor_batch)
     rollouts.meta_info.update(scores.meta_info)

@@ -20,13 +20,16 @@ from rlskip.config.skip import RoleConfig
 from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
+    FULLY_ASYNC_MAIN,
     MAIN_PPO_SYNC,
     MANAGER_KEY,
     ONE_STEP_OFF,
     OUR_MANAGER,
     OUR_SAMPLER,
     SAMPLER_KEY,
+    SERVERS,
 )
+from rlskip.hosts.verl.releases import lacks
 
 Roles = Mapping[str, RoleConfig]
 
@@ -41,6 +44,9 @@ _OTHER_TRAINER = {
     ("rollout", "rollout_tq"): ", or trainer.use_v1=False",
     ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True, or 0.8's main_ppo_sync",
 }
+
+# Applications of verl on which no role was ever run.
+_UNTESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully async trainer"}
 
 MODE_KEY = "trainer.v1.trainer_mode"
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
@@ -63,19 +69,20 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     ConfigError
         Names *every* problem.
     """
-    if main == ONE_STEP_OFF:
-        raise_all(_untested(roles, "skip", "one-step-off-policy"))
+    if main in _UNTESTED:
+        raise_all(_untested(roles, "skip", _UNTESTED[main]))
     elif main == MAIN_PPO_SYNC:
-        problems = _roles_not_called(roles, "rollout_tq", "verl's main_ppo_sync")
-        if look_up(config, as_typed("skip.start_engine")) is False:
-            what = "verl's main_ppo_sync always starts its engine"
-            problems.append(Problem("skip.start_engine", what, "set skip.start_engine=true"))
-        raise_all(problems)
+        trainer = "verl's main_ppo_sync"
+        problems = _roles_not_called(roles, "rollout_tq", trainer)
+        raise_all(problems + _needs_engine(config, trainer))
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         raise_all(_roles_not_called(roles, "async_rollout"))
     elif look_up(config, "trainer.use_v1"):
         plug_in(config, roles)
+    elif lacks(SERVERS):
+        problems = _roles_not_called(roles, "rollout")
+        raise_all(problems + _needs_engine(config, "this release of verl"))
     else:
         raise_all(_roles_not_called(roles, "rollout"))
 
@@ -177,6 +184,14 @@ def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> 
         for role in roles
         if role in _TRAINERS.keys() - {called}
     ]
+
+
+def _needs_engine(config: DictConfig, trainer: str) -> list[Problem]:
+    """A trainer whose engine cannot be left out."""
+    if look_up(config, as_typed("skip.start_engine")) is not False:
+        return []
+    what = f"{trainer} always starts its engine"
+    return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
 
 
 def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:

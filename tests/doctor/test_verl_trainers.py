@@ -1,0 +1,91 @@
+"""doctor on the commands of docs/verl.md's table: each trainer with each role, on genuine verl."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
+
+ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
+ONE_STEP = (
+    "verl.experimental.one_step_off_policy.main_ppo",
+    "hydra.searchpath=[pkg://verl.trainer.config]",
+)
+V0, V1 = (("verl.trainer.main_ppo", f"trainer.use_v1={use}") for use in (False, True))
+SYNC = "verl.trainer.main_ppo_sync"
+MODE = "trainer.v1.trainer_mode="
+FILTER = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward")
+
+
+@pytest.fixture
+def verl_errors(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
+    """``verl_errors("091", role, module, *overrides)``: what doctor refuses of that command."""
+
+    def ask(release: str, option: str, module: str, *overrides: str) -> list[str]:
+        python = os.environ.get(f"RLSKIP_VERL{'080' if release == '071' else release}", "")
+        source = os.environ.get(f"RLSKIP_VERL{release}", "")
+        if not Path(python).is_file() or not Path(source).exists():
+            pytest.skip(f"RLSKIP_VERL{release} and RLSKIP_VERL080 name no verl: {source!r}")
+        if release == "071":
+            path = os.environ.get("PYTHONPATH", "")
+            monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{path}")
+        monkeypatch.chdir(tmp_path)
+        command = (python, "-m", module, f"++skip.dump_dir={tmp_path}", f"+skip={option}")
+        answer = rlskip("doctor", "--json", "--", *command, *overrides)
+        return [
+            finding["what"]
+            for finding in answer.json[-1]["findings"]
+            if finding["level"] == "error"
+        ]
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("release", "option", "command"),
+    [
+        ("071", "rollout_cache", ("verl.trainer.main_ppo",)),
+        ("080", "rollout_cache", ("verl.trainer.main_ppo",)),
+        ("080", "rollout_tq_cache", (SYNC,)),
+        ("091", "rollout_cache", V0),
+        ("091", "rollout_tq_cache", V1),
+        ("091", "rollout_tq_cache", (*V1, *FILTER)),
+        ("091", "rollout_tq_cache", (*V1, *FILTER, "+replay=fail_closed")),
+        ("091", "rollout_tq_cache", (*V1, f"{MODE}colocate_async")),
+    ],
+)
+def test_a_trainer_that_was_run_is_accepted(
+    verl_errors: Callable[..., list[str]], release: str, option: str, command: tuple[str, ...]
+) -> None:
+    assert verl_errors(release, option, *command) == []
+
+
+@pytest.mark.parametrize(
+    ("release", "option", "command", "what"),
+    [
+        ("071", "rollout_tq_cache", ("verl.trainer.main_ppo",), "V0 trainer never calls a stage"),
+        ("080", "rollout_tq_cache", ("verl.trainer.main_ppo",), "V0 trainer never calls a stage"),
+        ("080", "rollout_cache", (SYNC,), "main_ppo_sync never calls a stage 'rollout'"),
+        ("091", "rollout_tq_cache", V0, "V0 trainer never calls a stage 'rollout_tq'"),
+        ("091", "rollout_cache", V1, "V1 trainer never calls a stage 'rollout'"),
+        ("091", "rollout_tq_cache", (*V1, f"{MODE}separate_async"), "tested with separate_async"),
+        ("091", "rollout_cache", ONE_STEP, "no replay was tested with one-step-off-policy"),
+        ("091", "async_rollout_cache", (ASYNC,), "no replay was tested with the fully async"),
+    ],
+)
+def test_what_would_skip_nothing_or_was_never_run_is_refused(
+    verl_errors: Callable[..., list[str]],
+    release: str,
+    option: str,
+    command: tuple[str, ...],
+    what: str,
+) -> None:
+    (error,) = verl_errors(release, option, *command)
+    assert what in error
