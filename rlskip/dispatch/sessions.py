@@ -33,6 +33,8 @@ from rlskip.keys import RUNNING, STATUS, TrajectoryKey, row_tag
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
+_GIVEN_UP = 100_000  # the most given-up sessions that are remembered
+
 logger = logging.getLogger(__name__)
 
 
@@ -75,7 +77,7 @@ class Sessions:
         self._seconds = write_seconds(config)
         self._writer = QueueWriter(queue, self._seconds)
         self._threads = DaemonThreads(4, "rlskip-files")
-        # The number of the next attempt at each session that was given up and may still write: a
+        # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
         self._deadlines = Deadlines(loop, config.session_timeout_s, self._expire)
@@ -246,6 +248,8 @@ class Sessions:
         self._close_attempt(attempt)
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
+        if len(self._next_attempts) > _GIVEN_UP:
+            del self._next_attempts[next(iter(self._next_attempts))]
         try:
             self._pool.stop(attempt.worker, attempt.future)
         except BaseException:  # a pool may be the user's

@@ -317,3 +317,28 @@ def test_a_worker_that_exits_fails_its_session_only(make_dispatcher, make_prompt
     assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
     assert "data: the worker raised SystemExit: 2" in report.failed["u_0", 1]
     assert report.succeeded == 6
+
+
+def test_the_sessions_given_up_last_are_remembered(
+    monkeypatch, make_dispatcher, make_prompts, queue
+):
+    monkeypatch.setattr("rlskip.dispatch.sessions._GIVEN_UP", 1)
+    started, hangs = [], True
+
+    async def worker(prompt, sampling, session):
+        started.append((session.uid, session.attempt))
+        if hangs:
+            await asyncio.Event().wait()
+        return {"responses": torch.ones(3)}
+
+    dispatcher = make_dispatcher(worker, n=1)
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    while len(started) < 2:
+        time.sleep(0.01)
+    batch.cancel()
+    assert len(batch.result(30).failed) == 2
+    hangs = False
+    assert dispatcher.generate_sequences(make_prompts(2), step=1).succeeded == 2
+    assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
+    attempts = sorted(attempt for _, attempt in started[2:])
+    assert attempts == [0, 1], "only one of the two was remembered"
