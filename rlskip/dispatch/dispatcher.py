@@ -324,8 +324,11 @@ class RolloutDispatcher:
             turned = threading.Event()
             self._post(turned.set)
             if not turned.wait(seconds) and not self._ended.is_set():
+                task = asyncio.current_task(self._loop)
+                who = task.get_name() if task is not None else ""
+                who = who if who.startswith("session ") else "a worker or the pool"
                 error = InfrastructureFailure(
-                    f"a worker or the pool blocks the event loop for more than {seconds:g} s",
+                    f"{who} blocks the event loop for more than {seconds:g} s",
                     remedy="make the worker a plain function: it runs in a thread",
                 )
                 for batch in list(self._sessions.batches):

@@ -81,8 +81,11 @@ class LocalPool(Pool):
         self._runners = [Runner(worker, threads) for _ in range(workers)]
 
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        run = self._runners[worker].run(job.sample.fields, job.sampling, job.session)
-        return asyncio.get_running_loop().create_task(run)
+        session = job.session
+        run = self._runners[worker].run(job.sample.fields, job.sampling, session)
+        name = f"session {session.session_id} of {session.uid} (attempt {session.attempt}, "
+        name += f"worker {worker})"
+        return asyncio.get_running_loop().create_task(run, name=name)
 
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
         future.cancel()

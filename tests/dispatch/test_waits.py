@@ -263,6 +263,22 @@ def test_a_worker(fault, queue, make_prompts, kind):
             assert fault.error.__name__ in report.failed["u_0", 1]
 
 
+def test_without_a_deadline_close_ends_what_a_blocked_event_loop_holds(make_prompts, queue):
+    released = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        released.wait(60)
+
+    dispatcher = RolloutDispatcher(LocalPool(worker), queue, config(session_timeout_s=None))
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    with pytest.raises(TimeoutError):
+        batch.result(0.5)
+    dispatcher.close()
+    with pytest.raises(DispatcherClosedError, match="closed before all its markers"):
+        batch.result(0)
+    released.set()
+
+
 @pytest.mark.usefixtures("timed")
 def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue):
     released = threading.Event()
@@ -272,7 +288,8 @@ def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue
 
     with RolloutDispatcher(LocalPool(worker, 2), queue, config()) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
-        with pytest.raises(InfrastructureFailure, match="blocks the event loop"):
+        who = r"^session 0 of u_0 \(attempt 0, worker [01]\) blocks the event loop"
+        with pytest.raises(InfrastructureFailure, match=who):
             batch.result(LIMIT)
         assert batch.done()
         # Once it goes on, the markers follow, and the dispatcher works.
