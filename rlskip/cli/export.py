@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from rich.console import RenderableType
+
 from rlskip.cli.screen import Answer, progress, table, text
 from rlskip.interop import jsonl, to_verl
 from rlskip.interop.to_verl import ExportError
@@ -16,11 +18,17 @@ from rlskip.runs.on_disk import Selection
 def export_to_verl(target: Selection, out: Path) -> Answer:
     """Write `target` below the directory `out`."""
     dumps = progress(target.dumps(), "exporting")
-    written = [str(path) for path in to_verl.write(dumps, target.run, out)]
+    done = list(to_verl.write(dumps, target.run, out))
+    written = [str(path) for _, path in done if path is not None]
+    left_out = [dump.name for dump, path in done if path is None]
     shown = table("written for verl")
     for path in written:
         shown.add_row(text(path))
-    return Answer(written, [shown])
+    view: list[RenderableType] = [shown]
+    if left_out:
+        names = ", ".join(left_out)
+        view.append(text(f"left out, because verl has one call of each step: {names}", "red"))
+    return Answer({"files": written, "left_out": left_out}, view)
 
 
 def export_to_jsonl(target: Selection, out: Path | None, decoder: Decoder | None) -> Answer | None:

@@ -23,20 +23,28 @@ class ExportError(RlskipError, ValueError):
     """Rollouts that cannot be exported in the requested format."""
 
 
-def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[Path]:
+def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[tuple[Dump, Path | None]]:
     """Write dumps of `run` below `out`, where verl's own ``skip`` looks for them.
+
+    verl has one ``gen_batch.dp`` for each step: of a step's calls, the first in `dumps` is written.
 
     Returns
     -------
-    Iterator[Path]
-        The files, each as it is written. An existing file is an error and stays unchanged.
+    Iterator[tuple[Dump, Path or None]]
+        Each dump with its file, once that is written; None for a call that is left out. An
+        existing file is an error and stays unchanged.
     """
+    steps: set[int] = set()  # whose gen_batch.dp is written
     for dump in dumps:
+        if dump.step in steps:
+            yield dump, None
+            continue
         if dump.place.world_size > 1:
             raise ExportError("verl has no dumps of single ranks", f"{run.name}/{dump.name}")
-        folder = out.joinpath(*run.directory.parts[-2:], *dump.place.parts)
+        folder = out.joinpath(*run.directory.parts[-2:], str(dump.step))
         rollouts = dump.load()
         if is_queue_part(rollouts):
+            folder = out.joinpath(*run.directory.parts[-2:], *dump.place.parts)
             file, content = "tq_batch.pt", _queue_batch(rollouts, dump)
             meta: dict[str, Any] = {
                 "global_steps": dump.step,
@@ -45,10 +53,11 @@ def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[Path]:
         else:
             file, content = "gen_batch.dp", _data_proto(rollouts, dump)
             meta = {"global_steps": dump.step}
+            steps.add(dump.step)
         _write(folder / file, content)
         # Last: verl takes a dump as complete once this file exists.
         _write(folder / "meta.json", json.dumps(meta).encode())
-        yield folder / file
+        yield dump, folder / file
 
 
 def _data_proto(rollouts: Any, dump: Dump) -> bytes:

@@ -55,6 +55,21 @@ def test_rows_of_a_whole_run_in_a_file(rlskip: Any, imported: Path, tmp_path: Pa
     assert "exists already" in said.err
 
 
+def test_verl_has_one_call_of_a_step(rlskip: Any, tmp_path: Path) -> None:
+    store = StepStore(tmp_path / RUN)
+    for call in range(3):
+        store.save(2, {"prompts": torch.tensor([[call]])}, part=call or None)
+    said = rlskip("export", tmp_path / RUN, "--to", "verl", "--out", tmp_path / "all")
+    assert "left out, because verl has one call of each step: 2/1, 2/2" in said.out
+    files = [path for path in tmp_path.glob("all/**/*") if path.is_file()]
+    assert {path.parent for path in files} == {tmp_path / "all" / RUN / "2"}
+    one = rlskip("export", "2/1", "-d", tmp_path / RUN, "--to", "verl", "--out", tmp_path / "one",
+                 "--json").json  # fmt: skip
+    assert one == {"files": [str(tmp_path / "one" / RUN / "2" / "gen_batch.dp")], "left_out": []}
+    batch, _, _ = read_data_proto(tmp_path / "one" / RUN / "2" / "gen_batch.dp")
+    assert batch["prompts"].tolist() == [[1]]
+
+
 def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
     numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
