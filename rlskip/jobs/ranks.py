@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from rlskip.errors import RlskipError
+from rlskip.jobs.shared import sees_token, token_in
 
 
 class RankTimeoutError(RlskipError, TimeoutError):
@@ -63,6 +66,17 @@ class RankGroup:
     def follow(self, number: int, what: str = "the step") -> int:
         """Rank 0's `number` on every rank; raises as :meth:`agree` does."""
         return self.exchange(int(number), what=what)[0][0]
+
+    def apart(self, directory: str | Path) -> list[int]:
+        """The ranks that do not see what rank 0 writes into `directory`; two rounds.
+
+        Empty where rank 0 cannot write there. Raises as :meth:`agree` does.
+        """
+        what = f"a job with its dumps in {directory}"
+        with token_in(directory) if self.rank == 0 else nullcontext(0) as number:
+            number = self.follow(number, what)
+            answers = self.exchange(sees_token(directory, number), what=what)
+        return [rank for rank, (sees,) in enumerate(answers) if not sees]
 
     def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
         """The `numbers` of every rank, each of 63 bits, in one round; raises as :meth:`agree`."""

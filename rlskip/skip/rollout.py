@@ -6,11 +6,12 @@ import asyncio
 import functools
 import itertools
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlskip.config.skip import RoleConfig, RolloutSkipConfig
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, saved_call
 from rlskip.skip.replaying import ReplayingSkip
 from rlskip.skip.role import SkipAction, register_skip
@@ -52,7 +53,17 @@ class RolloutSkip(ReplayingSkip):
     @functools.cached_property
     def ranks(self) -> RankGroup:
         # Not in __init__: a job starts before torch.distributed knows its ranks.
-        return RankGroup(_RANKS_S)
+        ranks, dump_dir = RankGroup(_RANKS_S), self.local_config.dump_dir
+        apart = ranks.apart(dump_dir) if ranks.world_size > 1 else []
+        if apart:
+            raise ConfigError(
+                f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
+                f"{ranks.world_size} does not see what rank 0 writes there (this is rank "
+                f"{ranks.rank}, on {socket.gethostname()})",
+                f"skip.{self.role}.dump_dir",
+                "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
+            )
+        return ranks
 
     @functools.cached_property
     def store(self) -> StepStore:

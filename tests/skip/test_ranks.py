@@ -164,3 +164,28 @@ def _late_rank(rank: int, world: int, folder: str) -> None:
 
 def test_a_step_replaced_between_two_ranks_loads_is_a_miss(tmp_path: Path) -> None:
     mp.start_processes(_late_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
+
+
+def _rank_apart(rank: int, world: int, folder: str) -> None:
+    """A dump_dir on the local disk of each node, as rank 2 has it."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+    )
+    dumps = f"{folder}/{'shared' if rank < 2 else 'local'}"
+    SkipManager.init({"skip": {"dump_dir": dumps, "rollout": {"enable": True}}})
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> None:
+        raise AssertionError("generated")
+
+    SkipManager.set_step(1)
+    with pytest.raises(ConfigError, match="rank 2 of 3 does not see what rank 0 writes there"):
+        generate([1])
+    dist.barrier()
+    assert not list(Path(folder, "shared").glob(".rlskip*")), "the token is gone"
+    dist.destroy_process_group()
+
+
+def test_ranks_that_do_not_share_a_dump_dir_are_named_at_the_first_call(tmp_path: Path) -> None:
+    mp.start_processes(_rank_apart, args=(3, str(tmp_path)), nprocs=3, start_method="fork")
