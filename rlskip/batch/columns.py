@@ -108,7 +108,7 @@ def rows_of(batch: Any) -> list[dict[str, Any]]:
     n = length_of(batch)
     columns = columns_of(batch)
     cells = {name: cells_of(column, n) for name, column in columns.items()}
-    whole = {name: _unwrapped(columns[name]) for name, found in cells.items() if found is None}
+    whole = {name: unwrapped(columns[name]) for name, found in cells.items() if found is None}
     per_row = {name: found for name, found in cells.items() if found is not None}
     return [{n: per_row[n][i] if n in per_row else whole[n] for n in columns} for i in range(n)]
 
@@ -156,7 +156,7 @@ def _entry(batch: TensorDictBase, name: str) -> Any:
     try:
         return batch._get_str(name, None)
     except RuntimeError:  # a lazy stack of tensors of several shapes
-        return [_unwrapped(_entry(part, name)) for part in batch.tensordicts]
+        return [unwrapped(_entry(part, name)) for part in batch.tensordicts]
 
 
 def _is_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
@@ -164,5 +164,6 @@ def _is_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return is_sequence and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def _unwrapped(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
+    """What NonTensorData holds; any other value as it is."""
     return value.data if isinstance(value, NonTensorData) else value

@@ -29,6 +29,7 @@ def report(
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
+    shown = sum(map(len, made.sample.values()))
     data = {
         "file": str(out),
         "bytes": len(content),
@@ -38,8 +39,8 @@ def report(
         "seconds_saved": made.tally.seconds_saved,
         "sessions_counted": made.counted,
         "groups_counted": made.groups,
-        "sessions_shown": len(made.sample),
+        "sessions_shown": shown,
         "timelines": [timeline.name for timeline in made.timelines],
     }
-    what = f"{made.steps_dumped} steps, {len(made.sample)} sessions shown"
+    what = f"{made.steps_dumped} steps, {shown} sessions shown"
     return Answer(data, [text(f"{out}: {what}, {size(len(content))}")])

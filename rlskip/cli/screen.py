@@ -12,7 +12,6 @@ import attrs
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -87,6 +86,8 @@ def progress(items: Sequence[T], doing: str) -> Iterable[T]:
     console = _console(stderr=True)
     if not console.is_terminal or len(items) < 2:
         return items
+    from rich.progress import track
+
     return track(items, f"{doing} ...", console=console, transient=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,20 +10,16 @@ from rich.console import RenderableType
 
 from rlskip._human import age, duration, number, short, size
 from rlskip.cli.screen import Answer, facts, table, text
+from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.fields import Field, describe
 from rlskip.runs.on_disk import Dump, Selection
 from rlskip.runs.trajectories import (
     Columns,
-    Session,
     columns_of,
-    mean,
     plain,
     real_columns,
     rows_at,
-    session_lengths,
-    session_rewards,
-    sessions_of,
     values,
 )
 from rlskip.store import DumpMeta
@@ -37,19 +32,19 @@ def show(target: Selection, rows: int, decoder: Decoder | None) -> Answer:
     data, view = [], []
     for dump in target.dumps():
         columns = columns_of(dump.load())
-        sessions = sessions_of(columns)
+        counts = Counts.of(columns)
         fields = [describe(name, column) for name, column in real_columns(columns).items()]
-        sample = _sample(columns, sessions[:rows], decoder)
+        sample = _sample(columns, counts, rows, decoder)
         data.append(
             {
                 "dump": dump.name,
                 "directory": str(dump.place.directory),
                 "meta": attrs.asdict(dump.meta) if dump.meta else None,
                 "rows": columns.n,
-                "sessions": len(sessions),
-                "groups": len({one.group for one in sessions}),
-                "mean_reward": mean(session_rewards(columns, sessions)),
-                "mean_length": mean(session_lengths(columns, sessions)),
+                "sessions": len(counts.sessions),
+                "groups": counts.groups,
+                "mean_reward": counts.mean_reward,
+                "mean_length": counts.mean_length,
                 "fields": [attrs.asdict(field) for field in fields],
                 "whole": {name: plain(value) for name, value in columns.whole.items()},
                 "sample": sample,
@@ -60,11 +55,10 @@ def show(target: Selection, rows: int, decoder: Decoder | None) -> Answer:
 
 
 def _sample(
-    columns: Columns, sessions: Sequence[Session], decoder: Decoder | None
+    columns: Columns, counts: Counts, number: int, decoder: Decoder | None
 ) -> list[dict[str, Any]]:
-    """The last row of each session: it has all turns before it in its prompt."""
-    rewards = session_rewards(columns, sessions)
-    lengths: Sequence[int | None] = session_lengths(columns, sessions) or [None] * len(sessions)
+    """The last row of each of the first sessions: it has all turns before it in its prompt."""
+    sessions = counts.sessions[:number]
     rows = rows_at(columns, [one.rows[-1] for one in sessions])
     if not rows:
         cells = {name: values(column) for name, column in columns.columns.items()}
@@ -73,8 +67,9 @@ def _sample(
             for one in sessions
         ]
     sample = []
-    for row, one, reward, length in zip(rows, sessions, rewards, lengths, strict=True):
-        line = {**attrs.asdict(row), "session_reward": reward, "session_length": length}
+    for i, (row, one) in enumerate(zip(rows, sessions, strict=True)):
+        line = attrs.asdict(row)
+        line |= {"session_reward": counts.rewards[i], "session_length": counts.lengths[i]}
         line |= {"group": one.group, "session": one.number, "turns": len(one.rows)}
         if decoder is not None:
             line["prompt_text"] = decoder(row.prompt)

@@ -8,9 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlskip._human import finite
+from rlskip.batch.columns import column_length
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.trajectories import columns_of, plain, rows_of, sessions_of, values
+from rlskip.runs.trajectories import (
+    columns_of,
+    plain,
+    rows_of,
+    sessions_of,
+    values,
+)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -18,16 +25,22 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
     """The rows of a dump. JSON has no NaN and no infinity: null is written.
 
-    Each column of the run keeps its name and its values. Added are the step, the row, group
-    (``uid``), session and turn, and the prompt and the response without padding; a name that the
-    run already uses for something else gets the prefix ``rlskip_``.
+    Each column of the run keeps its name and its values; a single value for the whole batch is in
+    every line. Added are the step, the row, group (``uid``), session and turn, and the prompt and
+    the response without padding; a name that the run already uses for something else gets the
+    prefix ``rlskip_``.
     """
     columns = columns_of(dump.load())
     rows = rows_of(columns)
     given = {name: values(column) for name, column in columns.columns.items()}
+    single = {
+        name: plain(value)
+        for name, value in columns.whole.items()
+        if name not in ("meta_info", "groups") and column_length(value) is None
+    }
     places = {i: (one, turn) for one in sessions_of(columns) for turn, i in enumerate(one.rows)}
     for i in range(columns.n):
-        line = {name: plain(cells[i]) for name, cells in given.items()}
+        line = {**single, **{name: plain(cells[i]) for name, cells in given.items()}}
         session, turn = places[i]
         added: dict[str, Any] = {"step": dump.step, "row": i}
         if dump.is_one_of_several or dump.place.part is not None:

@@ -87,7 +87,7 @@ def _parts(rollouts: Any, dump: Dump) -> tuple[TensorDict | None, dict[str, Any]
     tensors = {k: v for k, v in columns.columns.items() if isinstance(v, torch.Tensor)}
     others = {k: _objects(v) for k, v in columns.columns.items() if k not in tensors}
     batch = TensorDict(tensors, batch_size=[columns.n]) if tensors else None
-    return batch, others, {}
+    return batch, others, dict(columns.whole)
 
 
 def _objects(column: Any) -> np.ndarray:

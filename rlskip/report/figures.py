@@ -14,22 +14,14 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.report.charts import Box
+from rlskip.report.sample import Sampled, Sampler
+from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump, Run
-from rlskip.runs.trajectories import (
-    Columns,
-    Session,
-    Trajectory,
-    columns_of,
-    mean,
-    rows_at,
-    session_lengths,
-    session_rewards,
-    sessions_of,
-)
+from rlskip.runs.trajectories import columns_of
 from rlskip.store import DumpError
 
-MAX_VALUES = 100_000  # sessions whose length and reward are counted, the latest steps first
+MAX_VALUES = 1_000_000  # sessions whose length and reward are counted, the latest steps first
 _TIMELINES = 6
 _TRACE = re.compile(r".+-\d{1,18}\.json")
 _MAX_TRACE = 256 << 20  # bytes
@@ -47,27 +39,9 @@ class StepFigures:
     step: int
     seconds: float | None
     size: int
-    sessions: int | None
-    reward: float | None  # the mean of its sessions
+    counts: Counts | None  # of its sessions; None if they are not counted
     tally: Tally
     problem: str | None
-
-
-@attrs.frozen
-class Sampled:
-    """The last row of a session, as token ids or text; long ones are cut.
-
-    ``parts`` are those of the response: whether the policy sampled them, and their text.
-    ``reward`` and ``length`` are the session's.
-    """
-
-    dump: str  # its name
-    session: Session
-    row: Trajectory
-    reward: float | None
-    length: int
-    prompt: str
-    parts: list[tuple[bool, str]]
 
 
 @attrs.frozen
@@ -87,11 +61,11 @@ class Report:
     run: Run
     steps: list[StepFigures]
     tally: Tally
-    lengths: list[int]
-    rewards: list[float]
+    lengths: dict[int, list[int]]  # of the sessions of each step, the latest first
+    rewards: dict[int, list[float]]
     counted: int  # sessions
     groups: int
-    sample: list[Sampled]
+    sample: dict[str, list[Sampled]]
     decoded: bool
     timelines: list[Timeline]
     all_timelines: int
@@ -115,40 +89,33 @@ def look(
     tallies = tally_steps(run.dump_dir).get(run.name, {})
     dumps = run.dumps()
     figures: list[StepFigures] = []
-    lengths: list[int] = []
-    rewards: list[float] = []
-    sample: list[Sampled] = []
+    lengths: dict[int, list[int]] = {}
+    rewards: dict[int, list[float]] = {}
+    sampler = Sampler(rows, decoder)
     counted = groups = 0
-    each = -(-rows // max(1, len(dumps))) if rows else 0
     # The latest steps first: a limit must not leave them out.
     for dump in progress(dumps[::-1]):
-        columns, problem = None, dump.problem
-        if problem is None and (counted < MAX_VALUES or len(sample) < rows):
+        counts, problem = None, dump.problem
+        if problem is None and counted < MAX_VALUES:
             try:
                 columns = columns_of(dump.load())
             except DumpError as error:
                 problem = error.what
-        sessions, given = [], []
-        if columns is not None:
-            sessions = sessions_of(columns)
-            given = session_rewards(columns, sessions)
-            if counted < MAX_VALUES:
-                counted += len(sessions)
-                groups += len({one.group for one in sessions})
-                lengths += session_lengths(columns, sessions)
-                rewards += [r for r in given if r is not None]
-            picked = _spread(len(sessions), min(each, rows - len(sample)))
-            some = [sessions[i] for i in picked]
-            sample = _sampled(dump.name, columns, some, decoder) + sample
-        n = len(sessions) if columns else None
+            else:
+                counts = Counts.of(columns)
+                sampler.offer(dump.name, columns, counts)
+                counted += len(counts.sessions)
+                groups += counts.groups
+                lengths.setdefault(dump.step, []).extend(counts.lengths)
+                given = [reward for reward in counts.rewards if reward is not None]
+                rewards.setdefault(dump.step, []).extend(given)
         figures.append(
             StepFigures(
                 dump.name,
                 dump.step,
                 dump.seconds,
                 dump.size,
-                n,
-                mean(given),
+                counts,
                 _tally(dump, tallies),
                 problem,
             )
@@ -161,7 +128,7 @@ def look(
         rewards,
         counted,
         groups,
-        sample,
+        sampler.result(),
         decoder is not None,
         *_timelines(timeline_dir or run.directory),
     )
@@ -171,42 +138,6 @@ def _tally(dump: Dump, tallies: StepTallies) -> Tally:
     """Each event in one row: a call's at the first rank's shard, a step's at the first call."""
     parts = [] if dump.place.rank else [dump.call] if dump.call else [0, None]
     return sum((tallies.get((dump.step, part), Tally()) for part in parts), Tally())
-
-
-def _spread(n: int, wanted: int) -> list[int]:
-    """The indices of `wanted` of n rows, evenly spaced."""
-    wanted = min(n, wanted)
-    return [i * n // wanted for i in range(wanted)]
-
-
-_SHOWN = 3_000  # tokens of a prompt or a response
-
-
-def _sampled(
-    dump: str, columns: Columns, sessions: Sequence[Session], decoder: Decoder | None
-) -> list[Sampled]:
-    rows = rows_at(columns, [one.rows[-1] for one in sessions])
-    rewards, lengths = session_rewards(columns, sessions), session_lengths(columns, sessions)
-    return [
-        Sampled(dump, *found, *_texts(found[1], decoder))
-        for found in zip(sessions, rows, rewards, lengths, strict=False)
-    ]
-
-
-def _texts(row: Trajectory, decoder: Decoder | None) -> tuple[str, list[tuple[bool, str]]]:
-    def as_text(tokens: Sequence[int]) -> str:
-        return decoder(tokens) if decoder is not None else " ".join(map(str, tokens))
-
-    response = row.response[:_SHOWN]
-    mask = (row.mask or [])[:_SHOWN]
-    mask += [1] * (len(response) - len(mask))
-    parts: list[tuple[bool, str]] = []
-    start = 0
-    for i in range(1, len(response) + 1):
-        if i == len(response) or mask[i] != mask[start]:
-            parts.append((bool(mask[start]), as_text(response[start:i])))
-            start = i
-    return as_text(row.prompt[-_SHOWN:]), parts
 
 
 # -- the dispatch timeline ------------------------------------------------------------------

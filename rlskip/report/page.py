@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import fmean
 
 from rlskip._human import duration, number, size
 from rlskip._version import __version__
-from rlskip.report.charts import bars, histogram, timeline
-from rlskip.report.figures import Report, Sampled, StepFigures
+from rlskip.report.charts import bars, curve, histogram, timeline
+from rlskip.report.figures import Report, StepFigures
+from rlskip.report.sample import Sampled
+from rlskip.runs.counts import Counts, mean
 
 # Even text that escaped the escaping could neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -20,15 +22,21 @@ _STYLE = """
   --dim: #777; --line: #8884; --other: #8882 }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2.2rem }
-svg { display: block; width: 100%; font: 10px system-ui, sans-serif; fill: currentColor }
-svg line { stroke: var(--line) } .a { fill: var(--a) } .b { fill: var(--b) }
-.r { fill: var(--r) } .f { fill: var(--f) }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; text-align: right }
+h2 + p { margin: .3rem 0 } h3 { font-size: 1rem; font-weight: normal; color: var(--dim) }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
+  gap: 0 2rem }
+.wide { overflow-x: auto } .wide svg { min-width: 640px }
+svg { display: block; width: 100%; font: 11px system-ui, sans-serif; fill: currentColor }
+svg line { stroke: var(--line) } polyline { fill: none; stroke: var(--a); stroke-width: 1.5 }
+.a { fill: var(--a) } .b { fill: var(--b) } .r { fill: var(--r) } .f { fill: var(--f) }
+table { border-collapse: collapse; white-space: nowrap }
+td, th { padding: .15rem .8rem .15rem 0; text-align: right }
 th { color: var(--dim); font-weight: normal; border-bottom: 1px solid var(--line) }
 td:last-child { text-align: left; color: var(--f) }
 dl { display: flex; flex-wrap: wrap; gap: .5rem 2rem } dt { color: var(--dim) }
 dd { margin: 0; font-size: 1.3rem } dl div { min-width: 7rem }
-.dim { color: var(--dim) } .key::before { content: ""; display: inline-block; width: .8em;
+.dim { color: var(--dim) } .key { white-space: nowrap }
+.key::before { content: ""; display: inline-block; width: .8em;
   height: .8em; margin: 0 .4em 0 .9em; background: var(--c) }
 details { border-top: 1px solid var(--line); padding: .4rem 0 } summary { cursor: pointer }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0; font-size: .85rem }
@@ -41,11 +49,14 @@ def render(report: Report) -> str:
     """The page."""
     name = escape(report.run.name)
     sections = [
-        f"<h1>{name}</h1>",
+        f"<h1>{name.replace('_', '_<wbr>')}</h1>",
         _totals(report),
+        _uncounted(report),
+        '<div class="charts">',
+        *_charts("reward", "reward", report.rewards, report),
+        *_charts("response length", "tokens", report.lengths, report),
         _times(report),
-        _distribution("Response length", report.lengths, "tokens", report.counted),
-        _distribution("Reward", report.rewards, "reward", report.counted),
+        "</div>",
         *_timelines(report),
         _sample(report),
         _table(report.steps),
@@ -71,12 +82,12 @@ def _totals(report: Report) -> str:
         ("misses", str(tally.misses)),
         ("generation saved", duration(max(0.0, tally.seconds_saved))),
     ]
-    if report.rewards:
-        pairs.append(("mean reward", number(fmean(report.rewards))))
-        last = [step.reward for step in report.steps if step.reward is not None]
-        pairs.append(("in the last step", number(last[-1])))
-    if report.lengths:
-        pairs.append(("mean response", _tokens(fmean(report.lengths))))
+    rewards, lengths = _means(report.rewards), _means(report.lengths)
+    if rewards:
+        pairs.append(("mean reward", number(mean(_all(report.rewards)))))
+        pairs.append((f"in step {rewards[-1][0]}", number(rewards[-1][1])))
+    if lengths:
+        pairs.append(("mean response", _tokens(fmean(_all(report.lengths)))))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
     return f"<dl>{items}</dl>"
 
@@ -91,20 +102,51 @@ def _times(report: Report) -> str:
             ("a", [step.seconds or 0.0 for step in steps]),
             ("b", [max(0.0, step.tally.seconds_saved) for step in steps]),
         ],
-        "s",
+        "seconds",
         "step",
     )
     keys = _keys([("--a", "to generate it, once"), ("--b", "saved by all replays")])
-    return f"<h2>Time per step</h2><p>{keys}</p>{chart}"
+    return f"<section><h2>Time per step</h2><p>{keys}</p>{chart}</section>"
 
 
-def _distribution(title: str, values: Sequence[float], x: str, counted: int) -> str:
-    if not values:
+def _charts(
+    title: str, unit: str, by_step: Mapping[int, Sequence[float]], report: Report
+) -> Iterable[str]:
+    """The means of the steps, and the distribution over all sessions."""
+    means, values = _means(by_step), _all(by_step)
+    if len(means) > 1:
+        note = f"the mean of each step's sessions; {number(means[-1][1])} in step {means[-1][0]}"
+        yield _section(f"Mean {title} by step", note, curve(means, unit, "step"))
+    if values:
+        low, high = number(min(values)), number(max(values))
+        note = f"{len(values)} of {report.counted} sessions; from {low} to {high}, "
+        note += f"{number(mean(values))} on average"
+        yield _section(f"{title.capitalize()} of the sessions", note, histogram(values, unit))
+
+
+def _section(title: str, note: str, chart: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="dim">{escape(note)}</p>{chart}</section>'
+
+
+def _means(by_step: Mapping[int, Sequence[float]]) -> list[tuple[int, float]]:
+    means = ((step, mean(values)) for step, values in sorted(by_step.items()))
+    return [(step, found) for step, found in means if found is not None]
+
+
+def _all(by_step: Mapping[int, Sequence[float]]) -> list[float]:
+    return [float(value) for values in by_step.values() for value in values]
+
+
+def _uncounted(report: Report) -> str:
+    """What the figures leave out; the table has the dumps that cannot be read."""
+    older = [step for step in report.steps if step.counts is None and step.problem is None]
+    if not older:
         return ""
-    low, high, mean = number(min(values)), number(max(values)), number(fmean(values))
-    summary = f"{len(values)} of {counted} sessions; from {low} to {high}, {mean} on average"
-    chart = histogram([float(value) for value in values], x)
-    return f'<h2>{title}</h2><p class="dim">{escape(summary)}</p>{chart}'
+    dumps = "dump is" if len(older) == 1 else "dumps are"
+    return (
+        f"<p>Rewards and lengths are those of the last {report.counted} sessions; "
+        f"{len(older)} earlier {dumps} not counted.</p>"
+    )
 
 
 def _timelines(report: Report) -> Iterable[str]:
@@ -120,6 +162,7 @@ def _timelines(report: Report) -> Iterable[str]:
         name, boxes = escape(one.name), len(one.boxes)
         less = boxes < one.attempts
         note = f"<p>{boxes} of its {one.attempts} attempts are shown.</p>" if less else ""
+        chart = f'<div class="wide">{chart}</div>'
         yield f"<details{state}><summary>{name}</summary>{note}{chart}</details>"
 
 
@@ -128,27 +171,32 @@ def _keys(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _sample(report: Report) -> str:
-    if not report.sample:
+    if not any(report.sample.values()):
         return ""
-    what = "text" if report.decoded else "token ids; name a tokenizer to read them"
+    what = "text" if report.decoded else "token ids (--tokenizer DIRECTORY shows text)"
     head = (
-        "<h2>A sample of the rollouts</h2>"
-        f"<p>The last turn of {len(report.sample)} sessions, as {what}. "
+        f"<h2>Sessions</h2><p>The last turn of each, as {what}. "
         '<span class="sampled">sampled by the policy</span> '
         '<span class="other">inserted (tools, templates)</span></p>'
     )
-    return head + "".join(_row(one, i == 0) for i, one in enumerate(report.sample))
+    titles = {"best": "The best", "worst": "The worst", "random": "Drawn at random"}
+    for kind, some in report.sample.items():
+        if some:
+            rows = "".join(_row(one, i == 0) for i, one in enumerate(some))
+            head += f"<h3>{titles[kind]}</h3>{rows}"
+    return head
 
 
 def _row(one: Sampled, is_open: bool) -> str:
-    row = one.row
+    row, turns = one.row, len(one.session.rows)
     title = f"step {one.dump}, group {one.session.group}, session {one.session.number}"
-    if len(one.session.rows) > 1:
-        title += f", {len(one.session.rows)} turns"
+    if turns > 1:
+        title += f", {turns} turns"
     if one.reward is not None:
         title += f", reward {number(one.reward)}"
-    sampled = len(row.response) if row.mask is None else sum(row.mask)
-    title += f", {_tokens(len(row.response))}, {sampled} of them sampled"
+    title += f", {_tokens(one.length)}"
+    if turns == 1:
+        title += f", {len(row.response) if row.mask is None else sum(row.mask)} of them sampled"
     parts = " ".join(
         f'<span class="{"sampled" if by_policy else "other"}">{escape(what)}</span>'
         for by_policy, what in one.parts
@@ -163,16 +211,23 @@ def _tokens(count: float) -> str:
     return f"{number(count)} token{'' if count == 1 else 's'}"
 
 
+def _counted(counts: Counts | None) -> tuple[str, ...]:
+    if counts is None:
+        return ("",) * 4
+    means = number(counts.mean_reward), number(counts.mean_length)
+    return (str(len(counts.sessions)), str(counts.groups), *means)
+
+
 def _table(steps: Sequence[StepFigures]) -> str:
     heads = (
-        "step", "sessions", "mean reward", "on disk", "generated in", "hits", "misses", "saved", ""
+        "step", "sessions", "groups", "mean reward", "mean length", "on disk", "generated in",
+        "hits", "misses", "saved", "",
     )  # fmt: skip
     lines = []
     for step in steps[-_MAX_ROWS:]:
         cells = (
             step.name,
-            "" if step.sessions is None else str(step.sessions),
-            number(step.reward),
+            *_counted(step.counts),
             size(step.size),
             "" if step.seconds is None else duration(step.seconds),
             str(step.tally.hits),
@@ -183,4 +238,6 @@ def _table(steps: Sequence[StepFigures]) -> str:
         lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     note = f"<p>The last {_MAX_ROWS} of {len(steps)}.</p>" if len(steps) > _MAX_ROWS else ""
     head = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    return f"<h2>Steps</h2>{note}<table><tr>{head}</tr>{''.join(lines)}</table>"
+    rows = "".join(lines)
+    shown = f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    return f"<h2>Steps</h2>{note}{shown}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -108,7 +107,7 @@ def columns_of(rollouts: Any) -> Columns:
         whole = {"value": rollouts}
     n = batches.length_of(batch)
     columns = {str(k): column for k, column in named.items() if batches.column_length(column) == n}
-    others = {str(k): value for k, value in named.items() if str(k) not in columns}
+    others = {str(k): batches.unwrapped(v) for k, v in named.items() if str(k) not in columns}
     return Columns(n, columns, {**others, **whole})
 
 
@@ -303,30 +302,12 @@ def rewards_of(columns: Columns) -> list[float | None]:
     else:
         named = columns.of("reward")
         totals = [_total(cell) for cell in named[1]] if named is not None else [None] * columns.n
-    return [None if total is None else _finite(total) for total in totals]
+    return [None if total is None else if_finite(total) for total in totals]
 
 
-def _finite(value: float) -> float | None:
+def if_finite(value: float) -> float | None:
+    """`value`; None for NaN and the infinities."""
     return value if math.isfinite(value) else None
-
-
-def session_lengths(columns: Columns, sessions: Sequence[Session]) -> list[int]:
-    """Tokens of the responses of each session, over its turns; none without tokens."""
-    lengths = lengths_of(columns)
-    return [sum(lengths[i] for i in one.rows) for one in sessions] if lengths else []
-
-
-def session_rewards(columns: Columns, sessions: Sequence[Session]) -> list[float | None]:
-    """The reward of each session: the sum over its turns; None if no turn has one."""
-    rewards = rewards_of(columns)
-    given = [[r for i in one.rows if (r := rewards[i]) is not None] for one in sessions]
-    return [_finite(math.fsum(some)) if some else None for some in given]
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are given; None if there are none."""
-    given = [value for value in values if value is not None]
-    return fmean(given) if given else None
 
 
 def real_columns(columns: Columns) -> dict[str, Column]:

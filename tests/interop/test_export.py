@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import NonTensorData, TensorDict
 
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
 from rlskip.store import StepStore
@@ -89,6 +90,20 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     assert [row["reward"] for row in read] == [None, None, None, 1.5]
     assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
     assert [row["text"] for row in read] == texts
+
+
+def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path) -> None:
+    batch = TensorDict({"responses": torch.ones(2, 1).long()}, [2])
+    batch["source"] = NonTensorData("gsm8k", batch_size=[2])
+    batch["tools"] = NonTensorData({"names": ["a"]}, batch_size=[2])
+    StepStore(tmp_path / "e_p" / "s").save(1, batch)
+    out = rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").out
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["source"] for row in rows] == ["gsm8k", "gsm8k"]
+    assert rows[1]["tools"] == {"names": ["a"]}
+    assert rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out").code == 0
+    _, _, meta_info = read_data_proto(tmp_path / "out" / "e_p" / "s" / "1" / "gen_batch.dp")
+    assert meta_info == {"source": "gsm8k", "tools": {"names": ["a"]}}
 
 
 # -- verl --------------------------------------------------------------------------------------
