@@ -72,6 +72,7 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
     listing: list[tuple[int, str, list]] = [(a.nbytes, a.spec, []) for a in arrays]
     parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
     packed: list[tuple[str, bytes]] = []
+    small = sum(part.nbytes for _, part in parts) < 2 * CHUNK
 
     def do(job: tuple[int, np.ndarray] | None) -> tuple[str, bytes]:
         if job is None:
@@ -83,7 +84,7 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
         # The batch before is written while this one is packed.
-        _, *packed = chunks.share(do, [None, *batch])
+        _, *packed = chunks.share(do, [None, *batch], alone=small)
         for (i, _), (spec, blob) in zip(batch, packed, strict=True):
             listing[i][2].append((len(blob), spec, xxhash.xxh3_128_hexdigest(blob)))
             size += len(blob)
