@@ -35,6 +35,7 @@ def ls(
     for line in lines:
         bad = [f"{line.unreadable} unreadable"] if line.unreadable else []
         bad += [f"{line.quarantined} quarantined"] if line.quarantined else []
+        journals = [f"{line.journals} with a journal"] if line.journals else []
         shown.add_row(
             text(line.run),
             compact(line.steps),
@@ -43,7 +44,7 @@ def ls(
             str(line.hits),
             str(line.misses),
             duration(max(0.0, line.seconds_saved)),
-            text(", ".join(bad), "red"),
+            text(", ".join([*journals, *bad]), "red" if bad else ""),
         )
     view: list[RenderableType] = [shown, *_more(every, lines)]
     if not lines:
@@ -85,7 +86,10 @@ def _steps(runs: list[Run], sort: str, limit: int | None) -> Answer:
                 text(line.problem, "red") if line.problem else text(line.job or ""),
             )
         quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
+        journals = [path.name for path in run.journals()]
         view += [text(run.name, "bold"), shown, *_more(every, lines)]
+        if journals:
+            view.append(text(f"journals: {', '.join(journals)}"))
         if quarantined:
             view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))
         data.append(
@@ -94,6 +98,7 @@ def _steps(runs: list[Run], sort: str, limit: int | None) -> Answer:
                 "directory": str(run.directory),
                 "dumps": [attrs.asdict(line) for line in lines],
                 "quarantined": quarantined,
+                "journals": journals,
             }
         )
     return Answer(data, view)

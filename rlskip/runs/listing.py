@@ -22,6 +22,7 @@ class RunLine:
     dumps: int
     unreadable: int
     quarantined: int
+    journals: int
     size: int
     written: float | None
     hits: int
@@ -40,6 +41,7 @@ class RunLine:
             dumps=len(dumps),
             unreadable=sum(dump.meta is None for dump in dumps),
             quarantined=len(run.quarantine()),
+            journals=len(run.journals()),
             size=sum(dump.size for dump in dumps),
             written=max((dump.written for dump in dumps), default=None),
             hits=total.hits,

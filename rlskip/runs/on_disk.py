@@ -22,14 +22,14 @@ from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import FOLDER
 from rlskip.store import commit as marks
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
-from rlskip.store.layout import Place, as_step
+from rlskip.store.layout import Place, as_step, journaled_step
 from rlskip.store.meta import DumpMeta
 
 _SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
 _FILE = re.compile(r"(gen_batch|tq_batch)(\.r[0-9]+-of-[0-9]+)?\.(dp|pt)")
 _META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
 SHAPE = re.compile(r"GBS(\w+)_N(\w+)_in(\w+)_out(\w+)")
-_BAD = re.compile(r"\d+\.bad-.*")
+_BAD = re.compile(r"\d+(\.journal)?\.bad-.*")
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
@@ -139,10 +139,18 @@ class Run:
         ]
 
     def quarantine(self) -> list[Path]:
-        """The directories of quarantined dumps: of whole steps, and of later calls or parts."""
+        """What is quarantined: directories of steps, of later calls or parts, and journals."""
         steps = (self.directory / str(step) for step in self.steps())
         folders = (p for folder in (self.directory, *steps) for p in _folders(folder))
-        return [p for p in folders if _BAD.fullmatch(p.name)]
+        journals = (p for p in self._files() if p.name.partition(".")[2].startswith("journal."))
+        return [p for p in (*folders, *journals) if _BAD.fullmatch(p.name)]
+
+    def journals(self) -> list[Path]:
+        """The journals of steps that were interrupted, or are under way."""
+        return [path for path in self._files() if journaled_step(path.name) is not None]
+
+    def _files(self) -> list[Path]:
+        return [self.directory / name for name in _names(self.directory)]
 
     def _of(self, step: int, identities: bool) -> Iterator[Dump]:
         folder = self.directory / str(step)
@@ -280,8 +288,8 @@ def default_dir() -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether it has dumps, quarantined dumps, or a staging directory."""
-    return any(
+    """Whether it has dumps, quarantined dumps, journals, or a staging directory."""
+    return bool(Run(path).journals()) or any(
         child.name == marks.WORK
         or _BAD.fullmatch(child.name)
         or (as_step(child.name) is not None and _has_dump(child))

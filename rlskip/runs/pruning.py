@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ import attrs
 
 from rlskip.runs.on_disk import Run
 from rlskip.store import commit
+from rlskip.store.layout import journaled_step
 
 
 @attrs.frozen
 class Old:
-    """The dumps of a step, or quarantined ones: why they are to go, or what keeps them.
+    """The dumps of a step, a journal, or what is quarantined: why it goes, or what keeps it.
 
     `size` is in bytes on disk, `written` in seconds since the epoch.
     """
@@ -37,7 +39,7 @@ def choose(
     max_size: int | None = None,
     quarantined: bool = False,
 ) -> list[Old]:
-    """The steps that any of the limits selects, by run and age.
+    """The steps and journals that any of the limits selects, by run and age.
 
     Parameters
     ----------
@@ -51,6 +53,7 @@ def choose(
         Also what is quarantined.
     """
     steps = [_measured(run, run.directory / str(step)) for run in runs for step in run.steps()]
+    steps_and_journals = steps + [_measured(run, path) for run in runs for path in run.journals()]
     chosen: dict[tuple[Path, str], Old] = {}
 
     def add(some: Iterable[Old], why: str) -> None:
@@ -61,14 +64,14 @@ def choose(
         add((_measured(run, path) for run in runs for path in run.quarantine()), "quarantined")
     if older_than is not None:
         limit = time.time() - older_than
-        add((one for one in steps if one.written < limit), "too old")
+        add((one for one in steps_and_journals if one.written < limit), "too old")
     if keep_last is not None:
         for run in runs:
             mine = sorted((one for one in steps if one.run == run), key=lambda one: one.written)
             add(mine[: max(0, len(mine) - keep_last)], f"not among the last {keep_last}")
     if max_size is not None:
         room = max_size
-        for one in sorted(steps, key=lambda one: -one.written):
+        for one in sorted(steps_and_journals, key=lambda one: -one.written):
             if (one.run.directory, one.name) not in chosen:
                 room -= one.size
                 if room < 0:
@@ -82,13 +85,30 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         if old.name.isdigit() and int(old.name) in commit.being_read(old.run.directory):
             return attrs.evolve(old, kept="it is being read")
-        if really:
-            commit.remove(old.run.directory / old.name, old.run.directory)
+        path = old.run.directory / old.name
+        if journaled_step(old.name) is not None and _is_appended_to(path):
+            return attrs.evolve(old, kept="a process appends to it")
+        if really and path.is_dir():
+            commit.remove(path, old.run.directory)
+        elif really:
+            path.unlink()
     except FileNotFoundError:
         pass  # another process was quicker
     except OSError as error:
         return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
     return attrs.evolve(old, removed=really)
+
+
+def _is_appended_to(journal: Path) -> bool:
+    """Whether a process holds the lock of who appends to a journal."""
+    with journal.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            pass
+    return False
 
 
 def _measured(run: Run, path: Path) -> Old:

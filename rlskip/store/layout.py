@@ -6,6 +6,7 @@
         {step}/gen_batch.dp             meta.json
         {step}/{part}/gen_batch.dp      meta.json            later calls, or the parts of a queue
         {step}/gen_batch.r0-of-2.dp     meta.r0-of-2.json    one pair per rank
+        {step}.journal                  finished sessions of a step without a dump
 
 Whatever is not a dump (staging directories, leases, quarantined dumps) has a name that is not an
 integer.
@@ -33,6 +34,7 @@ from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, Unreada
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _BETWEEN = ".replaced"
+_JOURNAL = ".journal"
 
 
 def run_directory(
@@ -94,6 +96,16 @@ def as_step(name: str) -> int | None:
     if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0"):
         return int(name)
     return None
+
+
+def journal_name(step: int) -> str:
+    """The name of the step's journal."""
+    return f"{step}{_JOURNAL}"
+
+
+def journaled_step(name: str) -> int | None:
+    """The step whose journal has this name; None for any other name."""
+    return as_step(name.removesuffix(_JOURNAL)) if name.endswith(_JOURNAL) else None
 
 
 def step_of(name: str) -> int | None:

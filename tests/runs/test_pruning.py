@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlskip.store import StepStore, commit
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.store import Identity, StepStore, commit
 
 
 def steps(run: Path) -> list[int]:
@@ -145,3 +146,24 @@ def test_a_dump_that_cannot_be_removed_is_reported(
     assert "Traceback" not in answer.err
     assert answer.code in (0, 1)
     assert ("kept: it cannot be removed" in answer.out) == (answer.code == 1)
+
+
+def test_a_journal_is_listed_and_goes_by_age_and_size(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
+    journal = SessionJournal(run / "3.journal", Identity(n=2))
+    journal.append({("prompt", 0, 0): [{"responses": [1, 2]}]})
+    (run / "2.journal.bad-1").write_bytes(b"other prompts")
+    (line,) = rlskip("ls", tmp_path, "--json").json
+    assert (line["journals"], line["quarantined"]) == (1, 1)
+    assert "journals: 3.journal" in rlskip("ls", tmp_path, "--steps").out
+    assert rlskip("prune", tmp_path, "--older-than", "1h", "--json").json == []
+    os.utime(run / "3.journal", (0, 0))
+    said = rlskip("prune", tmp_path, "--older-than", "1h", "--quarantined", "--yes", "--json")
+    assert {one["name"]: one["removed"] for one in said.json} == {
+        "2.journal.bad-1": True,
+        "3.journal": False,
+    }
+    assert "appends to it" in rlskip("prune", tmp_path, "--max-size", "1").out
+    journal.close()
+    rlskip("prune", tmp_path, "--max-size", "1", "--yes")
+    assert not list(run.glob("*.journal"))
