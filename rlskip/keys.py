@@ -37,8 +37,10 @@ IS_SESSION = "is_session"
 SESSION_ID = "session_id"
 STATUS = "status"
 GLOBAL_STEPS = "global_steps"
-# all tags that hold a step; the last two: the weights a trajectory began and ended with (verl)
-STEP_TAGS = (GLOBAL_STEPS, "min_global_steps", "max_global_steps")
+# the weights that a trajectory began and ended with (verl's names)
+WEIGHT_TAGS = ("min_global_steps", "max_global_steps")
+# all tags that hold a step
+STEP_TAGS = (GLOBAL_STEPS, *WEIGHT_TAGS)
 N = "n"
 EXPECTED_ROLLOUTS = "expected_rollouts"
 ATTEMPT = "attempt"

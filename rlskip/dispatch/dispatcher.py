@@ -21,8 +21,8 @@ from rlskip.dispatch.handle import BatchHandle, BatchReport
 from rlskip.dispatch.history import History
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
-from rlskip.dispatch.read import read_batch
-from rlskip.dispatch.resume import journal_identity
+from rlskip.dispatch.read import Copies, read_batch
+from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
 from rlskip.dispatch.units import BatchError
@@ -66,6 +66,8 @@ class RolloutDispatcher:
         another identity is not resumed.
     replay
         The config of :attr:`buffer`; by default `config`.
+    journals
+        Replaces the journals that ``dispatch.journal`` makes of `store` and `identity`.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class RolloutDispatcher:
         store: StepStore | None = None,
         identity: Identity | None = None,
         replay: Any = None,
+        journals: Journals | None = None,
     ) -> None:
         self.config: DispatchConfig = read_dispatch(config)
-        if self.config.journal and store is None:
+        if self.config.journal and store is None and journals is None:
             raise ConfigError(
                 "a journal needs the directory of the dumps",
                 "dispatch.journal",
@@ -95,6 +98,10 @@ class RolloutDispatcher:
         self._buffer: ReplayBuffer | None = None
         self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
         self._pool = pool
+        self._copies = Copies()
+        if self.config.journal and journals is None and store is not None:
+            of_sessions = journal_identity(identity or Identity(), self.config)
+            journals = Journals(store, of_sessions, self.queue)
         self._history = None if policy in _BLIND else History(self.config.history_fields)
         if self._history is not None and store is not None:
             self._history.learn_dumps(store)
@@ -111,8 +118,7 @@ class RolloutDispatcher:
             self.config,
             Scheduler(pool.workers, policy, per_worker, self.config.max_concurrent_rollouts),
             self._history,
-            store,
-            journal_identity(identity or Identity(), self.config),
+            journals,
         )
         self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
         self._thread.start()
@@ -256,7 +262,9 @@ class RolloutDispatcher:
         DispatcherClosedError
             After :meth:`close`.
         """
-        batch = read_batch(prompts, self.config, self._history, step, validate, partition)
+        batch = read_batch(
+            prompts, self.config, self._history, self._copies, step, validate, partition
+        )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
         with self._closing:
             if self._closed:

@@ -62,6 +62,8 @@ class SessionJournal:
     identity
         What sessions are generated under now. Sessions of another identity are not resumed: a
         journal that holds no others is quarantined, unless another process appends to it.
+    read
+        Whether to read the file; false for who only appends.
 
     Attributes
     ----------
@@ -74,13 +76,14 @@ class SessionJournal:
         The journal cannot be read, or is not a regular file (:class:`RefusedFileError`).
     """
 
-    def __init__(self, path: str | Path, identity: Identity) -> None:
+    def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
         self.entries: dict[Hashable, Any] = {}
         self._identity = identity
         self._file: IO[bytes] | None = None
         self._busy = threading.Lock()
-        self._recover()
+        if read:
+            self._recover()
 
     def append(self, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions; once this returns, they survive the death of the process.
@@ -149,8 +152,12 @@ class SessionJournal:
                 logger.warning("%s: resumed although it differs: %s", self.path, differs)
             if damage:
                 self._keep(file.fileno(), damage)
-            if refused and not self.entries:
-                self._quarantine(file, "; ".join(sorted(refused)))
+            if refused:
+                differs = "; ".join(sorted(refused))
+                kept = None if self.entries else self._quarantine(file)
+                text = "%s holds sessions of another run, which are not resumed: %s%s"
+                where = "" if kept is None else f". It is kept as {kept}"
+                logger.warning(text, self.path, differs, where)
 
     def _keep(self, handle: int, damage: list[tuple[int, int]]) -> None:
         """Copy damaged bytes to a file whose name depends on them, so that it is written once."""
@@ -173,15 +180,13 @@ class SessionJournal:
             text = "%s: skipped %d damaged bytes. They are kept as %s"
             logger.warning(text, self.path, total, name)
 
-    def _quarantine(self, file: IO[bytes], differs: str) -> None:
+    def _quarantine(self, file: IO[bytes]) -> str | None:
         """Move the file away, unless another process holds it open to append to it."""
-        if not _lock(file, fcntl.LOCK_EX):
-            return
-        if _is_at(self.path, file):
-            kept = self.path.with_name(quarantine_name(self.path.name))
-            os.rename(self.path, kept)
-            text = "%s holds sessions of another run: %s. It is kept as %s"
-            logger.warning(text, self.path, differs, kept.name)
+        if not (_lock(file, fcntl.LOCK_EX) and _is_at(self.path, file)):
+            return None
+        kept = self.path.with_name(quarantine_name(self.path.name))
+        os.rename(self.path, kept)
+        return kept.name
 
 
 @attrs.frozen

@@ -24,6 +24,11 @@ from rlskip.dispatch.waits import DaemonThreads
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
 
+
+class Unjournaled(str):
+    """Why a worker that wrote its rows itself could not journal them; returned instead of None."""
+
+
 THREADS = 16
 """The number of blocking calls that a worker runs at once by default."""
 
@@ -162,7 +167,7 @@ def is_blocking(worker: Worker) -> bool:
 
 def as_rows(result: Any) -> Rows:
     """What a worker returned, as rows; raises DataFailure if it is not valid."""
-    if result is None:
+    if result is None or isinstance(result, Unjournaled):
         return None
     rows = [result] if isinstance(result, Mapping) else result
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):

@@ -138,7 +138,11 @@ class QueueWriter:
     async def _journal_all(self, batch: list[Leaving]) -> None:
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
         for leaving in batch:
-            if leaving.journal is not None and leaving.journal not in self._hung:
+            if (
+                leaving.journal is not None
+                and leaving.entries
+                and leaving.journal not in self._hung
+            ):
                 entries[leaving.journal].update(leaving.entries)
         for journal, added in entries.items():
             append = self._journal.run(_append, journal, added)

@@ -25,10 +25,26 @@ GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
 
 
+class Copies:
+    """Tells apart prompts of equal content that are submitted at one step, in any batch."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._uids: dict[str, dict[str, int]] = {}
+
+    def number(self, step: int, content: str, uid: str) -> int:
+        """Its number among them; a uid that is submitted again keeps its own."""
+        if step != self._step:
+            self._step, self._uids = step, {}
+        uids = self._uids.setdefault(content, {})
+        return uids.setdefault(uid, len(uids))
+
+
 def read_batch(
     prompts: TensorDictBase | Sequence[Mapping[str, Any]],
     config: DispatchConfig,
     history: History | None,
+    copies: Copies,
     step: int | None,
     validate: bool | None,
     partition: str | None,
@@ -52,7 +68,6 @@ def read_batch(
     batch = BatchHandle(infos[0]["step"], partition, validate, config.rollout_level)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
-    copies: Counter[str] = Counter()
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
         sample.pop("validate", None)
         n = sample.pop(ROLLOUT_N, None)
@@ -77,8 +92,7 @@ def read_batch(
             prompt.expected = history.expected(prompt.known_as)
         if config.journal and not validate:
             content = fingerprint({**sample, DO_SAMPLE: sampled})
-            prompt.journal_key = (content, copies[content])
-            copies[content] += 1
+            prompt.journal_key = content, copies.number(batch.step, content, prompt.uid)
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:

@@ -1,21 +1,86 @@
-"""Resuming a step that was interrupted: its journal, and the sessions that it holds."""
+"""Resuming a step that was interrupted: a run's journals, and the sessions that they hold.
+
+A step's journal is ``{step}.journal`` next to its dump (:mod:`rlskip.dispatch.journal`). Sessions
+are appended as they finish: by the dispatcher if it writes their rows, else by the worker that
+does (:class:`WorkerJournal`). The next run that submits the step takes them by the content of
+their prompt and their number, and generates the others. A journal is removed once
+
+- the dump of its step is there, or a checkpoint of its step or a later one, and
+- no prompt of its step is in the queue any more, where groups are sampled one by one.
+
+Rows of a trainer that tags them with the weights that sampled them (``min_global_steps``,
+``max_global_steps``) are resumed only if the trainer could have sampled them now: by weights that
+it has had, and not staler than `replay` allows.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.handle import Prompt
+from rlskip.dispatch.failures import text_of
+from rlskip.dispatch.handle import BatchHandle, Prompt
 from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.pools import Rows, as_rows
+from rlskip.dispatch.pools import Unjournaled, as_rows
+from rlskip.dispatch.units import Session
+from rlskip.format.fingerprint import VOLATILE
+from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
+from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
+from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
+
+_OPEN = 8  # journals that a worker keeps open: its sessions may be of several steps
+
+
+@attrs.frozen
+class Journaled:
+    """A finished session.
+
+    Parameters
+    ----------
+    rows
+        Its rows.
+    tags
+        The tags of the rows, if a worker wrote them itself; else none.
+    uid
+        Its prompt's, which a trainer that restores its queue uses again.
+    """
+
+    rows: list[dict[str, Any]]
+    tags: Sequence[Mapping[str, Any]] = ()
+    uid: str | None = None
+
+    def packed(self) -> dict[str, Any]:
+        """What a journal holds of it."""
+        return attrs.asdict(self, recurse=False)
+
+    @classmethod
+    def unpacked(cls, entry: Any) -> Journaled | None:
+        """The session that a journal holds; None for what is not one."""
+        with contextlib.suppress(Exception):  # a file may hold anything
+            found = cls(**entry) if isinstance(entry, Mapping) else cls(entry)
+            rows = as_rows(found.rows)
+            if rows and (not found.tags or len(found.tags) == len(rows)):
+                return attrs.evolve(found, rows=rows, tags=[dict(tag) for tag in found.tags])
+        return None
+
+    def of(self, prompt: Prompt) -> Journaled:
+        """With the fields of `prompt` that differ from submission to submission."""
+        now = {name: value for name, value in prompt.sample.fields.items() if name in VOLATILE}
+        rows = [{k: now.get(k, value) for k, value in row.items()} for row in self.rows]
+        return attrs.evolve(self, rows=rows)
 
 
 def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
@@ -28,25 +93,210 @@ def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
     )
 
 
-def open_journal(store: StepStore, step: int, identity: Identity) -> SessionJournal:
-    """Open the journal of `step`, next to its dump, and remove those of steps with a dump."""
-    dumped = {str(done) for done in store.steps()}
-    for path in store.directory.glob("*.journal"):
-        if path.stem in dumped:
-            with contextlib.suppress(OSError):
-                path.unlink()
-    return SessionJournal(Path(store.directory, f"{step}.journal"), identity)
+class Journals:
+    """The journals of a run.
+
+    Parameters
+    ----------
+    store
+        The run's dumps; journals are next to them.
+    identity
+        What must be equal to resume a session.
+    queue
+        Where the prompts are.
+    max_span
+        How many steps a session may span, from the first that its weights could generate to the
+        one that resumes it: 1 is on-policy. None for any number.
+    reissues
+        Whether the trainer restores its queue and submits unfinished prompts again, at a later
+        step and with their uids.
+    """
+
+    def __init__(
+        self,
+        store: StepStore,
+        identity: Identity,
+        queue: TrajectoryQueue,
+        max_span: int | None = None,
+        reissues: bool = False,
+    ) -> None:
+        self.directory = store.directory
+        self.identity = identity
+        self._store = store
+        self._queue = queue
+        self._max_span = max_span
+        self._reissues = reissues
+        self._checkpoint = -1
+        self._step: int | None = None
+
+    def open(self, step: int) -> SessionJournal:
+        """Remove the journals that are done with, and open that of `step`."""
+        self.tidy()
+        journal = SessionJournal(self._path(step), self.identity)
+        if self._reissues:
+            self._reissues = False  # before anything else is submitted
+            for earlier in (number for number in self.steps() if number < step):
+                for key, packed in self._read(earlier).items():
+                    if isinstance(key, tuple) and (entry := Journaled.unpacked(packed)):
+                        journal.entries[entry.uid, key[-1]] = packed
+        return journal
+
+    def tidy(self, checkpoint: int | None = None) -> None:
+        """Remove the journals that are done with; `checkpoint` is the step of the last one."""
+        self._checkpoint = max(self._checkpoint, -1 if checkpoint is None else checkpoint)
+        there = self.steps()
+        if not there:
+            return
+        whole, parts = set(self._store.steps()), set(self._store.steps(part=0))
+        done = {step for step in there if step in parts or step <= self._checkpoint} - whole
+        tags = self._queue.list(TRAIN).values() if done else ()
+        done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+        for step in there:
+            if step in done or step in whole:
+                with contextlib.suppress(OSError):
+                    self._path(step).unlink()
+
+    def steps(self) -> list[int]:
+        """The steps that have a journal."""
+        return journaled_steps(self.directory)
+
+    def why_not(self, entry: Journaled, step: int) -> str | None:
+        """Why a session is not resumed at `step`; None if it is."""
+        first, last = (
+            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
+            for name in WEIGHT_TAGS
+        )
+        if not first or not last:
+            return None
+        now = step - 1
+        if max(last) > now:
+            return f"weights of step {max(last)} sampled them, and those are of step {now}"
+        if self._max_span is not None and step - min(first) > self._max_span:
+            return (
+                f"weights of step {min(first)} sampled them, and those are of step {now}: more "
+                f"than {self._max_span} steps (max_off_policy_threshold)"
+            )
+        return None
+
+    def is_new(self, step: int) -> bool:
+        """Whether this is the first batch of `step`."""
+        before, self._step = self._step, step
+        return step != before
+
+    def of_worker(self, seconds: float) -> WorkerJournal:
+        """For a worker that writes its rows itself; it can be sent to another process."""
+        return WorkerJournal(self.directory, self.identity, seconds)
+
+    def _read(self, step: int) -> dict[Hashable, Any]:
+        try:
+            return SessionJournal(self._path(step), self.identity).entries
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", self._path(step), error)
+            return {}
+
+    def _path(self, step: int) -> Path:
+        return self.directory / journal_name(step)
 
 
-def resumable(prompt: Prompt) -> list[tuple[int, Rows, int]]:
-    """The open sessions of `prompt` in its batch's journal, with their rows and tokens."""
-    journal = prompt.batch.journal
-    if journal is None or prompt.journal_key is None:
+def journaled_steps(directory: Path) -> list[int]:
+    """The steps that have a journal in a run's directory, ascending."""
+    try:
+        found = map(journaled_step, os.listdir(directory))
+        return sorted(step for step in found if step is not None)
+    except OSError:
         return []
-    found: list[tuple[int, Rows, int]] = []
-    for session in sorted(prompt.open):
-        with contextlib.suppress(Exception):  # a file may hold anything
-            rows = as_rows(journal.entries.get((*prompt.journal_key, session)))
-            if rows is not None:
-                found.append((session, rows, tokens_of(rows)))
+
+
+def resumable(
+    batch: BatchHandle, journals: Journals | None
+) -> dict[str, list[tuple[int, Journaled, int]]]:
+    """The sessions of `batch` that its journal holds, by uid: number, content, tokens."""
+    found: dict[str, list[tuple[int, Journaled, int]]] = {}
+    journal = batch.journal
+    if journal is None or journals is None or not journal.entries:
+        return found
+    refused: Counter[str] = Counter()
+    for prompt in batch.prompts:
+        for session in sorted(prompt.open) if prompt.journal_key else ():
+            keys = (prompt.uid, session), (*(prompt.journal_key or ()), session)
+            entries = (Journaled.unpacked(journal.entries.get(key)) for key in keys)
+            entry = next(filter(None, entries), None)
+            if entry is None:
+                continue
+            if why_not := journals.why_not(entry, batch.step):
+                refused[why_not] += 1
+            else:
+                resumed = session, entry.of(prompt), tokens_of(entry.rows)
+                found.setdefault(prompt.uid, []).append(resumed)
+    count = sum(map(len, found.values()))
+    if count:
+        text = "step %d: %d of %d sessions are resumed from %s"
+        logger.info(text, batch.step, count, batch.sessions, journal.path)
+    elif not refused and journals.is_new(batch.step):
+        refused["they are of other prompts"] = len(journal.entries)
+    for why_not, number in refused.items():
+        logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, why_not)
     return found
+
+
+def to_journal(
+    prompt: Prompt,
+    session: int,
+    rows: list[dict[str, Any]] | None,
+    tags: Sequence[Mapping[str, Any]],
+) -> dict[Hashable, Any]:
+    """What the dispatcher adds to the batch's journal: a session that is not in it."""
+    journal = prompt.batch.journal
+    if journal is None or prompt.journal_key is None or rows is None:
+        return {}
+    key = (*prompt.journal_key, session)
+    entry = Journaled(rows, list(tags), prompt.uid).packed()
+    return {} if key in journal.entries else {key: entry}
+
+
+class WorkerJournal:
+    """Journals the sessions of a worker that writes their rows itself.
+
+    Parameters
+    ----------
+    directory, identity
+        Those of the run's :class:`Journals`.
+    seconds
+        How long an append may take. One that takes longer is given up, and so is its journal.
+    """
+
+    def __init__(self, directory: Path, identity: Identity, seconds: float) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._seconds = seconds
+        self._open: dict[int, SessionJournal] = {}
+        self._hung: set[int] = set()
+
+    async def add(
+        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
+    ) -> Unjournaled | None:
+        """Append a finished session; returns why it could not be."""
+        if session.prompt_key is None:
+            return None
+        late = Unjournaled(f"the disk did not answer within {self._seconds:g} s")
+        if session.step in self._hung:
+            return late
+        key = (*session.prompt_key, session.session_id)
+        entry = Journaled(rows, tags, session.uid).packed()
+        try:
+            append = asyncio.to_thread(self._journal(session.step).append, {key: entry})
+            await asyncio.wait_for(append, self._seconds)
+        except asyncio.TimeoutError:
+            self._hung.add(session.step)
+            return late
+        except Exception as error:  # the rows go to the queue all the same
+            return Unjournaled(text_of(error))
+        return None
+
+    def _journal(self, step: int) -> SessionJournal:
+        if step not in self._open:
+            path = self._directory / journal_name(step)
+            self._open[step] = SessionJournal(path, self._identity, read=False)
+            for older in sorted(self._open)[:-_OPEN]:
+                self._open.pop(older).close()
+        return self._open[step]

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import attrs
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.failures import (
@@ -23,15 +22,14 @@ from rlskip.dispatch.failures import (
 from rlskip.dispatch.handle import Attempt, BatchHandle, Progress, Prompt
 from rlskip.dispatch.history import History, tokens_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.pools import Pool, Rows, as_rows
+from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
-from rlskip.dispatch.resume import open_journal, resumable
+from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.dispatch.waits import DaemonThreads, Deadlines, write_seconds
 from rlskip.keys import RUNNING, STATUS, TrajectoryKey, row_tag
 from rlskip.queue import TrajectoryQueue
-from rlskip.store import Identity, StepStore
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 
@@ -51,8 +49,8 @@ class Sessions:
         Decides which session runs next, and where.
     history
         Learns the lengths of sessions; None if the policy does not use them.
-    store, identity
-        Where journals are (None without them), and what must be equal to resume one.
+    journals
+        The journals of its steps; None: nothing is journaled.
     """
 
     def __init__(
@@ -63,8 +61,7 @@ class Sessions:
         config: DispatchConfig,
         scheduler: Scheduler,
         history: History | None,
-        store: StepStore | None,
-        identity: Identity,
+        journals: Journals | None,
     ) -> None:
         self.batches: set[BatchHandle] = set()
         self._loop = loop
@@ -72,8 +69,8 @@ class Sessions:
         self._config = config
         self._scheduler = scheduler
         self._history = history
-        self._store = store
-        self._identity = identity
+        self._journals = journals
+        self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
         self._writer = QueueWriter(queue, self._seconds)
         self._threads = DaemonThreads(4, "rlskip-files")
@@ -106,8 +103,8 @@ class Sessions:
                 batch.spans = []
             if self._config.progress:
                 batch.progress = Progress(batch.step, batch.sessions)
-            if self._store is not None and self._config.journal and not batch.validate:
-                opened = self._threads.run(open_journal, self._store, batch.step, self._identity)
+            if self._journals is not None and not batch.validate:
+                opened = self._threads.run(self._journals.open, batch.step)
                 self._loop.call_later(self._seconds, opened.cancel)
                 opened.add_done_callback(functools.partial(self._opened, batch))
             else:
@@ -117,15 +114,18 @@ class Sessions:
 
     def _opened(self, batch: BatchHandle, opened: asyncio.Future[SessionJournal]) -> None:
         if opened.cancelled():
-            cause = f"the disk did not answer within {self._seconds:g} s"
+            self._warn_of_journal(batch, f"the disk did not answer within {self._seconds:g} s")
         elif (error := opened.exception()) is not None:
-            cause = text_of(error)
+            self._warn_of_journal(batch, text_of(error))
         else:
-            batch.journal, cause = opened.result(), ""
-        if cause:  # without a journal a killed step starts over; the step itself goes on
-            text = "sessions of step %d are not journaled: %s"
-            logger.warning(text, batch.step, cause)
+            batch.journal = opened.result()
         self._write_roots(batch)
+
+    def _warn_of_journal(self, batch: BatchHandle, cause: str) -> None:
+        # Without a journal a killed step starts over; the step itself goes on.
+        if cause != self._unjournaled:
+            self._unjournaled = cause
+            logger.warning("sessions of step %d are not journaled: %s", batch.step, cause)
 
     def _write_roots(self, batch: BatchHandle) -> None:
         tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
@@ -140,11 +140,12 @@ class Sessions:
             return
         batch.rooted = True
         try:
+            journaled = resumable(batch, self._journals)
             for prompt in batch.prompts:
-                for session, rows, tokens in resumable(prompt):
+                for session, found, tokens in journaled.get(prompt.uid, ()):
                     batch.resumed += 1
                     first = prompt.first_attempts.get(session, 0)
-                    self._settle(prompt, session, first, rows, None, tokens)
+                    self._settle(prompt, session, first, found.rows, None, tokens, found.tags)
                 for session in prompt.open:
                     batch.queued[prompt.uid, session] = batch.elapsed()
                 self._scheduler.add(prompt, sorted(prompt.open))
@@ -177,6 +178,7 @@ class Sessions:
             attempt=unit.attempt,
             seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, unit.session),
             partition=batch.partition,
+            prompt_key=prompt.journal_key if batch.journal is not None else None,
             **prompt.info,
         )
         try:
@@ -218,6 +220,8 @@ class Sessions:
             if error is None:
                 try:
                     rows = as_rows(future.result())
+                    if isinstance(future.result(), Unjournaled):
+                        self._warn_of_journal(batch, future.result())
                     tokens = tokens_of(rows or ())
                 except BaseException as odd:  # rows may be anything
                     error = odd
@@ -291,6 +295,7 @@ class Sessions:
         rows: Rows,
         error: str | None,
         tokens: int = 0,
+        tags: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Finish a session: its rows and its one marker go to the queue."""
         batch = prompt.batch
@@ -304,18 +309,18 @@ class Sessions:
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
         tag = row_tag(batch.step, attempt)
+        tagged = zip(rows or (), tags or [{}] * len(rows or ()), strict=True)
         leaving = Leaving(
             partition=batch.partition,
             rows={
-                str(TrajectoryKey(prompt.uid, session, index)): (row, tag)
-                for index, row in enumerate(rows or ())
+                str(TrajectoryKey(prompt.uid, session, index)): (row, {**own, **tag})
+                for index, (row, own) in enumerate(tagged)
             },
             tags=prompt.last_tags(session, attempt, error, None if rows is None else len(rows)),
             then=functools.partial(self._written, prompt, session, attempt, tokens),
+            journal=batch.journal,
+            entries=to_journal(prompt, session, rows, tags),
         )
-        key = None if prompt.journal_key is None else (*prompt.journal_key, session)
-        if batch.journal is not None and rows is not None and key not in batch.journal.entries:
-            leaving = attrs.evolve(leaving, journal=batch.journal, entries={key: rows})
         self._writer.add(leaving)
 
     def _written(

@@ -40,6 +40,9 @@ class Session:
         Below 2**63, and the same at every attempt and on any worker.
     partition
         Where its rows go.
+    prompt_key
+        What names its prompt in the step's journal: a hash of its content, and its number among the
+        step's prompts of that content. None: the session is not journaled.
     """
 
     uid: str
@@ -52,6 +55,7 @@ class Session:
     validate: bool
     seed: int
     partition: str
+    prompt_key: tuple[str, int] | None = None
 
     def key(self, index: int) -> str:
         """The queue key of its `index`-th row, for workers that write their rows themselves."""

@@ -1,0 +1,278 @@
+"""The journals of a run whose workers write their rows themselves, as verl's do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from rlskip.config.dispatch import read_dispatch
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.resume import Journals, journal_identity
+from rlskip.keys import split_session, split_trajectory
+from rlskip.queue import MemoryQueue
+from rlskip.store import Identity, StepStore
+
+N = 4
+CONFIG = read_dispatch({"dispatch": {"rollout_level": True, "n": N, "journal": True}})
+IDENTITY = Identity(role="rollout_tq", stage="verl.submit", extra={"verl": "0.9.1"})
+
+
+@attrs.define
+class Run:
+    """A process of a run: its queue, its journals, and the sessions that it generated."""
+
+    directory: Path
+    identity: Identity = IDENTITY
+    max_span: int | None = 1
+    reissues: bool = False
+    config: Any = CONFIG
+    weights: int | None = None  # that sample; None: those of the step before
+    stop_at: int = 10**6  # sessions from this number on fail
+    queue: MemoryQueue = attrs.field(factory=MemoryQueue)
+    ran: list[tuple[str, int]] = attrs.field(factory=list)
+
+    def journals(self) -> Journals:
+        identity = journal_identity(self.identity, self.config)
+        store = StepStore(self.directory)
+        return Journals(store, identity, self.queue, self.max_span, self.reissues)
+
+    def submit(self, *batches: list[dict[str, Any]], step: int = 3) -> list[Any]:
+        """Generate batches of one step, one after the other."""
+        journals = self.journals()
+        journal = journals.of_worker(5.0)
+
+        async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+            if len(self.ran) >= self.stop_at:
+                raise ValueError("the run ends here")
+            self.ran.append((session.uid, session.session_id))
+            weights = session.step - 1 if self.weights is None else self.weights
+            rows = [{"responses": torch.tensor([session.session_id]), **prompt}]
+            span = {"min_global_steps": weights, "max_global_steps": weights}
+            tags = [session.tag(seq_len=7, **span)]
+            cause = await journal.add(session, rows, tags)
+            self.queue.put([session.key(0)], session.partition, rows, tags)
+            return cause
+
+        pool = LocalPool(worker, 1)
+        with RolloutDispatcher(pool, self.queue, self.config, journals=journals) as dispatcher:
+            return [dispatcher.generate_sequences(batch, step=step) for batch in batches]
+
+
+def prompts(*numbers: int, step: int = 3, of: str = "u") -> list[dict[str, Any]]:
+    return [
+        {"uid": f"{of}{i}", "input_ids": torch.full((3,), number), "global_steps": step}
+        for i, number in enumerate(numbers)
+    ]
+
+
+def killed(directory: Path, *numbers: int, ran: int, **more: Any) -> Run:
+    """A run that ended after `ran` sessions."""
+    run = Run(directory, stop_at=ran, **more)
+    run.submit(prompts(*numbers))
+    assert len(run.ran) == ran
+    return run
+
+
+def test_the_next_run_generates_what_is_missing(tmp_path: Path) -> None:
+    killed(tmp_path, 1, 2, ran=5)
+    again = Run(tmp_path)
+    (report,) = again.submit(prompts(1, 2, of="v"))
+    assert (report.resumed, len(again.ran), report.failed) == (5, 2 * N - 5, {})
+    listing = again.queue.list("train")
+    assert sorted(filter(None, map(split_session, listing))) == [
+        (uid, i) for uid in ("v0", "v1") for i in range(N)
+    ]
+    rows = [key for key in listing if split_trajectory(key)]
+    assert len(rows) == 2 * N
+    assert all(listing[key]["seq_len"] == 7 for key in rows)
+    fields = again.queue.get(rows, "train")
+    assert list(fields["uid"]) == [key.rsplit("_", 2)[0] for key in rows]
+    assert [int(r[0]) for r in fields["responses"]] == [split_trajectory(k)[1] for k in rows]
+
+
+def test_a_session_resumed_twice_is_journaled_once(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=N)
+    size = (tmp_path / "3.journal").stat().st_size
+    assert [report.resumed for report in Run(tmp_path).submit(prompts(1))] == [N]
+    assert (tmp_path / "3.journal").stat().st_size == size
+
+
+def test_prompts_of_equal_content_in_two_batches_have_their_own_sessions(tmp_path: Path) -> None:
+    first, second = prompts(1), prompts(1, of="v")
+    Run(tmp_path).submit(first, second)
+    again = Run(tmp_path)
+    assert [report.resumed for report in again.submit(first, second)] == [N, N]
+    assert again.ran == []
+    once = Run(tmp_path / "once")
+    once.submit(first)
+    twice = Run(tmp_path / "once")
+    assert [report.resumed for report in twice.submit(first, second)] == [N, 0]
+
+
+# -- weights and staleness -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "max_span", "resumed"),
+    [
+        (2, 1, True), (1, 1, False), (1, 2, True), (0, 2, False), (0, None, True),
+        (3, 1, False), (3, None, False),
+    ],
+)  # fmt: skip
+def test_sessions_of_other_weights(
+    tmp_path: Path, caplog: Any, weights: int, max_span: int | None, resumed: bool
+) -> None:
+    killed(tmp_path, 1, ran=N, weights=weights)
+    caplog.clear()
+    (report,) = Run(tmp_path, max_span=max_span).submit(prompts(1))
+    assert report.resumed == N * resumed
+    told = [r.message for r in caplog.records if "not resumed" in r.message]
+    assert len(told) == (not resumed)
+    if not resumed:
+        assert f"{N} sessions are not resumed: weights of step {weights} sampled them" in told[0]
+
+
+def test_a_prompt_that_is_submitted_again_later_finds_its_sessions_by_uid(tmp_path: Path) -> None:
+    killed(tmp_path, 1, 2, ran=5)
+    later = prompts(1, 2, step=4)
+    assert [r.resumed for r in Run(tmp_path).submit(later, step=4)] == [0], "a sync trainer"
+    (tmp_path / "4.journal").unlink()
+    again = Run(tmp_path, max_span=2, reissues=True)
+    assert [r.resumed for r in again.submit(later, step=4)] == [5]
+    (tmp_path / "3.journal").unlink()  # what was resumed is in the journal of the new step
+    assert [r.resumed for r in Run(tmp_path, max_span=2).submit(later, step=4)] == [2 * N]
+
+
+def test_another_prompt_of_the_same_content_takes_none_of_an_earlier_step(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=N)
+    again = Run(tmp_path, max_span=None, reissues=True)
+    assert [r.resumed for r in again.submit(prompts(1, step=4, of="v"), step=4)] == [0]
+
+
+# -- how long a journal stays --------------------------------------------------------------
+
+
+def test_a_journal_goes_with_the_dump_once_no_prompt_of_its_step_is_queued(tmp_path: Path) -> None:
+    run = killed(tmp_path, 1, ran=N)
+    journals = run.journals()
+    journals.tidy()
+    assert journals.steps() == [3]
+    StepStore(tmp_path).save(3, {"responses": torch.ones(2)}, part=0)
+    journals.tidy()
+    assert journals.steps() == [3], "its groups may be in a later part of the dump"
+    run.queue.delete(list(run.queue.list("train")), "train")
+    journals.tidy()
+    assert journals.steps() == []
+
+
+def test_a_journal_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (2, 3, 4):
+        run.submit(prompts(1, step=step, of=str(step)), step=step)
+    old = [key for key in run.queue.list("train") if not key.startswith("40")]
+    run.queue.delete([key for key in old if not key.startswith("20")], "train")
+    journals = run.journals()
+    journals.tidy(checkpoint=3)
+    assert sorted(journals.steps()) == [2, 4], "prompts of step 2 are in flight"
+    run.queue.delete(old, "train")
+    journals.tidy()
+    assert journals.steps() == [4]
+
+
+# -- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"stage": "another"}, "stage"),
+        ({"extra": {"verl": "0.9.2"}}, "extra.verl: '0.9.2' now, '0.9.1' in the dump"),
+        ({"response_len": 99}, "response_len"),
+        ({"sampling": {"top_k": 3}}, "sampling.top_k"),
+    ],
+    ids=str,
+)
+def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
+    tmp_path: Path, caplog: Any, change: dict[str, Any], named: str
+) -> None:
+    killed(tmp_path, 1, ran=N)
+    caplog.clear()
+    again = Run(tmp_path, identity=attrs.evolve(IDENTITY, **change))
+    assert [r.resumed for r in again.submit(prompts(1))] == [0]
+    (told,) = [r.message for r in caplog.records if "holds sessions of another run" in r.message]
+    assert named in told
+    assert [r.resumed for r in Run(tmp_path, identity=again.identity).submit(prompts(1))] == [N]
+
+
+def test_another_n_is_named(tmp_path: Path, caplog: Any) -> None:
+    killed(tmp_path, 1, ran=N)
+    other = read_dispatch({"dispatch": {"rollout_level": True, "n": 2, "journal": True}})
+    assert [r.resumed for r in Run(tmp_path, config=other).submit(prompts(1))] == [0]
+    assert "n: 2 now, 4 in the dump" in caplog.text
+
+
+def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -> None:
+    killed(tmp_path, 1, ran=N)
+    caplog.clear()
+    reports = Run(tmp_path).submit(prompts(7), prompts(8, of="v"))
+    assert [r.resumed for r in reports] == [0, 0]
+    told = [r.message for r in caplog.records if "not resumed" in r.message]
+    assert len(told) == 1
+    assert f"3.journal: {N} sessions are not resumed: they are of other prompts" in told[0]
+
+
+def test_a_torn_tail_costs_the_torn_session(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=N)
+    path = tmp_path / "3.journal"
+    os.truncate(path, path.stat().st_size - 1)
+    again = Run(tmp_path)
+    assert [r.resumed for r in again.submit(prompts(1))] == [N - 1]
+    assert len(again.ran) == 1
+
+
+def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=N)
+    identity = journal_identity(IDENTITY, CONFIG)
+    journal = SessionJournal(tmp_path / "3.journal", identity)
+    odd = [7, {"rows": []}, {"rows": [{}], "tags": [1, 2], "uid": "u"}, {"else": 1}]
+    journal.append(dict(zip(journal.entries, odd, strict=True)))
+    journal.close()
+    assert [r.resumed for r in Run(tmp_path).submit(prompts(1))] == [0]
+
+
+def warnings(caplog: Any) -> list[str]:
+    return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_journal_that_cannot_be_written_warns_once(tmp_path: Path, caplog: Any) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    reports = Run(file / "run").submit(prompts(1), prompts(2, of="v"))
+    assert [len(r.failed) for r in reports] == [0, 0]
+    (warning,) = [text for text in warnings(caplog) if "journal" in text]
+    assert "sessions of step 3 are not journaled" in warning
+
+
+def test_a_worker_whose_disk_hangs_goes_on(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    released, calls = threading.Event(), []
+    hang = lambda *args: (calls.append(args), released.wait(60))  # noqa: E731
+    monkeypatch.setattr(SessionJournal, "append", hang)
+    of_worker = Journals.of_worker
+    monkeypatch.setattr(Journals, "of_worker", lambda self, seconds: of_worker(self, 0.3))
+    settings = {"rollout_level": True, "n": N, "journal": True, "max_concurrent_rollouts": 1}
+    one_by_one = read_dispatch({"dispatch": settings})
+    try:
+        (report,) = Run(tmp_path, config=one_by_one).submit(prompts(1))
+    finally:
+        released.set()
+    assert (len(report.failed), len(calls)) == (0, 1)
+    (warning,) = [text for text in warnings(caplog) if "not journaled" in text]
+    assert "did not answer within 0.3 s" in warning
