@@ -3,6 +3,9 @@
 ray_dispatch_ratio  seconds from the call to the last marker: 128 prompts of 2048 tokens x 8
                     sessions, round robin, 4 Ray actors whose workers return at once. The peer, in
                     the same run, makes one remote call per session with a cloned prompt.
+journal_ms          milliseconds to append a session to its step's journal: one row of 512 + 1024
+                    tokens with the 26 fields that verl's agent-loop worker writes. The best of 500
+                    appends, without fsync, as in a run.
 units_per_s         the scheduler on its own: sessions started and finished per second, 1 000 000
                     on a simulated pool of 16 workers x 8 slots. units_* has each policy.
 makespan_*          simulated: when the last session finishes, over the lower bound
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +34,11 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip.dispatch import POLICIES, Policy
+from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.policies import least_loaded, longest_first
+from rlskip.dispatch.resume import Journaled
 from rlskip.dispatch.scheduler import Scheduler, SessionGroup
+from rlskip.store import Identity
 
 WORKERS, SLOTS = 16, 8
 DRAWS = 160
@@ -191,6 +198,35 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     return Row("ray_dispatch_ratio", mine, "s", theirs, Goal("<=", 1 / 8))
 
 
+# -- the journal -------------------------------------------------------------------------------
+
+
+def journal(rounds: int = 500, prompt: int = 512, response: int = 1024) -> Row:
+    """Return the milliseconds to journal one session."""
+    tokens = torch.randint(0, 151_936, (prompt + response,))
+    ones = torch.ones(response, dtype=torch.int64)
+    text = [{"role": "user", "content": "x" * 4 * prompt}]
+    row = {
+        "prompts": tokens[:prompt].clone(), "responses": tokens[prompt:].clone(),
+        "input_ids": tokens, "position_ids": torch.arange(prompt + response),
+        "response_mask": ones, "loss_mask": ones, "rollout_log_probs": torch.randn(response),
+        "rm_scores": torch.zeros(response), "raw_prompt": text, "prompt": text,
+        "reward_model": {"style": "rule", "ground_truth": "7"}, "extra_info": {"index": 3},
+        "extra_fields": {"min_global_steps": 6, "max_global_steps": 6, "turn_scores": []},
+        "metrics": {"generate_sequences": 1.2, "tool_calls": 0.0}, "data_source": "math",
+        "ability": "math", "uid": "8d7c", "index": 3, "session_id": 1, "global_steps": 7,
+        "num_turns": 2, "dummy_tensor": torch.zeros(1, dtype=torch.uint8), "tools_kwargs": {},
+        "interaction_kwargs": {}, "multi_modal_inputs": {}, "mm_processor_kwargs": {},
+    }  # fmt: skip
+    tag = {"status": "success", "seq_len": prompt + response, "min_global_steps": 6}
+    entry = Journaled([row], [tag], "8d7c").packed()
+    with tempfile.TemporaryDirectory() as folder:
+        journal = SessionJournal(Path(folder, "7.journal"), Identity(n=16))
+        (seconds,) = best_of(rounds, lambda: journal.append({("content", 0, 1): entry}))
+        journal.close()
+    return Row("journal_ms", seconds * 1e3, "ms", goal=Goal("<=", 1.0))
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--units", type=int, default=1_000_000, help="for units_per_s")
@@ -198,7 +234,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the makespans here")
     args = parser.parse_args()
 
-    rows = [ray_dispatch(args.rounds)]
+    rows = [journal(), ray_dispatch(args.rounds)]
     goals: dict[str, Goal] = {
         "least_loaded": Goal("<=", 1.46),
         "longest_first": Goal("<=", 1.20),
