@@ -1,0 +1,59 @@
+"""Figures in the text are those of benchmarks/results.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(node: Any) -> dict[str, dict[str, Any]]:
+    if isinstance(node, dict) and "what" in node:
+        return {node["what"]: node}
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return {name: row for part in parts for name, row in rows(part).items()}
+
+
+ROWS = rows(json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8")))
+
+
+def text(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_readme_states_the_measured_seconds() -> None:
+    page, rollouts = text("README.md"), ROWS["rollouts"]
+    first = f"{rollouts['peer']:.1f} s"
+    assert f"took {ROWS['first_run_s']['ours']:.0f} s on a 2-core machine" in page
+    assert f"of which rollouts took {first}" in page
+    assert page.count(f"{rollouts['ours']:.1f} s instead of {first}") == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "unit", "scale", "digits"),
+    [
+        *((f"{name}_ratio", "ms", 1000, 0) for name in ("hold", "save", "load", "load_first")),
+        ("bytes_ratio", "MB", 1, 1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["", "_dense"])
+def test_the_table_of_the_store(what: str, unit: str, scale: int, digits: int, kind: str) -> None:
+    row = ROWS[what + kind]
+    ours, peer = (f"{row[side] * scale:.{digits}f} {unit}" for side in ("ours", "peer"))
+    assert f"{ours} / {peer} = **1/{1 / row['ratio']:.1f}**" in text("docs/store.md")
+
+
+def test_the_table_of_merge() -> None:
+    for what, digits in (("packed_ratio", 0), ("list_ratio", 1)):
+        row = ROWS[what]
+        figures = f"{row['ours']:.{digits}f} Mtok/s | {row['peer']:.1f} Mtok/s"
+        assert figures in text("docs/merge.md"), what
+
+
+def test_pages_that_state_the_same_figure_agree() -> None:
+    assert "takes 15.5 CPU seconds without an engine and 28.7 with one" in text("docs/hosts.md")
+    assert "takes 28.7 CPU seconds with the engine and 15.5 without it" in text("README.md")
