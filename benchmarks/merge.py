@@ -1,7 +1,9 @@
 """Prefix-aware merging next to SkyRL's, and what it saves in the update.
 
 packed_ratio  tokens merged per second, in a packed batch of int32 ids, output included
-list_ratio    the same for SkyRL's own dict of Python lists
+list_ratio    the same for SkyRL's own dict of Python lists, whose ids are objects that lie in
+              memory in the order in which they are read
+list_ratio_scattered  the same for ids that lie in random order: both wait for memory, once an id
 update_N      one update (forward, backward) of a small transformer on sessions of N turns: on
               merged rows and, as the peer, on one row per turn
 
@@ -64,6 +66,16 @@ def rollouts(
             out["trajectory_ids"].append(session)
             out["is_last_step"].append(turn == turns - 1)
     return out
+
+
+def scattered(out: dict[str, Any]) -> dict[str, Any]:
+    """Return the same rollouts with the objects of the prompts' ids in random order in memory."""
+    flat = np.concatenate([np.array(row) for row in out["prompt_token_ids"]])
+    order = np.random.default_rng(0).permutation(len(flat))
+    ids = np.empty(len(flat), object)
+    ids[order] = flat[order].tolist()
+    ends = np.cumsum([len(row) for row in out["prompt_token_ids"]])[:-1]
+    return {**out, "prompt_token_ids": [list(row) for row in np.split(ids, ends)]}
 
 
 def packed(out: dict[str, Any]) -> TensorDict:
@@ -134,9 +146,13 @@ def merging(peer: Callable[[dict[str, Any]], dict[str, Any]], rounds: int) -> li
         rounds, lambda: peer(out), lambda: merge_stepwise_output(out), lambda: merge(batch, on)
     )
     million = tokens(out) / 1e6
+    apart = scattered(rollouts(sessions=4, turns=50, prompt=1000, observation=500, response=500))
+    apart_peer_s, apart_s = best_of(2, lambda: peer(apart), lambda: merge_stepwise_output(apart))
+    few = tokens(apart) / 1e6
     return [
         Row("packed_ratio", million / packed_s, "Mtok/s", million / peer_s, Goal(">=", 10)),
         Row("list_ratio", million / list_s, "Mtok/s", million / peer_s, Goal(">=", 2)),
+        Row("list_ratio_scattered", few / apart_s, "Mtok/s", few / apart_peer_s),
     ]
 
 
