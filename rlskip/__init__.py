@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RoleConfig,
         RolloutSkipConfig,
         RolloutTqSkipConfig,
+        RolloutValSkipConfig,
         SkipManagerConfig,
     )
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
@@ -33,6 +34,7 @@ __all__ = [
     "RoleConfig",
     "RolloutSkipConfig",
     "RolloutTqSkipConfig",
+    "RolloutValSkipConfig",
     "SkipAction",
     "SkipManager",
     "SkipManagerConfig",
@@ -48,6 +50,7 @@ _HOME = {
     "RoleConfig": "rlskip.config",
     "RolloutSkipConfig": "rlskip.config",
     "RolloutTqSkipConfig": "rlskip.config",
+    "RolloutValSkipConfig": "rlskip.config",
     "SkipAction": "rlskip.skip",
     "SkipManager": "rlskip.skip",
     "SkipManagerConfig": "rlskip.config",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RoleConfig,
         RolloutSkipConfig,
         RolloutTqSkipConfig,
+        RolloutValSkipConfig,
         SkipManagerConfig,
     )
     from rlskip.config.steps import Steps
@@ -30,6 +31,7 @@ __all__ = [
     "RoleConfig",
     "RolloutSkipConfig",
     "RolloutTqSkipConfig",
+    "RolloutValSkipConfig",
     "SkipManagerConfig",
     "Steps",
 ]

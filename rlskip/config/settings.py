@@ -29,6 +29,7 @@ from rlskip.config.skip import (
     ACTIONS,
     BUILT_IN_ROLES,
     PLANNED_ACTIONS,
+    VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
     SkipManagerConfig,
@@ -132,6 +133,10 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
     parsed(parse_size, shared.max_size, "skip.max_size", problems)
     attach = read_attach(shared.attach, registry, problems)
 
+    replays_validation = shared.validation == "replay"
+    if replays_validation:  # last: it takes its place from the role of training
+        given = node.get(VALIDATION_ROLE) or {}
+        node = {**{k: v for k, v in node.items() if k != VALIDATION_ROLE}, VALIDATION_ROLE: given}
     roles: dict[str, RoleConfig] = {}
     for key, value in node.items():
         if key in shared_keys:
@@ -143,12 +148,29 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
             problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
         else:
             role = read(spec.config, value, f"skip.{key}", problems)
+            if key == VALIDATION_ROLE:
+                if role.enable and not replays_validation:
+                    what = "skip.validation turns it on"
+                    remedy = "set skip.validation=replay"
+                    problems.append(Problem(f"skip.{key}.enable", what, remedy))
+                role.enable = replays_validation
+                _place_beside(roles, role)
             _complete(role, shared, config, key, spec, problems)
             roles[key] = role
     # What is wrong in a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
+    if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
+        on = {}
     return SkipSettings(config, on, attach, node, shared.start_engine or not on)
+
+
+def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:
+    """Give validation the directory of the run that it belongs to, key by key."""
+    training = next((role for role in roles.values() if role.enable), None)
+    for key in ("dump_dir", *_FROM_HOST):
+        if training is not None and getattr(validation, key) is None:
+            setattr(validation, key, getattr(training, key))
 
 
 def _complete(

@@ -20,6 +20,7 @@ PLANNED_ACTIONS = ("random", "empty")
 _actions = {"choices": ACTIONS + PLANNED_ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate", "ignore")}
+_validation = {"choices": ("generate", "replay")}
 _match = {"choices": ("step", "run")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
@@ -114,6 +115,17 @@ class RolloutTqSkipConfig(RoleConfig):
 
 
 @dataclass
+class RolloutValSkipConfig(RoleConfig):
+    """Role `rollout_val`: a call generates a batch of a validation; ``skip.validation`` enables it.
+
+    Steps are the trainer's global steps: 0 before training.
+    """
+
+    # Not inherited: ``skip.steps`` lists steps of training.
+    steps: Any = "all"
+
+
+@dataclass
 class SkipManagerConfig(RoleConfig):
     """The whole `skip` node: keys of :class:`RoleConfig` for all roles, and the roles."""
 
@@ -134,6 +146,9 @@ class SkipManagerConfig(RoleConfig):
     # false: the host starts no inference engine, and on_miss is error in every role.
     start_engine: bool = True
 
+    # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
+    validation: str = field(default="generate", metadata=_validation)
+
     # Functions of third-party code that are stages: role to "package.module:Class.method", to
     # a mapping (rlskip.config.attachments.AttachConfig), or to a list of these.
     attach: dict[str, Any] = field(default_factory=dict)
@@ -141,9 +156,13 @@ class SkipManagerConfig(RoleConfig):
     rollout: RolloutSkipConfig = field(default_factory=RolloutSkipConfig)
     async_rollout: AsyncRolloutSkipConfig = field(default_factory=AsyncRolloutSkipConfig)
     rollout_tq: RolloutTqSkipConfig = field(default_factory=RolloutTqSkipConfig)
+    rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 
-BUILT_IN_ROLES = ("rollout", "async_rollout", "rollout_tq")
+#: The roles whose dumps lie in the run's directory itself.
+TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")
+VALIDATION_ROLE = "rollout_val"
+BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
 
 
 @attrs.frozen

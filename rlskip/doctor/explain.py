@@ -28,7 +28,7 @@ from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
 from rlskip.skip.look_ahead import differences, holes, steps_of
 from rlskip.skip.manager import read_settings
-from rlskip.skip.role import SKIP_REGISTRY
+from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, make_roles
 
 _SHOWN_STEPS = 100_000
 
@@ -50,10 +50,11 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     findings += _attached(settings)
     if roles and is_verls(config):
         findings += _verl(settings, split)
-    for name, role in roles.items():
-        findings += _role(name, role, config)
+    instances = make_roles(roles, config)
+    for skip in instances.values():
+        findings += _role(skip, config)
     if roles:
-        findings += _engine(settings)
+        findings += _engine(settings, instances)
     dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
     for dump_dir in dump_dirs:
         findings += dump_dir_findings(dump_dir)
@@ -198,8 +199,8 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
 # -- what a role would do --------------------------------------------------------------
 
 
-def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
-    skip: Any = SKIP_REGISTRY[name](role, config)
+def _role(skip: Any, config: DictConfig) -> list[Finding]:
+    name, role = skip.role, skip.local_config
     findings = [Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")]
     dumps = Run(skip.directory).dumps()
     sound = [dump for dump in dumps if dump.meta is not None]
@@ -208,7 +209,7 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
         findings.append(Finding(name, WARNING, what, "run rlskip verify to see why"))
     findings += _differences(name, role, skip, sound)
-    listed = _listed(role, config, dumps)
+    listed = _listed(skip, config, dumps)
     there = sorted({dump.step for dump in sound} & set(listed))
     missing = [step for step in listed if step not in set(there)]
     if role.action == "repeat" and sound:
@@ -229,7 +230,7 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
             )
         )
     if role.on_miss == "error":
-        if not there and not missing:
+        if not there and not missing and not skip.serves_validation:
             what = "on_miss=error, and the job would end at the first step: no dump"
             remedy = "generate it once with skip.on_miss=generate"
             findings.append(Finding(name, ERROR, what, remedy))
@@ -240,10 +241,9 @@ def _role(name: str, role: RoleConfig, config: DictConfig) -> list[Finding]:
     return findings
 
 
-def _engine(settings: SkipSettings) -> list[Finding]:
+def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> list[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     config, starts = settings.config, settings.start_engine
-    roles = {name: SKIP_REGISTRY[name](role, config) for name, role in settings.roles.items()}
     if is_verls(config):
         found = problems(config, roles, start_engine=starts)
     else:
@@ -258,14 +258,14 @@ def _engine(settings: SkipSettings) -> list[Finding]:
     return [*findings, Finding("engine", NOTE if found else OK, what)]
 
 
-def _listed(role: RoleConfig, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
-    """The listed steps among those of the run, where its length is known, and those dumped."""
+def _listed(skip: Any, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
+    """The listed steps among those of the run, where they are known, and those dumped."""
     total = look_up(config, "trainer.total_training_steps")
     steps = {dump.step for dump in dumps}
     if isinstance(total, int) and 0 < total <= _SHOWN_STEPS:
-        steps |= set(range(1, total + 1))
+        steps |= set() if skip.serves_validation else set(range(1, total + 1))
         steps = {step for step in steps if step <= total}
-    return sorted(step for step in steps if step in role.steps)
+    return sorted(step for step in steps if step in skip.local_config.steps)
 
 
 def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -> list[Finding]:

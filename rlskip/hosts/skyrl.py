@@ -18,17 +18,20 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.check import look_up
+from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.merge import read_merge
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import CONFIG_VARIABLE, host_config, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
+from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
 
 ROLE = "rollout"
@@ -99,6 +102,8 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             trainer = super().get_trainer(*args, **kwargs)
             if not starts_engine:
                 _send_no_weights(trainer)
+            if "skip" in config:
+                look_ahead(trainer)
             if "merge" in config:
                 merge_turns(trainer, config)
             return trainer
@@ -110,8 +115,9 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     """Make `generator.generate` a stage, configured by ``config["skip"]``.
 
     The step is that of the batch's ``batch_metadata``. The fully async trainer generates ahead of
-    its steps, group by group: there all groups are calls of step 1. Evaluation is never skipped.
-    The generator returns rewards, too, so they are replayed.
+    its steps, group by group: there all groups are calls of step 1. Evaluation is replayed under
+    ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
+    so they are replayed.
 
     Parameters
     ----------
@@ -137,13 +143,20 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     )
     if not is_on(ROLE, config, "SkyRL's trainer"):
         return
-    if not SkipManager.start_engine and cfg.trainer.eval_interval > 0:
+    replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
+    if not SkipManager.start_engine and cfg.trainer.eval_interval > 0 and not replays_eval:
         raise ConfigError(
             "evaluation generates, and skip.start_engine=false",
             "trainer.eval_interval",
-            "set trainer.eval_interval=-1, or skip.start_engine to true",
+            "set trainer.eval_interval=-1, or skip.validation to replay",
         )
     step = _STEP_AHEAD if look_up(cfg, _FULLY_ASYNC) else None
+    if step is not None and replays_eval:
+        raise ConfigError(
+            f"with {_FULLY_ASYNC} evaluation runs among groups of no certain step",
+            "skip.validation",
+            "set skip.validation to generate",
+        )
     if step is not None and step not in SkipManager.skip_instances[ROLE].local_config.steps:
         raise ConfigError(
             f"with {_FULLY_ASYNC} all groups belong to step {step}, which is not listed",
@@ -151,6 +164,40 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             f"set skip.{ROLE}.steps to all",
         )
     generator.generate = _skipping(generator.generate, cfg.generator, step)
+
+
+def look_ahead(trainer: Any) -> None:
+    """Refuse listed steps without a usable dump, all at once, where ``on_miss`` is ``error``.
+
+    Nothing is refused where the steps are not known before: with fully async training, dynamic
+    sampling, and a checkpoint in a place other than a local ``trainer.ckpt_path``.
+
+    Raises
+    ------
+    ConfigError
+        Names the steps.
+    """
+    total = getattr(trainer, "total_training_steps", None)
+    if total is None or look_up(trainer.cfg, _FULLY_ASYNC):
+        return
+    cfg, every = trainer.cfg, trainer.cfg.trainer.eval_interval
+    spans = cfg.trainer.algorithm.dynamic_sampling.type is not None  # batches make up a step
+    if spans or (done := _steps_done(cfg.trainer)) is None:
+        return
+    steps = range(done + 1, total + 1)
+    evaluated = [done] if every > 0 and cfg.trainer.eval_before_train else []
+    evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
+    raise_all(holes(SkipManager.skip_instances, steps, evaluated))
+
+
+def _steps_done(trainer: Any) -> int | None:
+    """The step of the checkpoint that a run resumes from; 0 without one, None if not known."""
+    if trainer.resume_mode in (None, "none"):
+        return 0
+    if trainer.resume_mode != "latest" or "://" in trainer.ckpt_path:
+        return None
+    latest = Path(trainer.ckpt_path, "latest_ckpt_global_step.txt")
+    return int(latest.read_text(encoding="utf-8")) if latest.exists() else 0
 
 
 def merge_turns(trainer: Any, config: Any) -> None:
@@ -249,15 +296,19 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         lacking = needs_logprobs.get() and not output.get("rollout_logprobs")
         return [f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"] if lacking else []
 
-    @SkipManager.annotate(
-        role=ROLE, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=lacks
-    )
-    async def stage(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    async def generate_plainly(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         generated.set(True)
         output = await generate(input_batch, *args, **kwargs)
         # A dump cannot hold SkyRL's class.
         ids = output.get("trajectory_ids")
         return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
+
+    stages = {
+        role: SkipManager.annotate(
+            role=role, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=lacks
+        )(generate_plainly)
+        for role in (ROLE, VALIDATION_ROLE)
+    }
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,13 +317,14 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
             raise AttachError(
                 "the batch has no batch_metadata, which holds the step", "rlskip.hosts.skyrl"
             )
-        if metadata.training_phase != "train":
+        role = ROLE if metadata.training_phase == "train" else VALIDATION_ROLE
+        if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step if step is None else step)
         generated.set(False)
         asked = input_batch.get("sampling_params") or {}
         needs_logprobs.set(asked.get(_LOGPROBS) is not None)
-        output = await stage(input_batch, *args, **kwargs)
+        output = await stages[role](input_batch, *args, **kwargs)
         if not generated.get():
             output = _without_times(output)
         given = input_batch.get("trajectory_ids")

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import Problem, raise_all
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.source import host_config, is_on, read_config
@@ -30,7 +31,6 @@ ROLE = "rollout"
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
 # the same distribution is an equally good sample.
 _SAMPLING = (
-    "num_generations",
     "max_completion_length",
     "temperature",
     "top_p",
@@ -48,7 +48,8 @@ def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a ``GRPOTrainer`` or ``RLOOTrainer``; call this before ``train()``.
 
     Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step has several calls. Evaluation is never skipped.
+    ``gradient_accumulation_steps`` a step has several calls. Evaluation is replayed under
+    ``skip.validation: replay`` only, as role ``rollout_val`` of the step that was trained last.
     ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
     the global random generators.
 
@@ -119,45 +120,55 @@ class _Generation:
 
     trainer: Any
     generate: Callable[..., Any]
-    _stage: Callable[..., Any] = attrs.field(init=False)
+    _stages: dict[str, Callable[..., Any]] = attrs.field(init=False)
     _looked_ahead: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._stage = SkipManager.annotate(
-            role=ROLE,
-            stage="trl.generate",
-            prompts=lambda prompts, *rest: prompts,
-            identity=self._sampling,
-            lacks=self._lacks,
-        )(self._generate_and_record)
+        self._stages = {
+            role: SkipManager.annotate(
+                role=role,
+                stage="trl.generate",
+                prompts=lambda prompts, *rest: prompts,
+                identity=functools.partial(self._sampling, n),
+                lacks=self._lacks,
+            )(self._generate_and_record)
+            for role, n in ((ROLE, "num_generations"), (VALIDATION_ROLE, "num_generations_eval"))
+        }
 
     def __call__(self, *args: Any) -> Any:
-        if not self.trainer.model.training:
+        training = self.trainer.model.training
+        role = ROLE if training else VALIDATION_ROLE
+        if role not in SkipManager.skip_instances:
             return self.generate(*args)
-        step = self.trainer.state.global_step + 1
-        if not self._looked_ahead:
+        step = self.trainer.state.global_step + training
+        if training and not self._looked_ahead:
             self._look_ahead(step)
         SkipManager.set_step(step)
-        done = self._stage(*args)
+        done = self._stages[role](*args)
         # Generated or replayed, it is logged the same way.
-        state, metrics = self.trainer.state, self.trainer._metrics["train"]
+        state, metrics = self.trainer.state, self.trainer._metrics[self._mode]
         state.num_input_tokens_seen += done["num_tokens"]
         metrics["num_tokens"] = [state.num_input_tokens_seen]
         for name, values in done["metrics"].items():
             metrics[name] += values
         return done["output"]
 
+    @property
+    def _mode(self) -> str:
+        return "train" if self.trainer.model.training else "eval"
+
     def _generate_and_record(self, *args: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
         state, metrics = self.trainer.state, self.trainer._metrics
-        logged, seen = metrics["train"], state.num_input_tokens_seen
+        mode = self._mode
+        logged, seen = metrics[mode], state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
-        metrics["train"] = own
+        metrics[mode] = own
         try:
             output = self.generate(*args)
             num_tokens = state.num_input_tokens_seen - seen
         finally:
-            metrics["train"], state.num_input_tokens_seen = logged, seen
+            metrics[mode], state.num_input_tokens_seen = logged, seen
         own.pop("num_tokens", None)  # the sum so far, not what this call adds
         return {"output": output, "metrics": dict(own), "num_tokens": num_tokens}
 
@@ -173,7 +184,7 @@ class _Generation:
         if alone and not irregular:
             raise_all(holes(SkipManager.skip_instances, range(first, last + 1, every)))
 
-    def _sampling(self, *_: Any) -> dict[str, Any]:
+    def _sampling(self, n: str, *_: Any) -> dict[str, Any]:
         trainer = self.trainer
         template = getattr(trainer, "chat_template", None) or getattr(
             getattr(trainer, "processing_class", None), "chat_template", None
@@ -184,7 +195,7 @@ class _Generation:
             "chat_template": template and fingerprint(template),
         }
         return {
-            **{name: getattr(trainer.args, name, None) for name in _SAMPLING},
+            **{name: getattr(trainer.args, name, None) for name in (n, *_SAMPLING)},
             # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
             "use_vllm": bool(getattr(trainer, "use_vllm", False)),
             **{name: value for name, value in more.items() if value},
@@ -237,6 +248,8 @@ def _check_without_engine(trainer: Any) -> None:
             "skip.start_engine=false",
             "make the trainer within `with rlskip.hosts.trl.attached(config):`",
         )
+    if VALIDATION_ROLE in SkipManager.skip_instances:
+        return
     args = trainer.args
     evaluates = {
         "eval_strategy": getattr(args.eval_strategy, "value", args.eval_strategy) != "no",
@@ -244,7 +257,11 @@ def _check_without_engine(trainer: Any) -> None:
     }
     raise_all(
         [
-            Problem(key, "evaluation generates, and skip.start_engine=false", f"set {key}={off}")
+            Problem(
+                key,
+                "evaluation generates, and skip.start_engine=false",
+                f"set {key}={off}, or skip.validation to replay",
+            )
             for (key, on), off in zip(evaluates.items(), ("'no'", "False"), strict=True)
             if on
         ]
@@ -253,9 +270,10 @@ def _check_without_engine(trainer: Any) -> None:
 
 def _restore_rng_by_default() -> None:
     node = (SkipManager.settings and SkipManager.settings.node) or {}
-    given = [place.get("restore_rng") for place in (node, node.get(ROLE) or {})]
-    if given == [None, None]:
-        SkipManager.skip_instances[ROLE].local_config.restore_rng = True
+    for role in SkipManager.skip_instances.keys() & {ROLE, VALIDATION_ROLE}:
+        given = [place.get("restore_rng") for place in (node, node.get(role) or {})]
+        if given == [None, None]:
+            SkipManager.skip_instances[role].local_config.restore_rng = True
 
 
 def _full_config(config: Any, trainer: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlskip._version import __version__
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of, plain
 from rlskip.config.check import look_up
-from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig
+from rlskip.config.skip import TRAINING_ROLES, RoleConfig
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip import config_copy
@@ -68,7 +68,7 @@ class DumpingSkip(BaseSkip):
         # A host without such a number still gets a directory of its own.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
         self.directory = run_directory(c.dump_dir, c.experiment_name, c.project_name, *shape)
-        if self.role not in BUILT_IN_ROLES:
+        if self.role not in TRAINING_ROLES:
             self.directory /= self.role
             refuse_links(self.directory)
         #: The part of the identity that the config decides. It is read now, as the config is copied
@@ -134,12 +134,13 @@ class DumpingSkip(BaseSkip):
     def _read_conditions(self) -> Identity:
         """The part of the identity that the config decides."""
         c, config = self.local_config, self.global_config
+        sampling = sampling_of(config, validation=self.serves_validation)
         return Identity(
             role=self.role,
-            n=c.n,
+            n=sampling.pop("n", c.n),
             prompt_len=c.prompt_len,
             response_len=c.response_len,
-            sampling=sampling_of(config),
+            sampling=sampling,
             extra={key: value_at(config, key, f"skip.{self.role}") for key in c.identity or ()},
             model=look_up(config, MODEL),
             versions={**_versions(), **engine_of(config)},
@@ -214,7 +215,11 @@ class DumpingSkip(BaseSkip):
                 "rlskip: a call of step %d replayed from %s of the run (match=run), %s, %s",
                 step, found, source, made,
             )  # fmt: skip
-        self._warn_once("off-policy", "replayed rollouts are off-policy for the present weights")
+        if self.serves_validation:
+            what = "replayed validation does not show how the weights have changed since"
+        else:
+            what = "replayed rollouts are off-policy for the present weights"
+        self._warn_once("off-policy", what)
         self._log_changes(meta)
 
     def _log_changes(self, meta: DumpMeta) -> None:
@@ -256,7 +261,7 @@ class DumpingSkip(BaseSkip):
         if "shapes" in self._warned:
             return
         self._warned.add("shapes")
-        ours = self.directory if self.role in BUILT_IN_ROLES else self.directory.parent
+        ours = self.directory if self.role in TRAINING_ROLES else self.directory.parent
         mine = _SHAPE.fullmatch(ours.name)
         try:
             siblings = sorted(path for path in ours.parent.iterdir() if path != ours)

@@ -11,6 +11,7 @@ import attrs
 from rlskip.config.check import Problem, look_up
 from rlskip.config.steps import compact
 from rlskip.skip.dumping import DumpingSkip
+from rlskip.skip.queue_dumping import QueueDumping
 from rlskip.skip.role import BaseSkip, SkipAction
 from rlskip.store import DumpError, Identity, StepStore
 
@@ -28,7 +29,7 @@ def not_replayable(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
         return list(steps)
     # The role's own store asks torch.distributed for its rank, which is known only later.
     store = StepStore(skip.directory)
-    part = 0 if skip.role == "rollout_tq" else None
+    part = 0 if isinstance(skip, QueueDumping) else None
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match == "run":
         found = store.nearest(0, part) is not None
@@ -55,15 +56,21 @@ def differences(skip: DumpingSkip, made: Identity) -> list[str]:
     return list(now.differences(made)[0])
 
 
-def holes(roles: Mapping[str, BaseSkip], steps: Iterable[int]) -> list[Problem]:
-    """A problem for each role that lists steps which it can neither replay nor generate."""
+def holes(
+    roles: Mapping[str, BaseSkip], steps: Iterable[int], validated: Iterable[int] = ()
+) -> list[Problem]:
+    """A problem for each role that lists steps which it can neither replay nor generate.
+
+    The steps of validation are `validated`, as far as they are known.
+    """
     problems = []
     for role, skip in roles.items():
         local = skip.local_config
         # Under `match: run` the dump of another step may serve.
         if local.on_miss != "error" or local.match == "run" or skip.support_online_step:
             continue
-        listed = [step for step in steps if step in local.steps]
+        due = validated if skip.serves_validation else steps
+        listed = [step for step in due if step in local.steps]
         missing = not_replayable(skip, listed)
         if missing and isinstance(skip, DumpingSkip):
             what = f"steps {compact(missing)} have no usable dump in {skip.directory}"

@@ -20,7 +20,7 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.guard import Guard, before_init, refusing
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, role_specs
+from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, make_roles, role_specs
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
 from rlskip.skip.writable import check_writable, refuse_shared_directories
 
@@ -133,10 +133,7 @@ class SkipManager:
             if local_config.background_write == "auto":
                 local_config.background_write = flush_at_end
         # The roles first: they read the config as the user gave it.
-        instances = {
-            role: SKIP_REGISTRY[role](local_config, settings.config)
-            for role, local_config in roles.items()
-        }
+        instances = make_roles(roles, settings.config)
         refuse_shared_directories(instances)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
         if check_dump_dir:
@@ -401,7 +398,9 @@ def _eligible_call(
     step = SkipManager.step
     if skip.observes(stage):
         return -1 if step is None else step, call
-    if skip.role in inside.get() or is_validation(call.prompts):
+    if skip.role in inside.get():
+        return None
+    if is_validation(call.prompts) and not skip.serves_validation:
         return None
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)

@@ -127,7 +127,7 @@ class QueueDumping(DumpingSkip):
             "keys": part.keys,
             "fields": part.fields,
         }
-        n = self.local_config.n
+        n = self.conditions.n
         info = {
             **self._info(call, part.fields),
             "part": mine,
@@ -147,6 +147,8 @@ class QueueDumping(DumpingSkip):
             if meta.info.get("part") == mine:
                 break
             number += 1  # another took this number meanwhile
+        # What this visit generated serves none of its later batches.
+        submitted.served |= {(number, index) for index in range(len(part.groups))}
         call.record("dumped", step=part.step, bytes=self.store.size_of(meta))
 
     # -- the dump's parts, and the queue -----------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rlskip.config.skip import RoleConfig, RoleSpec
@@ -50,6 +50,9 @@ class BaseSkip(ABC):
     #: else its step is the one that ``SkipManager.set_step`` set last.
     support_online_step: ClassVar[bool] = False
 
+    #: Whether the role concerns batches of validation, which pass all others by.
+    serves_validation: ClassVar[bool] = False
+
     #: Keyword options of ``annotate`` of this role, besides prompts and identity.
     stage_options: ClassVar[frozenset[str]] = frozenset()
 
@@ -60,6 +63,11 @@ class BaseSkip(ABC):
     def __init__(self, local_config: Any, global_config: Any) -> None:
         self.local_config = local_config
         self.global_config = global_config
+
+    @classmethod
+    def beside(cls, roles: Collection[str]) -> type[BaseSkip]:
+        """The class to use where these `roles` are on."""
+        return cls
 
     def is_enabled(self) -> bool:
         return bool(self.local_config.enable)
@@ -178,6 +186,11 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
         return cls
 
     return decorate
+
+
+def make_roles(roles: Mapping[str, RoleConfig], config: Any) -> dict[str, BaseSkip]:
+    """The instances of these `roles`, each with its own config and the whole one."""
+    return {name: SKIP_REGISTRY[name].beside(roles)(local, config) for name, local in roles.items()}
 
 
 def role_specs() -> dict[str, RoleSpec]:

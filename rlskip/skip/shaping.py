@@ -133,10 +133,11 @@ NOT_COMPARED: dict[str, tuple[str, ...]] = {
 """A change goes unnoticed. So do all keys with ``timeout`` in their name, and ``_target_``."""
 
 
-def sampling_of(config: Any) -> dict[str, Any]:
+def sampling_of(config: Any, *, validation: bool = False) -> dict[str, Any]:
     """The compared keys of a config with their values, as an identity holds them.
 
-    Names are relative to the rollout node, where most are; values that are None are left out.
+    Names are relative to the rollout node, where most are; values that are None are left out. For
+    `validation` the keys of ``val_kwargs`` replace those of the same name, and add `n`.
     """
     found: dict[str, Any] = {}
     for node, names in COMPARED.items():
@@ -145,6 +146,9 @@ def sampling_of(config: Any) -> dict[str, Any]:
             for leaf, value in leaves(look_up(config, key), key):
                 if value is not None and not leaf.endswith("._target_"):
                     found[leaf.removeprefix(f"{ROLLOUT}.")] = value
+    if validation:
+        own = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
+        found |= {name: value for name, value in own if name and name != "_target_"}
     return found
 
 

@@ -17,6 +17,7 @@ from rlskip.config import (
     RoleConfig,
     RolloutSkipConfig,
     RolloutTqSkipConfig,
+    RolloutValSkipConfig,
     SkipManagerConfig,
 )
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
@@ -34,6 +35,7 @@ REGISTRY = {
     "rollout": RoleSpec(RolloutSkipConfig),
     "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
     "rollout_tq": RoleSpec(RolloutTqSkipConfig),
+    "rollout_val": RoleSpec(RolloutValSkipConfig),
     "critic": RoleSpec(CriticConfig, ("cache",)),
 }
 
@@ -77,9 +79,11 @@ def test_roles_and_shared_keys_have_the_same_names() -> None:
     assert {f.name for f in dataclasses.fields(RoleConfig)} == shared - {
         "attach",
         "start_engine",
+        "validation",
         "rollout",
         "async_rollout",
         "rollout_tq",
+        "rollout_val",
     }
 
 
@@ -177,9 +181,34 @@ def test_a_custom_role_with_its_own_dataclass() -> None:
     assert 1 in role.steps
 
 
+def test_validation_is_a_role_beside_the_one_of_training() -> None:
+    skip = {"steps": [1], "on_miss": "error", "validation": "replay"}
+    training = {"enable": True, "dump_dir": "/d"}
+    config = {**HOST, "data": {"train_batch_size": 4, "gen_batch_size": 1}}
+    roles = read_roles({**config, "skip": {**skip, "rollout_tq": training}}, REGISTRY)
+    assert list(roles) == ["rollout_tq", "rollout_val"]
+    role = roles["rollout_val"]
+    assert (0 in role.steps, role.on_miss) == (True, "error")
+    assert (role.dump_dir, role.gbs) == ("/d", 4), "those of rollout_tq"
+    own = {"rollout_val": {"dump_dir": "/v", "steps": "2-4"}}
+    role = read_roles({"skip": {**own, **skip, "rollout": training}}, REGISTRY)["rollout_val"]
+    assert (role.dump_dir, str(role.steps)) == ("/v", "2-4")
+    for off in ({**skip}, {**skip, "validation": "generate", "rollout": training}):
+        assert "rollout_val" not in read_roles({"skip": off}, REGISTRY)
+
+
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
+        (
+            {"validation": "repaly"},
+            "'repaly' is not one of generate, replay, did you mean 'replay'?",
+        ),
+        ({"rollout": {"validation": "replay"}}, "skip.rollout.validation: unknown key"),
+        (
+            {"rollout_val": {"enable": True}},
+            "skip.rollout_val.enable: skip.validation turns it on\n  -> set skip.validation=replay",
+        ),
         ({"stepz": 1}, "skip.stepz: unknown key\n  -> did you mean skip.steps?"),
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"enable": True}}, "@register_skip('reward')"),

@@ -185,6 +185,37 @@ def test_it_says_which_steps_would_be_replayed(
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 
 
+VALIDATES = """{experiment_name: e, project_name: p, total_training_steps: 2, resume_mode: disable,
+  val_before_train: true, test_freq: 2}
+data: {train_batch_size: 4, max_prompt_length: 3, max_response_length: 5}
+"""
+
+
+def test_it_says_whether_validation_needs_an_engine(
+    explain: Callable[..., Any], make_app: Callable[..., Any]
+) -> None:
+    app = make_app(config=VERL + VALIDATES, task="raise SystemExit('it was run')")
+    save(app.folder, 1, 2)
+    arguments = ("+skip=rollout_replay", "skip.dump_dir=dumps")
+    generates = explain(*arguments, app=app)
+    assert len(errors(generates)) == 2
+    assert "trainer.val_before_train: validation generates" in errors(generates)[0]
+    assert "the job refuses to start" in said_of(generates, "engine")
+    arguments += ("skip.validation=replay",)
+    (error,) = errors(explain(*arguments, app=app))
+    assert error.startswith("engine: skip.rollout_val.on_miss=error: steps 0,2 have no usable dump")
+    for step in (0, 2):
+        StepStore(app.folder / DUMPS / "rollout_val").save(step, [step])
+    replays = explain(*arguments, app=app)
+    assert errors(replays) == []
+    assert said_of(replays, "engine") == "no inference engine will be started"
+    assert "steps 0,2 have dumps and would be replayed" in said_of(replays, "rollout_val")
+    engine = explain("+skip=rollout_cache", *arguments[1:], app=app)
+    assert "an inference engine will be started: skip.start_engine is true" in said_of(
+        engine, "engine"
+    )
+
+
 def test_it_says_how_the_config_differs_from_the_dumps(
     explain: Callable[..., Any], make_app: Callable[..., Any]
 ) -> None:

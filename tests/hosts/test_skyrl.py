@@ -301,6 +301,55 @@ def test_no_engine_is_started_and_no_weights_are_sent(
     assert sent == []
 
 
+def test_evaluation_is_replayed_as_a_role_of_its_own(make: Any, batch: Any, tmp_path: Path) -> None:
+    seen = []
+    for start_engine in (True, False):
+        config = on(tmp_path, validation="replay", start_engine=start_engine)
+        trainer = make(config, **{"trainer.eval_interval": 1})
+        for step in (0, 1):
+            if step:
+                train(trainer, batch, steps=(step,))
+            evaluate = trainer.generator.generate
+            seen += [asyncio.run(evaluate(batch(step, "eval")[0])) for _ in range(2)]
+        calls = [("eval", 0), ("eval", 0), ("train", 1), ("eval", 1), ("eval", 1)]
+        assert trainer.generator.calls == (calls if start_engine else [])
+    [first, second] = ([out["response_ids"] for out in half] for half in (seen[:4], seen[4:]))
+    assert first == second
+    assert first[0] != first[1], "each call has a dump of its own"
+    where = {str(d.parent.relative_to(tmp_path / "dumps")).split("/", 2)[2]
+             for d in (tmp_path / "dumps").rglob("gen_batch.dp")}  # fmt: skip
+    validation = {f"rollout_val/{step}{call}" for step in (0, 1) for call in ("", "/1")}
+    assert where == {"1", *validation}
+
+
+def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
+    make: Any, batch: Any, tmp_path: Path
+) -> None:
+    def refused(total: int | None, **how: Any) -> str:
+        config = on(tmp_path, validation="replay", start_engine=False)
+        trainer = make(config, **{"trainer.eval_interval": 2, **how})
+        trainer.total_training_steps = total
+        try:
+            host.look_ahead(trainer)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    train(make(on(tmp_path)), batch, steps=(1, 2, 4))
+    latest = tmp_path / "latest_ckpt_global_step.txt"
+    resume = {"trainer.ckpt_path": str(tmp_path)}
+    said = refused(5, **resume)
+    assert "skip.rollout.on_miss=error: steps 3,5 have no usable dump in" in said
+    assert "skip.rollout_val.on_miss=error: steps 0-4:2,5 have no usable dump in" in said
+    latest.write_text("3")
+    said = refused(5, **resume)
+    assert "steps 5 have no usable dump" in said
+    assert "skip.rollout_val.on_miss=error: steps 3-5 have" in said
+    assert refused(None, **resume) == ""
+    assert refused(5, **{"trainer.ckpt_path": "s3://bucket/run"}) == ""
+    assert refused(5, **{**resume, "trainer.algorithm.dynamic_sampling.type": "filter"}) == ""
+
+
 def test_evaluation_without_an_engine_is_refused(make: Any, tmp_path: Path) -> None:
     skip = {"start_engine": False, "dump_dir": str(tmp_path), "rollout": {"enable": True}}
     with pytest.raises(ConfigError, match="evaluation generates") as error:

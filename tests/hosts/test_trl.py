@@ -29,6 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "with_evaluation": {
         "args": {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8}
     },
+    "replayed_evaluation": {
+        "args": {
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            "eval_on_start": True,
+            "per_device_eval_batch_size": 8,
+        }
+    },
     "with_checkpoints": {"args": {"save_strategy": "steps", "save_steps": 2}},
     "rloo": {"trainer": "rloo", "args": {"beta": 0.0}},
     "rollout_func": {"rollout_func": True, "reward": "first_token"},
@@ -70,6 +78,7 @@ def run(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
 
 def skip(name: str, **more: Any) -> dict[str, Any]:
+    more = {"validation": "replay", **more} if name == "replayed_evaluation" else more
     return {"dump_dir": f"dumps/{name}", "rollout": {"enable": True}, **more}
 
 
@@ -135,7 +144,8 @@ def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Res
     assert ("my_metric" in steps[0]) == (reward == "different_words")
     assert first["generated"] == bare["generated"]
     assert bare["generated"]["train"] == CALLS.get(name, 4)
-    assert second["generated"] == {"train": 0, "eval": bare["generated"]["eval"]}
+    evaluated = 0 if name == "replayed_evaluation" else bare["generated"]["eval"]
+    assert second["generated"] == {"train": 0, "eval": evaluated}
     assert second["rewarded"] == bare["rewarded"], "rewards are computed, not replayed"
 
 

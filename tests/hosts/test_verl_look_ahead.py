@@ -59,21 +59,51 @@ def test_all_that_would_generate_is_named_at_once(verl: Callable[..., DictConfig
     said = refused(
         verl(
             "skip.steps=[1,2,3]", "trainer.val_before_train=true", "trainer.test_freq=5",
-            "trainer.val_only=true", dumped=(1, 3),
+            dumped=(1, 3),
         )
     )  # fmt: skip
-    assert said.startswith("5 problems")
+    assert said.startswith("4 problems")
     for problem in (
         "skip.rollout.on_miss=error: steps 2 have no usable dump in",
         "'skip.steps=\"1,3\"'",
         "trainer.val_before_train: validation generates, and skip.start_engine=false",
         "set trainer.val_before_train=False",
-        "set trainer.test_freq=-1",
-        "set trainer.val_only=False",
+        "set trainer.test_freq=-1, or skip.validation=replay",
         "skip.rollout.steps: steps 4 are not listed and would generate",
         "set 'skip.steps=\"1-4\"'",
     ):
         assert problem in said
+
+
+VALIDATES = ("trainer.val_before_train=true", "trainer.test_freq=3", "skip.validation=replay")
+
+
+def test_validation_needs_a_dump_at_each_step_that_validates(
+    verl: Callable[..., DictConfig],
+) -> None:
+    config = verl(*VALIDATES)
+    SkipManager.store("rollout_val").save(3, [3])
+    problem = refused(config)
+    assert problem.startswith("skip.rollout_val.on_miss=error: steps 0,4 have no usable dump in")
+    for step in (0, 4):
+        SkipManager.store("rollout_val").save(step, [step])
+    before_workers(config, 4)
+    assert is_chosen(config)
+    unlisted = verl(*VALIDATES, "skip.rollout_val.steps=[0,3]")
+    assert "skip.rollout_val.steps: steps 4 are not listed" in refused(unlisted)
+    assert "set skip.rollout_val.steps=all" in refused(unlisted)
+
+
+def test_a_run_that_only_validates_needs_no_dump_of_training(
+    verl: Callable[..., DictConfig],
+) -> None:
+    assert "set trainer.val_only=False" in refused(verl("trainer.val_only=true", dumped=()))
+    config = verl(*VALIDATES, "trainer.val_only=true", dumped=())
+    assert "steps 0 have no usable dump" in refused(config)
+    SkipManager.store("rollout_val").save(0, [0])
+    before_ray(config)
+    before_workers(config, 4)
+    assert is_chosen(config)
 
 
 @pytest.mark.parametrize(

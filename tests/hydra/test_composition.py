@@ -18,6 +18,7 @@ from rlskip.config import (
     RoleConfig,
     RolloutSkipConfig,
     RolloutTqSkipConfig,
+    RolloutValSkipConfig,
     SkipManagerConfig,
 )
 from rlskip.config.settings import read_skip
@@ -31,6 +32,7 @@ REGISTRY = {
     "rollout": RoleSpec(RolloutSkipConfig),
     "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
     "rollout_tq": RoleSpec(RolloutTqSkipConfig),
+    "rollout_val": RoleSpec(RolloutValSkipConfig),
 }
 
 Compose = Callable[..., DictConfig]
@@ -314,6 +316,7 @@ def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
     expected = dataclasses.asdict(SkipManagerConfig())
     for name in REGISTRY:
         expected[name] = {"enable": expected[name]["enable"]}
+    expected["rollout_val"] = {"steps": "all"}  # skip.validation enables it
     assert schema == expected
     listed = "defaults:\n  - rlskip_schema/skip\n  - skip: rollout_cache\n  - _self_\n"
     full, short = composed(listed), composed("a: 1\n", "+skip=rollout_cache")

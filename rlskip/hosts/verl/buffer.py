@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
 from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.hosts.verl.names import FILTER, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, split_session, split_trajectory
+from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_session, split_trajectory
 from rlskip.queue import to_rows
 from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
 from rlskip.skip import SkipManager
@@ -24,6 +25,15 @@ from rlskip.skip import SkipManager
 _SYNC = "sync"
 _REJECTED = "_dapo_filtered_reward_counts"
 _REWARD = "reward"  # verl's name for the sum of a row's scores
+
+
+# By partition: the sampling that the role of training, or that of validation, observes.
+_SAMPLE: dict[str, Callable[..., Any]] = {
+    partition: SkipManager.annotate(role=role, phase="sample", queue=lambda *_: run_queue())(
+        ReplayBuffer.sample
+    )
+    for partition, role in ((TRAIN, "rollout_tq"), (VAL, VALIDATION_ROLE))
+}
 
 
 class FailClosedReplayBuffer:
@@ -89,9 +99,9 @@ class FailClosedReplayBuffer:
         self, global_steps: int, partition_id: str, batch_size: int | None = None
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
         """As :meth:`rlskip.replay.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
-        batch, metrics = self._sample(
-            global_steps, partition_id, None if self._whole_steps else batch_size
-        )
+        sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
+        size = None if self._whole_steps else batch_size
+        batch, metrics = sample(self._buffer, global_steps, partition_id, size)
         self._delete_all_but(batch.keys, batch.extra_info.pop(ROLLOUT_ROOT_KEYS), partition_id)
         if self._buffer.rejected:  # verl's trainer logs a table of these
             metrics[_REJECTED] = dict(self._buffer.rejected)
@@ -100,10 +110,6 @@ class FailClosedReplayBuffer:
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
         """The number of groups that could be sampled now."""
         return self._buffer.get_sampleable_count(global_steps, partition_id)
-
-    @SkipManager.annotate(role="rollout_tq", phase="sample", queue=lambda *_: run_queue())
-    def _sample(self, *which: Any) -> Any:
-        return self._buffer.sample(*which)
 
     def _delete_all_but(self, rows: list[str], uids: list[str], partition_id: str) -> None:
         """Delete the sampled prompts' roots, markers and other rows; verl deletes only `rows`."""

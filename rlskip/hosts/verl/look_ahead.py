@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.config.steps import compact
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.skip import SkipManager
@@ -49,8 +50,11 @@ def problems(
         The number of the last step; None: ``trainer.total_training_steps``, if it is set.
     """
     total = total or look_up(config, TOTAL_STEPS)
-    steps = range(_first_step(config), total + 1) if total else range(0)
-    found = holes(roles, steps)
+    first = _first_step(config)
+    trains = total and not look_up(config, "trainer.val_only")
+    steps = list(range(first, total + 1)) if trains else []
+    validated = _validated(config, first, steps)
+    found = holes(roles, steps, validated)
     if start_engine:
         return found
     if look_up(config, "async_training") is not None:
@@ -64,19 +68,29 @@ def problems(
     if look_up(config, key) is False:
         what = "the engine is on GPUs of its own"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
-    found += [
-        Problem(key, f"validation generates, and {_ENGINE}", f"set {key}={off}")
-        for key, validates, off in _VALIDATES
-        if validates(look_up(config, key))
-    ]
+    if VALIDATION_ROLE not in roles:
+        found += [
+            Problem(
+                key,
+                f"validation generates, and {_ENGINE}",
+                f"set {key}={off}, or skip.validation=replay",
+            )
+            for key, validates, off in _VALIDATES
+            if validates(look_up(config, key))
+        ]
     for role, skip in roles.items():
-        unlisted = [step for step in steps if step not in skip.local_config.steps]
-        if unlisted:
-            what = f"steps {compact(unlisted)} are not listed and would generate, and {_ENGINE}"
-            remedy = f"set 'skip.steps=\"{compact(list(steps))}\"'"
+        due = validated if skip.serves_validation else steps
+        unlisted = [step for step in due if step not in skip.local_config.steps]
+        if not unlisted:
+            continue
+        what = f"steps {compact(unlisted)} are not listed and would generate, and {_ENGINE}"
+        if skip.serves_validation:
+            remedy = f"set skip.{role}.steps=all"
+        else:
+            remedy = f"set 'skip.steps=\"{compact(steps)}\"'"
             if unlisted[0] > steps[0]:
                 remedy += f", or train fewer steps: {TOTAL_STEPS}={unlisted[0] - 1}"
-            found.append(Problem(f"skip.{role}.steps", what, remedy))
+        found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found
 
 
@@ -111,6 +125,13 @@ def before_workers(config: Any, total: int | None) -> None:
     raise_all(problems(config, SkipManager.skip_instances, start_engine=start_engine, total=total))
     if not start_engine:
         choose(config)
+
+
+def _validated(config: Any, first: int, steps: Sequence[int]) -> list[int]:
+    """The steps at which verl validates, of a run that trains `steps`."""
+    before = [first - 1] if look_up(config, "trainer.val_before_train") is not False else []
+    every = look_up(config, "trainer.test_freq") or 0
+    return before + [s for s in steps if every > 0 and (s % every == 0 or s == steps[-1])]
 
 
 def _first_step(config: Any) -> int:

@@ -26,13 +26,15 @@ _INFO = "reward_extra_info"
 _TENSORS = ("prompts", "responses", "input_ids", "position_ids")
 
 
-def score_replayed(uids: Sequence[str], queue: TrajectoryQueue, workers: Sequence[Any]) -> None:
-    """As :func:`score_again`, for those of these training prompts that were replayed."""
-    listing = queue.list(TRAIN)
+def score_replayed(
+    uids: Sequence[str], queue: TrajectoryQueue, workers: Sequence[Any], partition: str = TRAIN
+) -> None:
+    """As :func:`score_again`, for those of these prompts that were replayed."""
+    listing = queue.list(partition)
     replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
     keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
     if keys:
-        score_again(keys, TRAIN, queue, workers)
+        score_again(keys, partition, queue, workers)
 
 
 def score_again(

@@ -6,7 +6,8 @@ Seam                                              What rlskip does there
 ``AgentLoopManager.__init__``                     :func:`begin`: it gets the whole config, in
                                                   every trainer of every release
 ``AgentLoopManager.generate_sequences``           role ``rollout``: the V0 trainers call it once a
-                                                  step or, with dynamic sampling, several times
+                                                  step or, with dynamic sampling, several times;
+                                                  role ``rollout_val``: a batch of validation
 ``RayPPOTrainer.init_workers``                    :func:`begin` and :func:`before_workers`, as the
                                                   number of steps is known; the trainer object is
                                                   remembered: trainers that never state the step
@@ -34,6 +35,7 @@ from typing import Any
 
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
@@ -52,6 +54,9 @@ _KEY = "rlskip.verl"
 
 # The config that is installed in this process.
 _installed: Any = None
+
+# The step that verl's trainer stated last (0.9).
+_stated: int | None = None
 
 # The trainer that made its workers last, and the step that it counted at its last call; the step
 # is None where the trainer states its steps itself.
@@ -80,9 +85,10 @@ def begin(config: Any) -> None:
     ConfigError
         Names every problem of the `skip` node, or the acknowledgement cannot be written.
     """
-    global _installed
+    global _installed, _stated
     if _installed is config:
         return
+    _stated = None
     find_job()
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
@@ -104,9 +110,10 @@ def next_step(step: int) -> None:
     NotInstalledError
         A role was not called: this trainer has no stage for it, or rlskip does not know the stage.
     """
-    before = SkipManager.step
+    global _stated
+    before, _stated = _stated, step
     for role, skip in SkipManager.skip_instances.items():
-        if before is None or skip.support_online_step:
+        if before is None or skip.support_online_step or skip.serves_validation:
             continue
         if before in skip.local_config.steps and not SkipManager.was_called(role):
             raise NotInstalledError(
@@ -195,14 +202,17 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
         refuse_to_generate(getattr(self, "config", None), prompts)
         return await theirs(self, prompts)
 
-    stage = rollout_stage("rollout")(generate)
+    stages = {role: rollout_stage(role)(generate) for role in ("rollout", VALIDATION_ROLE)}
 
-    @functools.wraps(stage)
+    @functools.wraps(generate)
     async def generate_sequences(self: Any, prompts: Any) -> Any:
-        if not is_validation(prompts):
+        validates = is_validation(prompts)
+        replayable = VALIDATION_ROLE in SkipManager.skip_instances
+        role = VALIDATION_ROLE if validates and replayable else "rollout"
+        if replayable or not validates:
             _set_step_of(prompts)
-        rollouts = await stage(self, prompts)
-        if _lacks_scores(self, rollouts):
+        rollouts = await stages[role](self, prompts)
+        if _lacks_scores(self, rollouts, role):
             await asyncio.to_thread(_score, self, prompts, rollouts)
         return rollouts
 
@@ -242,12 +252,12 @@ def _set_step_of(prompts: Any) -> None:
         SkipManager.set_step(step)
 
 
-def _lacks_scores(manager: Any, rollouts: Any) -> bool:
+def _lacks_scores(manager: Any, rollouts: Any, role: str) -> bool:
     """Whether a replay left out, as configured, scores that verl's workers give while generating.
 
     With a reward model on the rollouts' own GPUs verl itself scores what has no scores yet.
     """
-    skip = SkipManager.skip_instances.get("rollout")
+    skip = SkipManager.skip_instances.get(role)
     return (
         skip is not None
         and SCORES in (skip.local_config.drop_fields or [])

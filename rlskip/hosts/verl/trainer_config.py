@@ -16,7 +16,7 @@ from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, look_up, node_of, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
-from rlskip.config.skip import RoleConfig
+from rlskip.config.skip import VALIDATION_ROLE, RoleConfig
 from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
@@ -74,10 +74,12 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     elif main == MAIN_PPO_SYNC:
         trainer = "verl's main_ppo_sync"
         problems = _roles_not_called(roles, "rollout_tq", trainer)
-        raise_all(problems + _needs_engine(config, trainer))
+        problems += _needs_engine(config, trainer)
+        raise_all(problems + _validation_generates(roles, trainer))
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
-        raise_all(_roles_not_called(roles, "async_rollout"))
+        problems = _roles_not_called(roles, "async_rollout")
+        raise_all(problems + _validation_generates(roles, "the fully async application"))
     elif look_up(config, "trainer.use_v1"):
         plug_in(config, roles)
     elif lacks(SERVERS):
@@ -192,6 +194,13 @@ def _needs_engine(config: DictConfig, trainer: str) -> list[Problem]:
         return []
     what = f"{trainer} always starts its engine"
     return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
+
+
+def _validation_generates(roles: Roles, trainer: str) -> list[Problem]:
+    """A trainer whose validation cannot be replayed."""
+    what = f"{trainer} has no stage for validation, which would generate"
+    remedy = "set skip.validation=generate"
+    return [Problem("skip.validation", what, remedy)] if VALIDATION_ROLE in roles else []
 
 
 def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:

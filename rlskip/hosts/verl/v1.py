@@ -8,13 +8,16 @@ Seams, each wrapped when verl imports its module:
 ``PPOTrainer._init_dataloader``
     The number of steps is known: steps without a dump are refused, an engine is left out.
 ``PPOTrainer._submit_batch_to_rollout``
-    Role ``rollout_tq``, phase submit: the last place that sees the prompts. Validation does not
-    pass here, so it is never skipped. Under ``algorithm.filter_groups`` a batch to replay is
-    enlarged by the prompts that replaced filtered ones when its dump was made; what is submitted
-    at the same step after that is a refill. Replayed rows without scores are scored.
+    Role ``rollout_tq``, phase submit: the last place that sees the prompts. Under
+    ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced filtered
+    ones when its dump was made; what is submitted at the same step after that is a refill. Replayed
+    rows without scores are scored.
+``PPOTrainer.fit``
+    Role ``rollout_val``, phase submit: the agent-loop manager that the trainer gets, of any class,
+    submits validation by a stage. A step's first batch may be a mismatch; the others are refills.
 ``ReplayBuffer._materialize_batch``
-    Role ``rollout_tq``, phase sample: the last place that sees the roots. verl deletes them
-    before its own ``sample`` returns.
+    Role ``rollout_tq``, and in verl's partition ``val`` role ``rollout_val``, phase sample: the
+    last place that sees the roots. verl deletes them before its own ``sample`` returns.
 ``ReplayBuffer._clear_groups``
     Role ``rollout_tq``, phase evict: filtered, failed, stale and surplus groups.
 ``ReplayBuffer._select_prompt_uids``
@@ -39,6 +42,7 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import wrap
 from rlskip.hosts.verl.look_ahead import before_workers
@@ -67,6 +71,7 @@ def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
     wrap(f"{V1}.trainer_base:PPOTrainer.__init__", _beginning, key=_KEY)
     wrap(f"{V1}.trainer_base:PPOTrainer._init_dataloader", _loading, key=_KEY)
+    wrap(f"{V1}.trainer_base:PPOTrainer.fit", _fitting, key=_KEY)
     wrap(f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._clear_groups", _clearing, key=_KEY)
@@ -148,15 +153,20 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
         if not refills and look_up(self.config, FILTER_KEY):
             batch = _with_dumped_refills(self, batch, skip)
         stages["refill" if refills else "submit"](self, batch)
-        workers = self.reward_loop_manager.reward_loop_worker_handles
-        # None: a reward model on the rollouts' own GPUs, which scores what is sampled.
-        if SCORES in skip.local_config.drop_fields and workers is not None:
-            from rlskip.hosts.verl.scores import score_replayed
-
-            score_replayed(uids_of(batch), run_queue(), workers)
+        _score_replayed(self, batch, skip, TRAIN)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
+
+
+def _score_replayed(trainer: Any, batch: Any, skip: Any, partition: str) -> None:
+    """Score what was replayed without its scores, as configured."""
+    workers = trainer.reward_loop_manager.reward_loop_worker_handles
+    # None: a reward model on the rollouts' own GPUs, which scores what is sampled.
+    if SCORES in skip.local_config.drop_fields and workers is not None:
+        from rlskip.hosts.verl.scores import score_replayed
+
+        score_replayed(uids_of(batch), run_queue(), workers, partition)
 
 
 def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDict:
@@ -190,19 +200,21 @@ def _rows_of(
     return KVBatchMeta(list(rows), [dict(t) for t in rows.values()], partition_id, None, roots)
 
 
-_sampled, _evicted = (
-    SkipManager.annotate(
-        role=_ROLE, stage=f"verl.{phase}", phase=phase, queue=lambda *_: run_queue()
+def _observed(role: str, phase: str) -> Callable[..., Any]:
+    return SkipManager.annotate(
+        role, stage=f"verl.{phase}", phase=phase, queue=lambda *_: run_queue()
     )(_rows_of)
-    for phase in ("sample", "evict")
-)
+
+
+_evicted = _observed(_ROLE, "evict")
+_sampled = {TRAIN: _observed(_ROLE, "sample"), VAL: _observed(VALIDATION_ROLE, "sample")}
 
 
 def _materializing(materialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(materialize)
     def materializing(self: Any, partition_id: str, uids: Any, snapshot: Any) -> Any:
-        if partition_id == TRAIN and _ROLE in SkipManager.skip_instances:
-            _sampled(partition_id, uids, snapshot)
+        if partition_id in _sampled and _ROLE in SkipManager.skip_instances:
+            _sampled[partition_id](partition_id, uids, snapshot)
         return materialize(self, partition_id, uids, snapshot)
 
     return materializing
@@ -227,6 +239,54 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
         return select(self, partition_id, sampleable, batch_size)
 
     return selecting
+
+
+# -- role rollout_val ------------------------------------------------------------------------
+
+
+def _fitting(fit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fit)
+    def fitting(self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any) -> Any:
+        if VALIDATION_ROLE in SkipManager.skip_instances:
+            submit = agent_loop_manager.generate_sequences
+            agent_loop_manager.generate_sequences = _validating(self, submit)
+        return fit(self, agent_loop_manager, *args, **kwargs)
+
+    return fitting
+
+
+def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[..., None]:
+    """`submit`, the manager's, with validation as a stage."""
+
+    def validate(prompts: TensorDict) -> None:
+        submit(prompts)
+
+    stages = {
+        phase: SkipManager.annotate(
+            role=VALIDATION_ROLE,
+            stage="verl.validate",
+            queue=lambda prompts: _queue_of(trainer, prompts),
+            partition_id=VAL,
+            lacks=lacking_now,
+            phase=phase,
+        )(validate)
+        for phase in ("submit", "refill")
+    }
+    validated: int | None = None
+
+    @functools.wraps(submit)
+    def generate_sequences(prompts: TensorDict) -> None:
+        nonlocal validated
+        if not is_validation(prompts):
+            submit(prompts)
+            return
+        phase = "refill" if validated == trainer.global_steps else "submit"
+        validated = trainer.global_steps
+        SkipManager.set_step(trainer.global_steps)
+        stages[phase](prompts)
+        _score_replayed(trainer, prompts, SkipManager.skip_instances[VALIDATION_ROLE], VAL)
+
+    return generate_sequences
 
 
 # -- rlskip's buffer with verl's manager -----------------------------------------------------
