@@ -195,7 +195,8 @@ def test_it_says_whether_validation_needs_an_engine(
     explain: Callable[..., Any], make_app: Callable[..., Any]
 ) -> None:
     app = make_app(config=VERL + VALIDATES, task="raise SystemExit('it was run')")
-    save(app.folder, 1, 2)
+    for step in (1, 2):
+        StepStore(app.folder / DUMPS).save(step, [step])
     arguments = ("+skip=rollout_replay", "skip.dump_dir=dumps")
     generates = explain(*arguments, app=app)
     assert len(errors(generates)) == 2

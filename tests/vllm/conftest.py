@@ -4,6 +4,8 @@ The tests are skipped without these environment variables:
 
 ``RLSKIP_VLLM``
     A python with vLLM's CPU build, verl 0.9.1 and TRL (the harness's ``setup_venv.sh`` makes it).
+``RLSKIP_VERL091``
+    Optional: a python with verl 0.9.1 and without vLLM, in which a replay runs, too.
 ``RLSKIP_VLLM_HARNESS``
     The folder of ``setup_venv.sh``, ``make_assets.py`` and ``run_verl.sh``. A plug-in of vLLM's
     leaves a line in $VLLM_CPU_LOG for each engine started and for each request.
@@ -12,7 +14,10 @@ The tests are skipped without these environment variables:
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -28,6 +33,7 @@ class Vllm:
     python: Path
     harness: Path
     folder: Path
+    ray: Path
 
     def run(self, name: str, *command: str | Path, **env: str) -> tuple[str, list[str]]:
         """Run `command` in a folder of its own; its output, and the lines of vLLM's log."""
@@ -53,11 +59,13 @@ class Vllm:
 
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Vllm:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     for name in _NAMES:
         if not Path(os.environ.get(name, "")).is_absolute():
             pytest.skip(f"{name} names no absolute path; see tests/vllm/conftest.py")
     python, harness = (Path(os.environ[name]) for name in _NAMES)
-    made = Vllm(python, harness, tmp_path_factory.mktemp("vllm"))
+    ray = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))  # Ray's sockets need a short path
+    made = Vllm(python, harness, tmp_path_factory.mktemp("vllm"), ray)
     made.run("assets", python, harness / "make_assets.py", made.folder)
-    return made
+    yield made
+    shutil.rmtree(ray, ignore_errors=True)
