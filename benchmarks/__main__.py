@@ -6,12 +6,13 @@ Results are written after each benchmark, so a failure does not lose the earlier
 Each benchmark runs in its own process, together with the genuine peer. The environment needs
 rlskip with its extras `ray` and `train`, and verl 0.9.1; `.ci/env benchmarks` makes it. SkyRL 0.3.0
 is read from its wheel (`--wheel`), because its package needs Python 3.12. The benchmark `engine`
-needs vLLM, so it is run by itself: `python -m benchmarks.engine`.
+needs vLLM in another environment, so it is run where $RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,7 @@ PLOTS = {
     "merge": "update_by_turns.png",
     "step_time": "step_time.png",
 }
-NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial")
+NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial", "engine")
 
 
 def run(name: str, wheel: Path | None) -> dict[str, Any]:
@@ -135,7 +136,8 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    runnable = [name for name in NAMES if name != "engine" or "RLSKIP_VLLM" in os.environ]
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=runnable, metavar="NAME")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")
     options = parser.parse_args()

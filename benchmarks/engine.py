@@ -6,7 +6,8 @@ wall_s_HOST       the same in wall seconds
 memory_HOST       the largest resident memory of the run's processes together, in MiB
 
 The environment (`--python`) and the harness (`--harness`: make_assets.py, run_verl.sh) are those of
-`pytest -m vllm`. The seconds are those of all processes that a run starts, to their end.
+`pytest -m vllm`, by default those that $RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS name. The seconds are
+those of all processes that a run starts, to their end.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def verl(python: Path, harness: Path, folder: Path, mode: str) -> tuple[Cost, Co
     """A replayed run of one step of `main_ppo`: without an engine, and with one."""
     role = "rollout" if mode == "v0" else "rollout_tq"
     env = {"VENV": str(python.parents[1]), "ASSETS": str(folder), "STEPS": "1"}
+    env["RAY_TMP"] = tempfile.mkdtemp(prefix="rl", dir="/tmp")  # its sockets need a short path
 
     def train(name: str, option: str) -> Cost:
         out = folder / mode / name
@@ -129,8 +131,9 @@ def verl(python: Path, harness: Path, folder: Path, mode: str) -> tuple[Cost, Co
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--python", type=Path, required=True, help="of the harness's environment")
-    parser.add_argument("--harness", type=Path, required=True, help="its folder")
+    for name, variable in (("python", "RLSKIP_VLLM"), ("harness", "RLSKIP_VLLM_HARNESS")):
+        given = os.environ.get(variable)
+        parser.add_argument(f"--{name}", type=Path, default=given, required=given is None)
     parser.add_argument("--only", nargs="+", choices=GOALS, default=list(GOALS), metavar="HOST")
     options = parser.parse_args()
     python, harness = options.python.absolute(), options.harness.absolute()
@@ -150,7 +153,7 @@ def main() -> None:
                 Row(f"wall_s_{host}", without.wall_s, "s", engine.wall_s),
                 Row(f"memory_{host}", without.mib, "MiB", engine.mib),
             ]
-    report(rows, versions(), options.json)
+            report(rows, versions(), options.json)  # now: a later failure loses nothing
 
 
 if __name__ == "__main__":
