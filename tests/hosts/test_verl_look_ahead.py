@@ -135,6 +135,16 @@ def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -
     assert error.value.where == "skip.start_engine=false"
 
 
+@pytest.mark.parametrize(("use_v1", "kept"), [(True, None), (False, "own.Manager")])
+def test_a_manager_of_the_users_own_is_made_under_v0_only(
+    verl: Callable[..., DictConfig], use_v1: bool, kept: str | None
+) -> None:
+    key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    config = verl(f"{key}=own.Manager", f"trainer.use_v1={use_v1}")
+    before_workers(config, 4)
+    assert OmegaConf.select(config, key) == kept
+
+
 @pytest.mark.parametrize("how", ["auto", "resume_path"])
 def test_steps_before_a_checkpoint_need_no_dump(
     verl: Callable[..., DictConfig], tmp_path: Path, how: str

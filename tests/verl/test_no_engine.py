@@ -50,6 +50,23 @@ def test_a_replay_starts_no_server_and_trains_the_same(
     assert (b.summary[role]["hits"], b.summary[role]["misses"]) == (2, 0)
 
 
+@pytest.mark.long
+def test_a_manager_of_the_users_own_works_on_what_is_replayed(verl091: Any, tmp_path: Path) -> None:
+    own = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=own_manager.OwnManager"
+    env = {"PYTHONPATH": str(Path(__file__).parent), "NOTES": str(tmp_path / "notes")}
+    a = verl091.train("own", "v0", "+skip=rollout_cache", STEPS, "skip.dump_dir=dumps", own, **env)
+    assert a.returncode == 0, a.output[-4000:]
+    b = verl091.train(
+        "own", "v0", "+skip=rollout_replay", STEPS, f"skip.dump_dir={a.folder}/dumps", own, seed=2,
+        **env,
+    )  # fmt: skip
+    assert b.returncode == 0, b.output[-4000:]
+    assert b.grad_norms == a.grad_norms
+    assert len(a.grad_norms) == 2
+    assert len((tmp_path / "notes").read_text().splitlines()) == 2, "made in both runs"
+    assert not (b.folder / "server.jsonl").exists()
+
+
 def test_what_would_still_generate_is_refused_before_ray(verl091: Any) -> None:
     run = verl091.train(
         "refused", "v0", "+skip=rollout_replay", "skip.steps=[1]", "skip.dump_dir=dumps",

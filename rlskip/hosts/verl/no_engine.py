@@ -49,6 +49,9 @@ _CHOSEN = {
     "disaggregation.enabled": False,
     "prometheus.enable": False,
 }
+# V1 replays what a manager submits, so one of the user's own need not make its workers. A manager
+# of V0 may work on what is replayed.
+_CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 
 
 # The seams that this release of verl does not have.
@@ -65,8 +68,9 @@ def choose(config: DictConfig) -> None:
     """
     if _missing:
         raise _missing[0]
+    chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
     with open_dict(config):
-        for key, value in _CHOSEN.items():
+        for key, value in chosen.items():
             if OmegaConf.select(config, f"{_ROLLOUT}.{key}") is not None:
                 OmegaConf.update(config, f"{_ROLLOUT}.{key}", value)
 

@@ -17,7 +17,6 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
 from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
-from rlskip.hosts.verl.no_engine import is_chosen, refuse_to_generate
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.v1 import dispatch_settings
 
@@ -62,8 +61,6 @@ class SessionManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
 
     async def _init_agent_loop_workers(self) -> None:
-        if is_chosen(self.config):
-            return
         dispatch = dispatch_settings()
         worker = functools.partial(
             SessionWorker,
@@ -77,5 +74,4 @@ class SessionManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the sessions of these prompts, and return at once."""
-        refuse_to_generate(self.config, prompts)
         self.dispatcher.submit(prompts)
