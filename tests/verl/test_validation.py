@@ -1,6 +1,6 @@
 """verl's validation under ``skip.validation=replay``: A (seed 1) dumps, B (seed 2) replays.
 
-B starts no engine. Validation has two batches, before training and after each step.
+B starts no engine. Validation has two batches, before training and after its one step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 VALIDATES = (
-    "trainer.val_before_train=True", "trainer.test_freq=1", "data.val_batch_size=2",
-    "data.val_max_samples=4", "actor_rollout_ref.rollout.val_kwargs.n=2",
+    "trainer.val_before_train=True", "trainer.test_freq=1", "data.val_batch_size=1",
+    "data.val_max_samples=2", "actor_rollout_ref.rollout.val_kwargs.n=2",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
-    "skip.validation=replay", "skip.steps=[1,2]",
+    "skip.validation=replay", "skip.steps=[1]",
 )  # fmt: skip
 _METRIC = re.compile(r"(val-(?:core|aux)/\S+?):(\S+)")
 CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
@@ -37,21 +37,21 @@ def test_validation_is_replayed_without_an_engine(
     version, mode, role, env = CASES[name]
     verl: Any = request.getfixturevalue(version)
     a = verl.train(
-        "validates", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *VALIDATES, **env
+        "validates", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *VALIDATES, steps=1, **env
     )
     assert a.returncode == 0, a.output[-4000:]
     metrics = _METRIC.findall(a.output)
-    assert len(metrics) >= 3, "before training and after each of two steps"
+    assert len({name for name, _ in metrics}) < len(metrics), "before training and after"
     b = verl.train(
         "replays", mode, f"+skip={role}_replay", f"skip.dump_dir={a.folder}/dumps", *VALIDATES,
-        "actor_rollout_ref.rollout.name=vllm", seed=2, **env,
+        "actor_rollout_ref.rollout.name=vllm", seed=2, steps=1, **env,
     )  # fmt: skip
     assert b.returncode == 0, b.output[-4000:]
     assert b.grad_norms == a.grad_norms
-    assert len(b.grad_norms) == 2
+    assert len(b.grad_norms) == 1
     assert _METRIC.findall(b.output) == metrics
     assert not (b.folder / "server.jsonl").exists(), "no server, no weights, no generation"
-    for job, hits in ((a, 0), (b, 6)):
+    for job, hits in ((a, 0), (b, 4)):
         found = job.summary["rollout_val"]
-        assert (found["hits"], found["misses"]) == (hits, 6 - hits), "three times two batches"
+        assert (found["hits"], found["misses"]) == (hits, 4 - hits), "twice two batches"
     assert "replayed validation does not show how the weights have changed since" in b.output
