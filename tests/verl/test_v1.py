@@ -15,21 +15,22 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, N = 2, 4, 2
 SESSIONS = STEPS * PROMPTS * N
 HERE = Path(__file__).parent
 
-# Validation before training, in every run alike.
-ALL = ("trainer.val_before_train=True", "trainer.experiment_name=mine")
+# Validation before training and shuffled data, in every run alike.
+ALL = ("data.shuffle=True", "trainer.val_before_train=True", "trainer.experiment_name=mine")
+ON = ("+skip=rollout_tq_cache", "skip.steps=[1,2]")
 WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 
 
 # -- role rollout_tq -----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def a(verl091: Any) -> Any:
-    on = ("+skip=rollout_tq_cache", "skip.steps=[1,2]", "skip.dump_dir=dumps")
+    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
     return verl091.train("v1_a", "v1", *ALL, *on)
 
 
@@ -37,8 +38,8 @@ def a(verl091: Any) -> Any:
 def b(verl091: Any, a: Any) -> Any:
     """With dropped scores, so that verl's reward workers score again and write a line each."""
     on = (
-        "+skip=rollout_tq_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps",
-        "skip.on_miss=error", "skip.drop_fields=[rm_scores]",
+        *ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error",
+        "skip.drop_fields=[rm_scores]",
         f"reward.custom_reward_function.path={HERE / 'reward.py'}",
     )  # fmt: skip
     rewarded = str(verl091.folder / "v1_rewarded")
@@ -85,6 +86,21 @@ def test_validation_is_generated_and_training_is_not(a: Any, b: Any) -> None:
 def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     assert (verl091.folder / "v1_rewarded").read_text().split().count("train") == SESSIONS
     assert "scores are replayed" not in b.output
+
+
+def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    run = verl091.train_by_coin("v1_coin", "v1", *ALL, *on, seed=2)
+    assert run.generated == a.generated - SESSIONS
+    assert run.grad_norms != a.grad_norms
+
+
+def test_a_resumed_run_replays_what_is_left(verl091: Any, a: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    run = verl091.train("v1_resumed", "v1", *ALL, *on, *a.resume_after(1), seed=2)
+    assert run.returncode == 0, run.output[-4000:]
+    assert run.generated == a.generated - SESSIONS
+    assert run.grad_norms == a.grad_norms[1:]
 
 
 def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:
