@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
@@ -20,7 +19,7 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.guard import Guard, before_init, refusing
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, make_roles, role_specs
+from rlskip.skip.role import BaseSkip, make_roles, refuse_misspelt, role_specs
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
 from rlskip.skip.writable import check_writable, refuse_shared_directories
 
@@ -301,8 +300,7 @@ class SkipManager:
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
         """
-
-        _refuse_misspelt(role)
+        refuse_misspelt(role)
 
         def decorate(func: F) -> F:
             name = stage or func.__qualname__
@@ -313,20 +311,6 @@ class SkipManager:
             return functools.wraps(func)(wrap(staged))  # type: ignore[return-value]
 
         return decorate
-
-
-def _refuse_misspelt(role: str) -> None:
-    """Refuse a role that is not registered and looks like one that is."""
-    known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
-    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
-    if role not in known and (near or not str(role).isidentifier()):
-        raise ConfigError(
-            f"there is no role {role!r}",
-            "SkipManager.annotate",
-            f"did you mean {near[0]!r}? A custom role with such a name must be registered before"
-            if near
-            else f"known: {', '.join(sorted(known))}",
-        )
 
 
 def _wrap_sync(stage: Stage) -> Callable[..., Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from rlskip.config.skip import RoleConfig, RoleSpec
+from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig, RoleSpec
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Stage
 
@@ -204,3 +205,17 @@ def role_specs() -> dict[str, RoleSpec]:
         )
         for role, cls in SKIP_REGISTRY.items()
     }
+
+
+def refuse_misspelt(role: str) -> None:
+    """Refuse a role that is not registered and looks like one that is."""
+    known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
+    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
+    if role not in known and (near or not str(role).isidentifier()):
+        raise ConfigError(
+            f"there is no role {role!r}",
+            "SkipManager.annotate",
+            f"did you mean {near[0]!r}? A custom role with such a name must be registered before"
+            if near
+            else f"known: {', '.join(sorted(known))}",
+        )
