@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
+from rlskip._human import short
 from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
 from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint, scalar_of
@@ -273,6 +274,4 @@ def _line(name: str, now: Any, then: Any) -> str:
 
 
 def _short(text: str, start: int) -> str:
-    if start:
-        text = f"...{text[start:]}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return short(f"...{text[start:]}" if start else text, 60)
