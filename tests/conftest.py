@@ -6,9 +6,13 @@ import contextlib
 import json
 import os
 import runpy
+import select
 import shutil
+import socket
+import struct
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +59,89 @@ if __name__ == "__main__":
     main()
 """
 
+# -- processes -------------------------------------------------------------------------------
+
+
+class _Fork(subprocess.Popen):  # type: ignore[type-arg]
+    """A program that a fork of warm_python.py runs, as `subprocess.Popen` shows a child."""
+
+    def __init__(self, requests: socket.socket, arguments: Sequence[object], **more: Any) -> None:
+        self._requests = requests
+        super().__init__(list(map(str, arguments)), **more)
+
+    # What Popen does with fork and waitpid, for a process that is the child of another one.
+
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        cwd, env, pipes = more[4], more[5], more[9:15]
+        stdin, _, _, stdout, _, stderr = pipes
+        streams = [own if s == -1 else s for own, s in enumerate((stdin, stdout, stderr))]
+        request = {"arguments": args, "cwd": str(cwd or Path.cwd()), "env": {**(env or os.environ)}}
+        self._status, theirs = os.pipe()
+        socket.send_fds(self._requests, [json.dumps(request).encode()], [*streams, theirs])
+        os.close(theirs)
+        self._close_pipe_fds(*pipes)
+        self._child_created = True
+        self.pid = struct.unpack("i", os.read(self._status, 4))[0]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if wait_flags and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        status = os.read(self._status, 4)
+        os.close(self._status)
+        return self.pid, struct.unpack("i", status)[0]
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(timeout=0)
+        return self.returncode
+
+
+@attrs.frozen
+class Python:
+    """Runs programs in a Python that has imported torch: see warm_python.py."""
+
+    _requests: socket.socket
+
+    def start(self, *arguments: object, **more: Any) -> subprocess.Popen[str]:
+        """``start("-c", code, ...)`` or ``start(script, ...)``; `more` is Popen's."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return _Fork(self._requests, arguments, **{**pipes, **more})
+
+    def run(
+        self, *arguments: object, timeout: float = 240, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """As :meth:`start`, until it ends; it is killed after `timeout` seconds."""
+        with self.start(*arguments, **more) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def json(self, code: str, *arguments: object, **more: Any) -> tuple[Any, str]:
+        """Run `code`, which must succeed; the last line that it prints, as JSON, and its stderr."""
+        done = self.run("-c", textwrap.dedent(code), *arguments, **more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Python]:
+    """For programs that import torch, which takes seconds of a processor's time each time."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, str(HERE / "warm_python.py"), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+    with ours:
+        yield Python(ours)
+    server.wait(60)
+
+
+# -- applications ----------------------------------------------------------------------------
+
 # So that no test depends on the second at which it started.
 PLACES = """
 hydra:
@@ -90,7 +177,8 @@ class Started:
 class App:
     """A Hydra application in `folder`: its primary config, and what its main(cfg) does.
 
-    `hydra_main` is added to the arguments of `@hydra.main`; `python` runs it.
+    `hydra_main` is added to the arguments of `@hydra.main`; `python` runs it, a :class:`Python` or
+    the path of one.
     """
 
     def __init__(
@@ -100,7 +188,8 @@ class App:
         task: str = "train(cfg)",
         functions: str = "",
         hydra_main: str = "",
-        python: str = sys.executable,
+        *,
+        python: Python | str,
     ) -> None:
         self.folder = folder
         self.python = python
@@ -119,11 +208,12 @@ class App:
             "GENERATED": str(self.folder / "generated"),
             **env,
         }
-        command = [self.python, *flags, "app.py", *arguments]
-        pipe = subprocess.PIPE
-        return Started(
-            subprocess.Popen(command, cwd=self.folder, env=env, stdout=pipe, stderr=pipe, text=True)
-        )
+        if isinstance(self.python, Python) and not flags:
+            return Started(self.python.start("app.py", *arguments, cwd=self.folder, env=env))
+        path = sys.executable if isinstance(self.python, Python) else self.python
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [path, *flags, "app.py", *arguments]
+        return Started(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
 
     def run(self, *arguments: str, **more: Any) -> Run:
         return self.start(*arguments, **more).finish()
@@ -142,10 +232,10 @@ class App:
 
 
 @pytest.fixture
-def make_app(tmp_path: Path) -> Callable[..., App]:
+def make_app(tmp_path: Path, python: Python) -> Callable[..., App]:
     """``make_app(config="...", task="...")``, any number of times."""
     numbers = iter(range(100))
-    return lambda **given: App(tmp_path / f"app{next(numbers)}", **given)
+    return lambda **given: App(tmp_path / f"app{next(numbers)}", **{"python": python, **given})
 
 
 @pytest.fixture

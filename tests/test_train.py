@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,20 @@ TINY = (
 )
 
 
-def train(folder: Path, name: str, *overrides: str, tiny: bool = True) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session")
+def train(python: Any) -> Callable[..., list[dict[str, Any]]]:
     """Run train.py into ``folder/name``; its metrics, one mapping a step."""
-    out = folder / name
-    command = [sys.executable, str(ROOT / "train.py"), f"hydra.run.dir={out}", *overrides]
-    done = subprocess.run(
-        command + list(TINY if tiny else ()),
-        cwd=folder, capture_output=True, text=True, timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (out / "learning_curve.png").stat().st_size > 10_000
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    def run(folder: Path, name: str, *overrides: str, tiny: bool = True) -> list[dict[str, Any]]:
+        out = folder / name
+        more = (*overrides, *(TINY if tiny else ()))
+        command = (ROOT / "train.py", f"hydra.run.dir={out}", *more)
+        done = python.run(*command, cwd=folder, timeout=600)
+        assert done.returncode == 0, done.stderr
+        assert (out / "learning_curve.png").stat().st_size > 10_000
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    return run
 
 
 def learned(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -61,13 +63,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(folder: Path) -> list[dict[str, Any]]:
+def first(train: Any, folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run that dumps each of its steps."""
     return train(folder, "first", *SKIP)
 
 
 def test_the_second_run_generates_nothing_and_equals_the_first(
-    folder: Path, first: list[dict[str, Any]]
+    train: Any, folder: Path, first: list[dict[str, Any]]
 ) -> None:
     plain = train(folder, "plain")
     second = train(folder, "second", *SKIP)
@@ -93,7 +95,7 @@ def test_the_second_run_generates_nothing_and_equals_the_first(
 
 
 @pytest.mark.usefixtures("first")
-def test_another_seed_is_refused(folder: Path) -> None:
+def test_another_seed_is_refused(train: Any, folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""
     with pytest.raises(AssertionError, match=r"MismatchError.*prompts"):
         train(folder, "other_seed", *SKIP, "seed=1")
@@ -162,7 +164,7 @@ def test_every_example_of_the_readme_runs(example: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_policy_learns_and_a_replay_costs_nothing(tmp_path: Path) -> None:
+def test_the_policy_learns_and_a_replay_costs_nothing(train: Any, tmp_path: Path) -> None:
     skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
     first = train(tmp_path, "first", *skip, tiny=False)
     second = train(tmp_path, "second", *skip, tiny=False)

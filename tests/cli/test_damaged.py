@@ -42,11 +42,11 @@ def commands(root: Path, out: Path) -> list[tuple[object, ...]]:
 def check(rlskip: Any, root: Path, out: Path, what: str) -> None:
     shutil.rmtree(out, ignore_errors=True)
     for command in commands(root, out):
-        began = time.monotonic()
+        began = time.process_time()
         answer = rlskip(*command)
         assert answer.code in (0, 1, 2), (what, command, answer.err)
         assert len(answer.err.splitlines()) == (answer.code == 2), (what, command, answer.err)
-        assert time.monotonic() - began < 20, (what, command)
+        assert time.process_time() - began < 20, (what, command)
 
 
 def overwrite(name: str, content: bytes) -> Callable[[Path], None]:

@@ -189,7 +189,7 @@ def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
     before = threading.active_count()
     with pytest.raises(OSError, match="no cluster"):
         Dispatcher(Closed(echo), queue)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before

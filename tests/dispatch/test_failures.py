@@ -89,14 +89,14 @@ def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
             release.wait(20)
         return {"responses": torch.full((2,), session.attempt)}
 
-    dispatcher = make_dispatcher(worker, n=2, session_timeout_s=0.3)
+    dispatcher = make_dispatcher(worker, n=2, session_timeout_s=1)
     late_ones = make_prompts(1)
     batch = dispatcher.submit(late_ones, step=1)
     report = batch.result(20)
     assert report.failed == {}
     assert report.attempts == 3
     release.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while batch.report().late == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert batch.report().late == 1
@@ -125,13 +125,13 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
         await asyncio.sleep(0.2)  # and ends, so that its deadline is nobody's
         return {"responses": torch.zeros(2)}
 
-    options = {"max_concurrent_rollouts": 1, "session_timeout_s": 0.3, "max_retries": 0}
+    options = {"max_concurrent_rollouts": 1, "session_timeout_s": 1.0, "max_retries": 0}
     dispatcher = make_dispatcher(worker, n=3, policy="round_robin", **options)
     report = dispatcher.generate_sequences(make_prompts(1), step=1)
     ended = time.monotonic()
     assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
-    assert began[2] - began[1] >= 0.29
-    assert ended - began[2] >= 0.29
+    assert began[2] - began[1] >= 0.99
+    assert ended - began[2] >= 0.99
 
 
 def test_a_pool_that_cannot_stop_a_session_keeps_no_other_waiting(make_prompts, queue):
@@ -197,7 +197,7 @@ def test_a_queue_that_never_answers_is_asked_three_times(
     finally:
         released.set()
     dispatcher.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _threads("rlskip-queue") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _threads("rlskip-queue") == 0

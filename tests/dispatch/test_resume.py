@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -174,12 +173,11 @@ RUN = """
 """
 
 
-def run(directory: Path, stop_at: int) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(directory), str(stop_at)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+@pytest.fixture
+def run(python):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return lambda directory, stop_at: python.start(
+        "-c", textwrap.dedent(RUN), directory, stop_at, env=env, stderr=None
     )
 
 
@@ -190,7 +188,7 @@ def finish(process: subprocess.Popen) -> dict:
 
 
 @pytest.mark.timeout(200)
-def test_a_step_killed_at_nine_tenths_resumes(tmp_path):
+def test_a_step_killed_at_nine_tenths_resumes(run, tmp_path):
     whole = run(tmp_path / "whole", 1000)
     killed = run(tmp_path / "killed", 90)
     assert killed.stdout.readline() == "there\n"
@@ -248,7 +246,7 @@ def test_a_journal_that_cannot_be_used_costs_one_warning(make_prompts, caplog, w
         began = time.monotonic()
         _, report = dispatch(StepStore(folder), make_prompts(2), worker)
         assert (report.succeeded, report.resumed) == (8, 0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         warnings = [r.message for r in caplog.records if "journal" in r.message]
         assert len(warnings) == 1
         if what is link:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -27,7 +25,7 @@ from rlskip.dispatch import (
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 
-LIMIT = 8.0  # seconds for everything that a test does; the deadlines add up to less
+LIMIT = 40.0  # seconds for all that a test does: the deadlines add up to 8, what blocks does 60
 
 
 class Custom(BaseException):
@@ -84,8 +82,10 @@ def timed():
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        gc.freeze()  # what is there already need not be looked through
         yield
         gc.collect()
+        gc.unfreeze()
     assert time.monotonic() - began < LIMIT
     assert not [w for w in caught if "never awaited" in str(w.message)]
 
@@ -248,7 +248,7 @@ def test_a_worker(fault, queue, make_prompts, kind):
         return blocking(prompt, sampling, session)
 
     worker = blocking if kind == "blocking" else coroutine
-    settings = config(session_timeout_s=2.0)
+    settings = config(session_timeout_s=2.0 if fault.error is None else 60.0)
     with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
         began = time.monotonic()
         report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
@@ -258,7 +258,7 @@ def test_a_worker(fault, queue, make_prompts, kind):
     if fault.error is None:
         assert "deadline" in report.failed["u_0", 1]
     else:  # it is noticed at once, and not at the deadline
-        assert took < 1.5
+        assert took < 30
         if fault.error is not asyncio.CancelledError:
             assert fault.error.__name__ in report.failed["u_0", 1]
 
@@ -294,7 +294,7 @@ def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue
         assert batch.done()
         # Once it goes on, the markers follow, and the dispatcher works.
         released.set()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while len(queue.markers()) < 6 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(queue.markers()) == 6
@@ -446,15 +446,10 @@ EXIT = """
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("closing", ["close", "none"])
 @pytest.mark.parametrize("what", ["worker", "queue"])
-def test_the_process_exits(what, closing):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(EXIT), what, closing],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+def test_the_process_exits(python, what, closing):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = python.start("-c", textwrap.dedent(EXIT), what, closing, env=env)
     assert process.stdout.readline() == "last line\n"
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 0
     assert "never awaited" not in errors

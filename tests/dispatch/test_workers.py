@@ -91,10 +91,10 @@ def test_the_same_rollouts_from_any_number_of_workers(make_prompts, policy, echo
 
 def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompts, queue):
     def worker(prompt, sampling, session):
-        time.sleep(0.2)
+        time.sleep(0.6)
         return {"responses": torch.ones(3)}
 
-    config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 0.5}}
+    config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 1.7}}
     with Dispatcher(LocalPool(worker, 1, threads=1), queue, config) as dispatcher:
         report = dispatcher.generate_sequences(make_prompts(1), step=1)
     # Handed out at once, the third and the fourth would wait past their deadline.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,18 +24,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "HOME": str(folder), "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def run(python: Any, folder: Path) -> Callable[..., str]:
+    env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(folder)}
+
+    def run(*command: object) -> str:
+        done = python.run(*command, cwd=folder, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return str(done.stdout)
+
+    return run
 
 
 def heading(program: str) -> str:
@@ -44,11 +42,14 @@ def heading(program: str) -> str:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=heading)
-def test_the_example_runs(folder: Path, program: str) -> None:
+def test_the_example_runs(run: Any, folder: Path, program: str) -> None:
     (folder / "program.py").write_text(program, encoding="utf-8")
-    run(folder, "program.py")
+    run("program.py")
 
 
-def test_the_queue_passes_the_suite(folder: Path) -> None:
-    said = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_counted_queue.py")
+def test_the_queue_passes_the_suite(run: Any, folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    said = run("program.py", "test_counted_queue.py")
     assert re.search(r"^\d\d passed", said, re.MULTILINE), said

@@ -138,6 +138,7 @@ def verl_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @attrs.frozen
 class App:
     folder: Path
+    python: Any
 
     def run(self, *arguments: str, command: tuple[str, ...] = ("app.py",)) -> tuple[int, str]:
         """Run the application; its exit status and its output."""
@@ -146,10 +147,7 @@ class App:
             "HOME": str(self.folder),
             "GENERATED": str(self.folder / "generated"),
         }
-        done = subprocess.run(
-            [sys.executable, *command, *arguments],
-            cwd=self.folder, env=env, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        done = self.python.run(*command, *arguments, cwd=self.folder, env=env)
         return done.returncode, done.stdout + done.stderr
 
     def generated(self) -> list[str]:
@@ -161,14 +159,14 @@ class App:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> App:
+def app(tmp_path: Path, python: Any) -> App:
     (tmp_path / "somelib").mkdir()
     (tmp_path / "somelib" / "__init__.py").touch()
     (tmp_path / "somelib" / "trainer.py").write_text(LIBRARY)
     (tmp_path / "glue.py").write_text(GLUE)
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "config.yaml").write_text(CONFIG)
-    return App(tmp_path)
+    return App(tmp_path, python)
 
 
 @pytest.fixture

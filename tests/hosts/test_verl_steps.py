@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +65,7 @@ seen = []
 
 
 @pytest.fixture
-def steps(tmp_path: Path, python_path: Callable[..., str]) -> Callable[[str], object]:
+def steps(tmp_path: Path, python: Any, python_path: Callable[..., str]) -> Callable[[str], object]:
     """``steps(loop)``: what `loop` appends to the list `seen`, in a process with the stub."""
     for name, source in VERL.items():
         file = tmp_path / "verl" / name
@@ -78,13 +76,9 @@ def steps(tmp_path: Path, python_path: Callable[..., str]) -> Callable[[str], ob
         file.write_text("\n".join(line.removeprefix(" " * 8) for line in lines))
 
     def run(loop: str) -> object:
-        done = subprocess.run(
-            [sys.executable, "-c", f"{APP}{loop}\nprint(json.dumps(seen))", str(tmp_path / "d")],
-            env={**os.environ, "PYTHONPATH": python_path(tmp_path), "RLSKIP_JOB": "job"},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        env = {**os.environ, "PYTHONPATH": python_path(tmp_path), "RLSKIP_JOB": "job"}
+        seen, _ = python.json(f"{APP}{loop}\nprint(json.dumps(seen))", tmp_path / "d", env=env)
+        return seen
 
     return run
 

@@ -423,11 +423,11 @@ def test_a_small_file_cannot_make_a_large_value(tmp_path: Path, which: str) -> N
         sys.setrecursionlimit(1000)
     assert file.stat().st_size < 100_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ForeignDumpError) as caught:
         read_data_proto(file)
     assert str(file) in str(caught.value)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
 
 
@@ -464,10 +464,10 @@ def test_any_file_is_read_or_refused_by_name(verl_files: Path, tmp_path: Path, f
         file = tmp_path / "file"
         file.write_bytes(mutated(sample.read_bytes(), generator))
         read = read_data_proto if sample.suffix == ".dp" else read_queue_batch
-        began = time.monotonic()
+        began = time.process_time()
         try:
             read(file)
         except ForeignDumpError:
             refused += 1
-        assert time.monotonic() - began < 10
+        assert time.process_time() - began < 10
     assert 0.2 * files < refused < files

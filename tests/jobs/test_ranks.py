@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -91,29 +89,26 @@ _RANK = """
 """
 
 
-def _start(rank: int, world: int, port: int, folder: Path) -> subprocess.Popen:
-    environment = {
+def _environment(rank: int, world: int, port: int) -> dict[str, str]:
+    return {
         **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_RANK), str(folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_agree_on_hit_or_miss(world: int, tmp_path: Path) -> None:
+def test_ranks_agree_on_hit_or_miss(world: int, python: Any, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [_start(rank, world, port, tmp_path / "run") for rank in range(world)]
+    code, folder = textwrap.dedent(_RANK), tmp_path / "run"
+    ranks = [
+        python.start("-c", code, folder, env=_environment(rank, world, port))
+        for rank in range(world)
+    ]
     said: list[dict[str, Any]] = []
     for process in ranks:
         out, err = process.communicate(timeout=200)

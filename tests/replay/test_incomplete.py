@@ -129,13 +129,13 @@ def test_a_batch_too_small_after_drops_names_them(make_buffer, rollouts):
 
 
 def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, make_rollouts):
-    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=30), make_rollouts("val")
+    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=100), make_rollouts("val")
     for uid in ("a", "b", "c"):
         rollouts.counted(uid)
     rollouts.counted("incomplete", error="boom")
     start = time.monotonic()
     batch, metrics = buffer.sample(1, "val", 3)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 50
     assert batch.extra_info["rollout_root_keys"] == ["a", "b"]
     assert metrics["validation/rollout_failure/evicted_samples"] == 1
     assert buffer.sample(1, "val", 1)[0].extra_info["rollout_root_keys"] == ["c"]
@@ -150,7 +150,7 @@ def test_a_batch_of_validation_waits_for_prompts_that_may_still_succeed(make_buf
 
 
 def test_a_batch_of_validation_that_dropped_everything_raises(make_buffer, make_rollouts):
-    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=30), make_rollouts("val")
+    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=100), make_rollouts("val")
     rollouts.counted("incomplete", error="boom")
     with pytest.raises(IncompleteRolloutError, match=r"every prompt was dropped\):\n  incomplete"):
         buffer.sample(1, "val", 1)

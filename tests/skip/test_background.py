@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -122,13 +120,10 @@ _FULL = """
 
 @pytest.mark.parametrize("writing", ["foreground", "background"])
 def test_a_full_disk_does_not_end_training(
-    steps_on_disk: Any, leases: Any, tmp_path: Path, writing: str
+    steps_on_disk: Any, leases: Any, python: Any, tmp_path: Path, writing: str
 ) -> None:
     """Really: no file may grow past 100 KB."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_FULL), str(tmp_path), writing],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = python.run("-c", textwrap.dedent(_FULL), tmp_path, writing)
     assert done.returncode == 0, done.stderr
     assert steps_on_disk(tmp_path) == ["3"]
     for step in (1, 2):
@@ -170,7 +165,7 @@ def test_repeat_restores_the_generators_of_the_step_that_it_replays(
 
 
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
-    init("async_rollout", wait_s=60)
+    init("async_rollout", wait_s=200)
     role: Any = SkipManager.skip_instances["async_rollout"]
     other = SingleFlight(role.directory).enter(7, lambda: False)
     assert other is not None
@@ -181,7 +176,7 @@ def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> No
 
     began = time.monotonic()
     assert asyncio.run(one([1], "sample_0_7")) == [1]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 100
     other.release()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,17 +35,21 @@ _JOB = """
 """
 
 
-def _job(folder: Path, calls: str, dies_at: str, background: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_JOB), str(folder), calls, dies_at, background],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode, done.stdout
+@pytest.fixture
+def job(python: Any) -> Callable[..., tuple[int, str]]:
+    def run(*arguments: object) -> tuple[int, str]:
+        """Its arguments: folder, calls, dies_at, background."""
+        done = python.run("-c", textwrap.dedent(_JOB), *arguments)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode, done.stdout
+
+    return run
 
 
 @pytest.mark.parametrize("background", ["b", "f"])
-def test_a_killed_job_is_resumed_in_the_middle_of_its_step(tmp_path: Path, background: str) -> None:
-    assert _job(tmp_path, "aabcd", "c", background) == (-signal.SIGKILL, "aab")
-    assert _job(tmp_path, "aabcd", "", background) == (0, "cd")
-    assert _job(tmp_path, "aabcd", "", background) == (0, "")
+def test_a_killed_job_is_resumed_in_the_middle_of_its_step(
+    job: Any, tmp_path: Path, background: str
+) -> None:
+    assert job(tmp_path, "aabcd", "c", background) == (-signal.SIGKILL, "aab")
+    assert job(tmp_path, "aabcd", "", background) == (0, "cd")
+    assert job(tmp_path, "aabcd", "", background) == (0, "")

@@ -8,8 +8,6 @@ import itertools
 import os
 import random
 import shutil
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -227,11 +225,8 @@ _NO_THREADS = """
 """
 
 
-def test_without_threads_training_goes_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_NO_THREADS), str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+def test_without_threads_training_goes_on(python: Any, tmp_path: Path) -> None:
+    done = python.run("-c", textwrap.dedent(_NO_THREADS), tmp_path)
     assert done.returncode == 0, done.stderr
 
 

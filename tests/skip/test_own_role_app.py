@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 APP = """
 from dataclasses import dataclass
@@ -37,14 +40,13 @@ main()
 """
 
 
-def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "app.py", "+skip=rollout_cache", "skip.dump_dir=dumps", *overrides],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+@pytest.fixture
+def run(python: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    on = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    return lambda folder, *more: python.run("app.py", *on, *more, cwd=folder)
 
 
-def test_a_role_of_ones_own(tmp_path: Path) -> None:
+def test_a_role_of_ones_own(run: Any, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     on = ("skip.rollout.enable=false", "skip.critic.enable=true", "skip.critic.warmup=2")
     first, second = run(tmp_path, *on), run(tmp_path, *on)

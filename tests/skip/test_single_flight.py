@@ -95,7 +95,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
 ) -> None:
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
-    role.flight = SingleFlight(role.directory, role.ranks, wait_s=60, poll_s=0.05)
+    role.flight = SingleFlight(role.directory, role.ranks, wait_s=200, poll_s=0.05)
     enter, others = role.flight.enter, []
 
     def after_another_job(step: int, is_there: Any, call: str) -> Any:
@@ -113,10 +113,10 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
             await asyncio.wait_for(generate([1]), 0.3)
 
     began = time.monotonic()
-    releasing = threading.Timer(5, lambda: others[0].release())
+    releasing = threading.Timer(100, lambda: others[0].release())
     releasing.start()
     asyncio.run(main())  # waits for the thread
-    assert time.monotonic() - began < 4, "the thread stops waiting, too"
+    assert time.monotonic() - began < 90, "the thread stops waiting, too"
     releasing.cancel()
     others[0].release()
     time.sleep(0.2)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -16,22 +12,6 @@ import pytest
 import torch
 
 from rlskip.store import StepStore, commit
-
-
-def _run(script: str, *arguments: object, **options: Any) -> dict[str, Any]:
-    """Run a script in a process of its own; it prints one line of JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-        **options,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
 
 # Forks save one dump after the other and are killed in the middle of it. What is there afterwards
 # must load; that something is found half written shows that the kill hit.
@@ -107,9 +87,9 @@ _KILLS = """
     "kills", [12, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_killed_at_any_moment_every_step_is_complete_or_absent(
-    what: str, kills: int, tmp_path: Path
+    what: str, kills: int, python: Any, tmp_path: Path
 ) -> None:
-    counts = _run(_KILLS, tmp_path / "run", what, kills)
+    counts, _ = python.json(_KILLS, tmp_path / "run", what, kills, timeout=1700)
     assert counts["saved"] >= kills
     assert counts["torn"] > kills // 10, "the kills must hit dumps in the middle"
 
@@ -233,8 +213,8 @@ _FULL = """
 """
 
 
-def test_a_full_disk_leaves_nothing_and_stops_nobody(tmp_path: Path) -> None:
-    seen = _run(_FULL, tmp_path / "run")
+def test_a_full_disk_leaves_nothing_and_stops_nobody(python: Any, tmp_path: Path) -> None:
+    seen, _ = python.json(_FULL, tmp_path / "run")
     assert seen["errors"] == ["OSError", "None", "None"]
     assert seen["steps"] == [3]
     assert seen["left"] == [".work", "3", "3/gen_batch.dp", "3/meta.json"]
@@ -289,8 +269,8 @@ _RIVALS = """
 """
 
 
-def test_of_several_that_dump_one_step_one_wins(tmp_path: Path) -> None:
-    seen = _run(_RIVALS, tmp_path / "run")
+def test_of_several_that_dump_one_step_one_wins(python: Any, tmp_path: Path) -> None:
+    seen, _ = python.json(_RIVALS, tmp_path / "run")
     assert seen["codes"] == [0, 0, 0]
     assert sum(seen["wins"]) == 40
     assert max(seen["wins"]) < 40, "they must really have raced"
@@ -340,9 +320,9 @@ _MEMORY = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_memory_is_bounded(python: Any, tmp_path: Path) -> None:
     """Ids that cannot be narrowed or compressed: the worst case."""
-    used = _run(_MEMORY, tmp_path / "run")
+    used, _ = python.json(_MEMORY, tmp_path / "run")
     buffer = 64 << 20
     assert used["save"] <= buffer
     assert used["behind"] <= used["size"] + buffer

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,15 +100,6 @@ def test_a_read_only_mount(disk: Path, caplog: pytest.LogCaptureFixture) -> None
     assert recorder.unwritten.misses == 1
 
 
-def _run(script: str, *arguments: object) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True, text=True, timeout=250, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
 _DESCRIPTORS = """
     import json, logging, os, resource, sys
     import torch
@@ -147,8 +135,8 @@ _DESCRIPTORS = """
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's /proc")
-def test_no_descriptor_left(tmp_path: Path) -> None:
-    seen, log = _run(_DESCRIPTORS, tmp_path / "run")
+def test_no_descriptor_left(python: Any, tmp_path: Path) -> None:
+    seen, log = python.json(_DESCRIPTORS, tmp_path / "run")
     assert seen["0"] == [False, [], None, "UnreadableDumpError", "OSError"]
     assert "cannot be read at the moment: [Errno 24] Too many open files" in log
     assert seen["6"][0] is True
@@ -185,10 +173,10 @@ _THREADS = """
 """
 
 
-def test_no_thread_left(tmp_path: Path) -> None:
+def test_no_thread_left(python: Any, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
-        seen, log = _run(_THREADS, Path(folder) / "run")
+        seen, log = python.json(_THREADS, Path(folder) / "run")
     if seen == "there are threads":
         pytest.skip("the number of threads cannot be limited here")
     assert seen == [[1, 2, 3], [True] * 3, []]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import tracemalloc
@@ -161,7 +159,7 @@ def test_many_threads_may_save(store: StepStore) -> None:
     assert all((store.load(step) == step).all() for step in range(20))
 
 
-def test_an_interpreter_that_ends_writes_everything_first(tmp_path: Path) -> None:
+def test_an_interpreter_that_ends_writes_everything_first(python: Any, tmp_path: Path) -> None:
     script = """
         import sys, torch
         from rlskip.store import StepStore, Writer
@@ -170,9 +168,8 @@ def test_an_interpreter_that_ends_writes_everything_first(tmp_path: Path) -> Non
             writer.save(step, torch.rand(2_000_000))
         assert writer.pending
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=True, timeout=120
-    )
+    done = python.run("-c", textwrap.dedent(script), tmp_path)
+    assert done.returncode == 0, done.stderr
     assert StepStore(tmp_path).steps() == [0, 1, 2, 3, 4]
 
 

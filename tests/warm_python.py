@@ -1,0 +1,86 @@
+"""A Python that has imported torch and forks for each program that conftest.py asks it to run.
+
+Importing torch and tensordict takes seconds of CPU time, and more than a hundred tests start
+programs that do. A program runs in a fork that has imported nothing of rlskip or Hydra. It begins
+with its own arguments, environment, directory, streams and ``__main__``, and ends as any Python
+does.
+"""
+
+import builtins
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import types
+
+import blosc2  # noqa: F401
+import numpy as np
+import tensordict  # noqa: F401
+import torch  # noqa: F401
+
+
+def next_program():
+    """Wait for requests; return the program to run in the fork that is to run it."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, files, *_ = socket.recv_fds(requests, 1 << 20, 4)
+        if not message:
+            sys.exit()
+        if os.fork():
+            for file in files:
+                os.close(file)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            continue
+        requests.close()
+        *streams, status = files
+        if pid := os.fork():
+            os.write(status, struct.pack("i", pid))
+            for file in streams:
+                os.close(file)
+            os.write(status, struct.pack("i", os.waitpid(pid, 0)[1]))
+            os._exit(0)
+        os.close(status)
+        for number, file in enumerate(streams):
+            os.dup2(file, number)
+            os.close(file)
+        return json.loads(message)
+
+
+def path_of(env):
+    return [os.path.abspath(p) for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+
+
+def begin(arguments, cwd, env):
+    """Make this process like a new one; its source, and the name of that."""
+    os.chdir(cwd)
+    ours, theirs = path_of(os.environ), path_of(env)
+    os.environ.clear()
+    os.environ.update(env)
+    if arguments[0] == "-c":
+        _, source, *more = arguments
+        name, sys.argv, first = "<string>", ["-c", *more], ""
+    else:
+        sys.argv, name = arguments, os.path.abspath(arguments[0])
+        first = os.path.dirname(name)
+        with open(name, encoding="utf-8") as file:
+            source = file.read()
+    sys.path[:] = [first, *theirs, *(place for place in sys.path[1:] if place not in ours)]
+    np.random.seed()
+    return source, name
+
+
+program = next_program()
+source, name = begin(**program)
+main = types.ModuleType("__main__")
+main.__builtins__ = builtins
+if name != "<string>":
+    main.__file__ = name
+sys.modules["__main__"] = main
+sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
+    kind, error.with_traceback(trace.tb_next), None
+)
+exec(compile(source, name, "exec"), main.__dict__)
