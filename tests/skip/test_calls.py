@@ -229,14 +229,17 @@ def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> N
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
 @pytest.mark.parametrize("file", ["gen_batch.dp", "meta.json"])
-@pytest.mark.parametrize("how", ["cut", "gone"])
+@pytest.mark.parametrize("how", ["cut", "altered", "gone"])
 def test_a_damaged_call_costs_that_call_only(
     dumped: Any, damaged: int, file: str, how: str
 ) -> None:
     dumps = dumped({1: "abc"})
     folder = next(dumps.glob("*/*/1")) / (str(damaged) if damaged else "")
+    content = (folder / file).read_bytes()
     if how == "cut":
-        (folder / file).write_bytes((folder / file).read_bytes()[:-9])
+        (folder / file).write_bytes(content[:-9])
+    elif how == "altered":
+        (folder / file).write_bytes(content.replace(content[20:22], b"\xff\xff", 1))
     else:
         (folder / file).unlink()
     assert [text[0] for text in step(1, *"abc")] == ["a", "b", "c"]
