@@ -60,6 +60,7 @@ def begin(arguments, cwd, env):
     ours, theirs = path_of(os.environ), path_of(env)
     os.environ.clear()
     os.environ.update(env)
+    sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-c":
         _, source, *more = arguments
         name, sys.argv, first = "<string>", ["-c", *more], ""

@@ -31,7 +31,7 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
     assert first.returncode == 0, first.said
     assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
     assert (app.folder / "dumps" / "app_default_project_name").exists()
-    assert f"run it again to replay: {Path(app.python).name} app.py {' '.join(ON)}" in first.out
+    assert f"run it again to replay: {Path(sys.executable).name} app.py {' '.join(ON)}" in first.out
     assert "numexpr" not in first.said
     assert app.generated == [1, 2]
     counts = app.summary()["rollout"]
