@@ -76,7 +76,8 @@ class DispatchConfig:
     # Further attempts after a data failure: any other error that the worker raised.
     max_data_retries: int = field(default=1, metadata=_not_negative)
 
-    # Record finished sessions in a journal next to the step's dump, so that a killed step resumes.
+    # Record finished sessions in a journal next to the step's dump, so that a killed step resumes;
+    # under verl's V1 trainer with rollout_level only.
     journal: bool = False
 
     # Fields that identify a prompt in batches and dumps: longest_first uses them to look up how

@@ -14,6 +14,7 @@ from rlskip.skip.dumping import DumpingSkip
 from rlskip.skip.queue_dumping import QueueDumping
 from rlskip.skip.role import BaseSkip, SkipAction
 from rlskip.store import DumpError, Identity, StepStore
+from rlskip.store.layout import journal_name
 
 TOTAL_STEPS = "trainer.total_training_steps"
 
@@ -76,6 +77,9 @@ def holes(
             what = f"steps {compact(missing)} have no usable dump in {skip.directory}"
             there = compact(sorted({*listed} - {*missing}))
             remedy = "generate them once with skip.on_miss=generate skip.start_engine=true"
+            killed = [s for s in missing if (skip.directory / journal_name(s)).exists()]
+            if killed:
+                remedy += f"; step {compact(killed)} has a journal, which that run completes"
             if there:
                 remedy += f", or list those that have one: 'skip.steps=\"{there}\"'"
             problems.append(Problem(f"skip.{role}.on_miss=error", what, remedy))

@@ -168,6 +168,8 @@ def test_verls_v1_trainer_reads_each_node_once(
 
         def _balance_batch(self) -> None: ...
 
+        def _save_checkpoint(self) -> None: ...
+
     with pytest.raises(NotInstalledError, match="no V1 trainer"):
         v1.dispatch_settings()
     monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))

@@ -18,6 +18,7 @@ bit, and a run with another seed that equals them has replayed their dump.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,9 +95,19 @@ class Verl:
     source: Path | None = None  # a verl to import in place of the environment's
 
     def train(
-        self, name: str, mode: str, *overrides: str, seed: int = 1, steps: int = 2, **env: str
+        self,
+        name: str,
+        mode: str,
+        *overrides: str,
+        seed: int = 1,
+        steps: int = 2,
+        until: Callable[[], bool] | None = None,
+        **env: str,
     ) -> Trained:
-        """Run the harness in `mode` (v0, v1, legacy) and wait for its end."""
+        """Run the harness in `mode` (v0, v1, legacy) and wait for its end.
+
+        Once `until` is true, all its processes are killed.
+        """
         # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
         paths = [env.pop("PYTHONPATH", None), self.source, os.environ.get("PYTHONPATH")]
@@ -120,6 +132,9 @@ class Verl:
                 cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
+                if until is not None:
+                    _wait_for(until, run)
+                    kill_all(folder)
                 run.wait(_LIMIT_S)
             finally:
                 if run.poll() is None:
@@ -143,6 +158,34 @@ class Verl:
         means = [sum(step) / per_step for step in zip(*[iter(train)] * per_step, strict=True)]
         assert run.scores == means
         return run
+
+
+def _wait_for(until: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not until() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def kill_all(folder: Path) -> None:
+    """Kill every process of the run in `folder`: driver, workers and Ray."""
+    mine = f"VERLCPU_LOG_DIR={folder}\0".encode()
+    while pids := [pid for pid in _processes() if mine in _environment(pid)]:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    """Empty for a process that has ended, or is another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    except OSError:
+        return b""
 
 
 @pytest.fixture(scope="session")

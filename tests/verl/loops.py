@@ -1,8 +1,10 @@
 """Agent loops for verl: one that records in $NOTES who ran what, one that also fails."""
 
+import asyncio
 import contextlib
 import json
 import os
+import random
 
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
@@ -27,4 +29,38 @@ class Failing(Noting):
                 raise ConnectionError("connection reset")
         if which == (2, 5, 1):
             raise ValueError("the sandbox is gone")
+        return output
+
+
+class Seeded(SingleTurnAgentLoop):
+    """Samples by prompt, session and weights. $STOP_AT sessions run; later ones wait for the end.
+
+    Each leaves a file `$NOTES.{number}` when it begins, and a line in `$NOTES` when it has sampled.
+    """
+
+    async def run(self, sampling_params, **kwargs):
+        stop_at = int(os.environ.get("STOP_AT", 10**6))
+        for number in range(10**6):
+            if number >= stop_at:
+                await asyncio.sleep(3600)
+            with contextlib.suppress(FileExistsError):
+                open(f"{os.environ['NOTES']}.{number}", "x").close()
+                break
+        while True:
+            try:
+                output = await super().run(sampling_params, **kwargs)
+                break
+            except Exception as error:  # the harness's server does not pause
+                if "asleep" not in str(error):
+                    raise
+                await asyncio.sleep(0.1)
+        weights = output.extra_fields["max_global_steps"]
+        seed = f"{kwargs['raw_prompt']} {kwargs['session_id']} {weights}"
+        draw = random.Random(seed)
+        output.response_ids = [draw.randrange(4, 250) for _ in range(draw.randrange(4, 17))]
+        output.response_mask = [1] * len(output.response_ids)
+        output.response_logprobs = [-4.0] * len(output.response_ids)
+        with open(os.environ["NOTES"], "a") as file:
+            prompt = kwargs["raw_prompt"][0]["content"]
+            file.write(f"{prompt} {kwargs['session_id']}\n")
         return output

@@ -44,6 +44,7 @@ algorithm: {filter_groups: {enable: false}}
 """
 
 
+JOURNAL = ("dispatch.rollout_level=true", "dispatch.journal=true")
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
@@ -185,7 +186,14 @@ def test_verls_filter_is_ours() -> None:
             ["skip.rollout_tq.enable=true", "trainer.v1.trainer_mode=separate_async"],
             "trainer.v1.trainer_mode: no replay was tested with separate_async",
         ),
-        (["dispatch.rollout_level=true", "dispatch.journal=true"], "dispatch.journal"),
+        (
+            ["dispatch.journal=true"],
+            "take none from a journal\n  -> add +dispatch=rollout_level",
+        ),
+        (
+            [*JOURNAL, "trainer.v1.trainer_mode=colocate_async"],
+            "dispatch.journal: no journal was tested with colocate_async",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: str) -> None:
@@ -232,3 +240,7 @@ def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
         "u": {**status_tag(1, "finished"), "replayed": 1},
         "v": status_tag(1, "finished"),
     }
+
+
+def test_a_journal_goes_with_rollout_level_dispatch() -> None:
+    prepare(verl(*JOURNAL))

@@ -15,6 +15,7 @@ from transfer_queue import KVBatchMeta
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, RlskipError
+from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import FILTER, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_session, split_trajectory
@@ -103,6 +104,7 @@ class FailClosedReplayBuffer:
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
         self._delete_all_but(batch.keys, batch.extra_info.pop(ROLLOUT_ROOT_KEYS), partition_id)
+        tidy_journals()
         if self._buffer.rejected:  # verl's trainer logs a table of these
             metrics[_REJECTED] = dict(self._buffer.rejected)
         return KVBatchMeta(**vars(batch)), metrics

@@ -8,7 +8,7 @@ from rlskip.batch.fields import field_names
 from rlskip.config.check import look_up
 
 # A key that is on -> the fields that the trainer then needs.
-_NEEDED = {
+NEEDED = {
     "actor_rollout_ref.rollout.calculate_log_probs": ("rollout_log_probs",),
     "actor_rollout_ref.rollout.enable_rollout_routing_replay": ("routed_experts",),
     "distillation.enabled": ("teacher_ids", "teacher_logprobs"),
@@ -22,7 +22,7 @@ def lacking(config: Any, rollouts: Any) -> list[str]:
     has = field_names(rollouts)
     return [
         f"{field} ({key}={look_up(config, key)})"
-        for key, fields in _NEEDED.items()
+        for key, fields in NEEDED.items()
         if look_up(config, key)
         for field in fields
         if field not in has

@@ -140,11 +140,14 @@ def _first_step(config: Any) -> int:
     if mode == "resume_path":
         found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
         return int(found[1]) + 1 if found else 1
+    return last_checkpoint(config) + 1 if mode == "auto" else 1
+
+
+def last_checkpoint(config: Any) -> int:
+    """The step of the last checkpoint that verl has saved; 0 without one."""
     folder = look_up(config, "trainer.default_local_dir")
-    if mode != "auto" or folder is None:
-        return 1
     try:
-        latest = Path(folder, "latest_checkpointed_iteration.txt").read_text(encoding="utf-8")
-        return int(latest) + 1
+        latest = Path(folder or "", "latest_checkpointed_iteration.txt")
+        return int(latest.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return 1
+        return 0

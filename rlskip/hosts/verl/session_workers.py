@@ -7,6 +7,7 @@ verl dispatches prompts to its agent-loop workers, and a worker runs all session
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from typing import Any
 
 import transfer_queue
@@ -16,28 +17,45 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
+from rlskip.dispatch.pools import Unjournaled
+from rlskip.dispatch.resume import WorkerJournal
+from rlskip.dispatch.waits import write_seconds
 from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
+from rlskip.hosts.verl.journals import start_journals
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.v1 import dispatch_settings
+from rlskip.queue import to_rows
+
+# The session that runs in the present task, and why it could not be journaled.
+_session: ContextVar[Session] = ContextVar("rlskip_session")
+_unjournaled: ContextVar[list[Unjournaled]] = ContextVar("rlskip_unjournaled")
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class SessionWorker(_VerlWorker):
-    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
+    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Where there is a `journal`, it journals them before.
+    """
+
+    def __init__(self, *args: Any, journal: WorkerJournal | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        agent_loop_tq.tq = AttemptKeys(transfer_queue)
+        self._journal = journal
+        before_put = self._append if journal is not None else None
+        agent_loop_tq.tq = AttemptKeys(transfer_queue, before_put)
 
     async def __call__(
         self, prompt: dict[str, Any], sampling: dict[str, Any], session: Session
-    ) -> None:
+    ) -> Unjournaled | None:
         """Run one session, as ``AgentLoopWorkerTQ._run_prompt`` runs each of a prompt's."""
         rollout = self.config.actor_rollout_ref.rollout
         prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
         present_attempt.set(session.attempt)
+        _session.set(session)
+        causes: list[Unjournaled] = []
+        _unjournaled.set(causes)
         await self._run_agent_loop(
             {"repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs, **sampling},
             trajectory={
@@ -50,6 +68,13 @@ class SessionWorker(_VerlWorker):
             session_id=session.session_id,
             **prompt,
         )
+        return causes[0] if causes else None
+
+    async def _append(self, fields: TensorDict, tags: list[dict[str, Any]]) -> None:
+        assert self._journal is not None
+        cause = await self._journal.add(_session.get(), to_rows(fields), tags)
+        if cause is not None:
+            _unjournaled.get().append(cause)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         if isinstance(output, list) and not output:  # verl would warn, and write nothing
@@ -62,15 +87,17 @@ class SessionManager(AgentLoopManagerTQ):
 
     async def _init_agent_loop_workers(self) -> None:
         dispatch = dispatch_settings()
+        journals = start_journals(self.config, dispatch, run_queue())
         worker = functools.partial(
             SessionWorker,
             self.config,
             self.llm_client,
             self.teacher_client,
             self.reward_loop_worker_handles,
+            journal=None if journals is None else journals.of_worker(write_seconds(dispatch)),
         )
         pool = RayPool(worker, dispatch.workers or 1)
-        self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch)
+        self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start the sessions of these prompts, and return at once."""

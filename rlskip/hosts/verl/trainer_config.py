@@ -49,6 +49,8 @@ _OTHER_TRAINER = {
 _UNTESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully async trainer"}
 
 MODE_KEY = "trainer.v1.trainer_mode"
+# The modes in which sessions are journaled.
+JOURNALED = ("sync",)
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
@@ -89,13 +91,17 @@ def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
         raise_all(_roles_not_called(roles, "rollout"))
 
 
-def plug_in(config: DictConfig, roles: Roles) -> DispatchConfig:
+def plug_in(
+    config: DictConfig, roles: Roles, dispatch: DispatchConfig | None = None
+) -> DispatchConfig:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
+
+    `dispatch` replaces the config's settings of that name.
 
     Returns
     -------
     DispatchConfig
-        The config's `dispatch` settings, which the manager works with.
+        The `dispatch` settings, which the manager works with.
 
     Raises
     ------
@@ -106,7 +112,7 @@ def plug_in(config: DictConfig, roles: Roles) -> DispatchConfig:
     problems = _roles_not_called(roles, "rollout_tq")
     if look_up(config, MODE_KEY) == "separate_async":
         problems += _untested(roles, MODE_KEY, "separate_async")
-    dispatch = read_dispatch(config)
+    dispatch = dispatch or read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
     _plug_in_buffer(config, dispatch, problems)
     raise_all(problems)
@@ -121,10 +127,16 @@ def samples_with_ours(config: DictConfig) -> bool:
 def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
     if dispatch.rollout_level:
         _choose(config, MANAGER_KEY, OUR_MANAGER, problems)
-        if dispatch.journal:
-            what = "verl's workers write their rows themselves, so there is nothing to journal"
-            problems.append(Problem("dispatch.journal", what))
-    elif look_up(config, MANAGER_KEY) == OUR_MANAGER:
+        if dispatch.journal and look_up(config, MODE_KEY) not in JOURNALED:
+            what = f"no journal was tested with {look_up(config, MODE_KEY)}"
+            remedy = f"set {MODE_KEY}=sync, or dispatch.journal=false"
+            problems.append(Problem("dispatch.journal", what, remedy))
+        return
+    if dispatch.journal:
+        what = "verl's own workers run a prompt's sessions together and take none from a journal"
+        remedy = "add +dispatch=rollout_level, or set dispatch.journal=false"
+        problems.append(Problem("dispatch.journal", what, remedy))
+    if look_up(config, MANAGER_KEY) == OUR_MANAGER:
         what = f"{OUR_MANAGER} dispatches single sessions, and that is not switched on"
         problems.append(Problem(MANAGER_KEY, what, "set trainer.v1.rollout_level_dispatch=true"))
 

@@ -23,6 +23,8 @@ Seams, each wrapped when verl imports its module:
 ``ReplayBuffer._select_prompt_uids``
     verl chooses among the groups of one step in the order of a set, which differs from run to
     run: with the role on, in the order in which they were submitted.
+``PPOTrainer._save_checkpoint``
+    Journals of sessions that were trained before it are removed.
 ``AgentLoopManagerTQ.generate_sequences``
     Where prompts carry their own number of sessions, rlskip's buffer is told that number.
 ``FullyAsyncAgentLoopManager.generate_sequences_single``
@@ -41,11 +43,12 @@ from tensordict import TensorDict
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
-from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import wrap
-from rlskip.hosts.verl.look_ahead import before_workers
+from rlskip.hosts.verl.journals import tidy_journals, with_journals
+from rlskip.hosts.verl.look_ahead import before_workers, last_checkpoint
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.run_queue import StatusQueue, run_queue
@@ -76,6 +79,7 @@ def attach() -> None:
     wrap(f"{V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._clear_groups", _clearing, key=_KEY)
     wrap(f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids", _selecting, key=_KEY)
+    wrap(f"{V1}.trainer_base:PPOTrainer._save_checkpoint", _saving, key=_KEY)
     wrap(f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", _expecting, key=_KEY)
     wrap(
         f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single",
@@ -111,7 +115,7 @@ def _beginning(init: Callable[..., None]) -> Callable[..., None]:
         global _dispatch
         begin(config)
         roles = {role: skip.local_config for role, skip in SkipManager.skip_instances.items()}
-        _dispatch = plug_in(config, roles)
+        _dispatch = plug_in(config, roles, with_journals(config, read_dispatch(config)))
         init(self, config, *args, **kwargs)
 
     return beginning
@@ -239,6 +243,15 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
         return select(self, partition_id, sampleable, batch_size)
 
     return selecting
+
+
+def _saving(save: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(save)
+    def saving(self: Any) -> None:
+        save(self)
+        tidy_journals(last_checkpoint(self.config))
+
+    return saving
 
 
 # -- role rollout_val ------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""Journals of verl's V1 trainer: a killed run resumes in mid-step.
+
+With rollout-level dispatch and ``dispatch.journal=true`` verl's agent-loop workers append each
+session to its step's journal, before its rows go to TransferQueue. The dispatcher of the next run
+takes them (:mod:`rlskip.dispatch.resume`).
+
+Journals are in the directory of role ``rollout_tq``, whether the role is on or not, and hold what
+the role compares, so a run with the role uses the journal of one without it. A session also
+depends on verl's release and on what its rows must have (log-probs, say).
+
+verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
+sessions of these weights only; an asynchronous one those that its sampler would not call stale.
+It restores its queue from a checkpoint and submits unfinished prompts again, at a later step: their
+sessions are found by uid in the journals of earlier steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from typing import Any
+
+import attrs
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rlskip.config.check import look_up, mark_read
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.settings import read_skip
+from rlskip.config.steps import compact
+from rlskip.dispatch.resume import Journals, journal_identity, journaled_steps
+from rlskip.hosts.verl.fields import NEEDED
+from rlskip.hosts.verl.names import MANAGER_KEY, SAMPLER_KEY
+from rlskip.hosts.verl.releases import verl_version
+from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY
+from rlskip.queue import TrajectoryQueue
+from rlskip.skip import SkipManager
+from rlskip.skip.role import role_specs
+from rlskip.skip.rollout_tq import RolloutTqSkip
+from rlskip.store import Identity
+
+log = logging.getLogger(__name__)
+
+_ROLE = "rollout_tq"
+
+# Those of the trainer in this process.
+_journals: Journals | None = None
+
+
+def start_journals(
+    config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
+) -> Journals | None:
+    """The journals of the run; None if it has none."""
+    global _journals
+    _journals = None
+    if dispatch.journal:
+        role = _role_of(config)
+        identity = journal_identity(journaled_as(role, config), dispatch)
+        sync = look_up(config, MODE_KEY) == "sync"
+        span = 1 if sync else _max_span(config)
+        _journals = Journals(role.store, identity, queue, max_span=span, reissues=not sync)
+    return _journals
+
+
+def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfig:
+    """`dispatch`, switched on where the role finds a killed run's journals and may generate.
+
+    Only single sessions can complete the groups that these hold a part of.
+    """
+    role = SkipManager.skip_instances.get(_ROLE)
+    if dispatch.rollout_level or not isinstance(role, RolloutTqSkip):
+        return dispatch
+    steps = journaled_steps(role.directory)
+    if not steps or role.local_config.on_miss != "generate":
+        return dispatch
+    chosen = MANAGER_KEY, f"{SAMPLER_KEY}.custom_sampler.path"
+    theirs = [key for key in chosen if look_up(config, key)]
+    if theirs or look_up(config, MODE_KEY) not in JOURNALED:
+        text = "rlskip: the journals of steps %s stay unused without rollout-level dispatch (%s)"
+        log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
+        return dispatch
+    text = (
+        "rlskip: steps %s have journals in %s: dispatch.rollout_level and dispatch.journal are "
+        "switched on, to complete them"
+    )
+    log.info(text, compact(steps), role.directory)
+    return mark_read(dataclasses.replace(dispatch, rollout_level=True, journal=True))
+
+
+def tidy_journals(checkpoint: int | None = None) -> None:
+    """Remove the journals that are done with; `checkpoint` is the step of the last one."""
+    if _journals is not None:
+        _journals.tidy(checkpoint)
+
+
+def journaled_as(role: RolloutTqSkip, config: Any) -> Identity:
+    """What verl's sessions depend on besides their prompts and `dispatch`."""
+    return attrs.evolve(
+        role.conditions,
+        stage="verl.submit",
+        extra={
+            **role.conditions.extra,
+            "verl": ".".join(map(str, verl_version())),
+            **{key: look_up(config, key) for key in NEEDED},
+        },
+    )
+
+
+def _role_of(config: DictConfig) -> RolloutTqSkip:
+    """The role, as it is or as it would be if it were on."""
+    role = SkipManager.skip_instances.get(_ROLE)
+    if isinstance(role, RolloutTqSkip):
+        return role
+    on = copy.deepcopy(config)
+    with open_dict(on):
+        OmegaConf.update(on, "skip.enable", True, force_add=True)
+        OmegaConf.update(on, f"skip.{_ROLE}.enable", True, force_add=True)
+    return RolloutTqSkip(read_skip(on, role_specs()).roles[_ROLE], config)
+
+
+def _max_span(config: Any) -> int | None:
+    """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
+    for node in (f"{SAMPLER_KEY}.sampler_kwargs", SAMPLER_KEY):
+        if look_up(config, f"{node}.max_off_policy_strategy") not in (None, "none"):
+            span: int | None = look_up(config, f"{node}.max_off_policy_threshold")
+            return span
+    return None

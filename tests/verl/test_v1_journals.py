@@ -1,0 +1,121 @@
+"""The journals of a V1 run: where they are, what their sessions depend on, who resumes. No verl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.config.dispatch import read_dispatch
+from rlskip.hosts.verl import journals as verl_journals
+from rlskip.hosts.verl.journals import start_journals, tidy_journals, with_journals
+from rlskip.hosts.verl.names import MANAGER_KEY
+from rlskip.hosts.verl.trainer_config import plug_in
+from rlskip.queue import MemoryQueue
+from rlskip.skip import SkipManager
+from tests.verl.test_v1_config import VERL
+
+RUN = "mine_default_project_name/GBS4_N4_in64_out16"
+MODE = "trainer.v1.trainer_mode"
+ON = "skip.rollout_tq.enable=true"
+ROLLOUT_LEVEL = ("dispatch.rollout_level=true", "dispatch.journal=true")
+
+
+@pytest.fixture(autouse=True)
+def _afterwards() -> Any:
+    yield
+    SkipManager.reset()
+    verl_journals._journals = None
+
+
+def verl(folder: Path, *more: str) -> DictConfig:
+    """A config as the trainer gets it, with the roles that it switches on."""
+    made = OmegaConf.from_dotlist(
+        [
+            "trainer.experiment_name=mine", f"skip.dump_dir={folder}",
+            "data.max_prompt_length=64", "data.max_response_length=16",
+            "actor_rollout_ref.rollout.temperature=1.0", *more,
+        ]
+    )  # fmt: skip
+    config = OmegaConf.merge(OmegaConf.create(VERL), made)
+    assert isinstance(config, DictConfig)
+    SkipManager.init(config)
+    return config
+
+
+def start(config: DictConfig) -> Any:
+    dispatch = read_dispatch(config)
+    plug_in(config, {}, dispatch)
+    return start_journals(config, dispatch, MemoryQueue())
+
+
+def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> None:
+    off = start(verl(tmp_path, *ROLLOUT_LEVEL))
+    on = start(verl(tmp_path, ON, *ROLLOUT_LEVEL))
+    assert on.directory == off.directory == tmp_path / RUN
+    assert on.identity == off.identity
+    assert start(verl(tmp_path, ON)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("actor_rollout_ref.rollout.temperature=0.5", "sampling.temperature"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=true", "calculate_log_probs"),
+        ("data.seed=7", "extra.seed"),
+    ],
+)
+def test_what_sessions_depend_on(tmp_path: Path, change: str, named: str) -> None:
+    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
+    after = start(verl(tmp_path, *ROLLOUT_LEVEL, change)).identity
+    (differs,) = after.differences(before)[0]
+    assert named in differs
+
+
+def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:
+    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
+    monkeypatch.setattr(verl_journals, "verl_version", lambda: (0, 9, 2))
+    assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
+
+
+def test_a_sync_trainer_resumes_sessions_of_its_own_weights_only(tmp_path: Path) -> None:
+    assert start(verl(tmp_path, *ROLLOUT_LEVEL))._max_span == 1
+
+
+def test_a_run_without_journals_tidies_nothing(tmp_path: Path) -> None:
+    start(verl(tmp_path, ON))
+    tidy_journals(3)
+
+
+@pytest.mark.parametrize(
+    ("more", "journal", "switched_on"),
+    [
+        ((ON,), True, True),
+        ((ON,), False, False),
+        ((), True, False),
+        ((ON, "skip.on_miss=error"), True, False),
+        ((ON, f"{MODE}=separate_async"), True, False),
+        (
+            (ON, f"{MANAGER_KEY}=mine.Manager"),
+            True,
+            False,
+        ),
+    ],
+)
+def test_a_plain_run_of_the_role_completes_a_killed_step(
+    tmp_path: Path, caplog: Any, more: tuple[str, ...], journal: bool, switched_on: bool
+) -> None:
+    config = verl(tmp_path, *more)
+    folder = tmp_path / RUN
+    caplog.set_level("INFO")
+    folder.mkdir(parents=True)
+    if journal:
+        (folder / "2.journal").touch()
+    dispatch = with_journals(config, read_dispatch(config))
+    assert (dispatch.rollout_level, dispatch.journal) == (switched_on, switched_on)
+    if switched_on:
+        plug_in(config, {}, dispatch)
+    told = "steps 2" in caplog.text
+    assert told == (journal and ON in more and "skip.on_miss=error" not in more)
