@@ -40,6 +40,10 @@ class Pool(ABC):
     #: no more, so that no session waits while its deadline runs.
     slots: int | None = None
 
+    #: Set by who starts sessions here: called with a worker and what becomes of it, ``away`` (it
+    #: is being replaced), ``back`` or ``lost``.
+    changed: Callable[[int, str], None] = staticmethod(lambda worker, state: None)
+
     def __init__(self, workers: int) -> None:
         if workers < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers}")

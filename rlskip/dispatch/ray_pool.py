@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 import logging
 import operator
@@ -14,8 +13,6 @@ from typing import Any
 
 import attrs
 import ray
-import torch
-from ray import cloudpickle
 from ray.exceptions import RayActorError
 
 from rlskip.dispatch.failures import (
@@ -26,6 +23,7 @@ from rlskip.dispatch.failures import (
     as_failure,
     text_of,
 )
+from rlskip.dispatch.packing import pack, sendable, unpack
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
 from rlskip.dispatch.units import Job, Sample, Session, own
 
@@ -89,18 +87,23 @@ class RayPool(Pool):
         if not ray.is_initialized():
             ray.init()
         self._seats = [
-            _Seat(i, self._spawn, self._pack_sample, self._restarts) for i in range(self.workers)
+            _Seat(i, self._spawn, self._pack_sample, self._restarts, self._tell)
+            for i in range(self.workers)
         ]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
         try:
             await asyncio.wait_for(hellos, START_S)
+            await asyncio.gather(*(seat.ready for seat in self._seats))
         except asyncio.TimeoutError as error:
             raise InfrastructureFailure(
                 f"Ray started fewer than {self.workers} actors within {START_S:.0f} s",
                 "dispatch.workers",
                 "see `ray status` for what is missing",
             ) from error
+
+    def _tell(self, worker: int, state: str) -> None:
+        self.changed(worker, state)
 
     def _spawn(self) -> Any:
         actor = ray.remote(_Actor)
@@ -140,8 +143,10 @@ class _Seat:
         spawn: Callable[[], Any],
         pack_sample: Callable[[Sample], bytes],
         restarts: int,
+        tell: Callable[[int, str], None],
     ) -> None:
         self._number = number
+        self._tell = tell
         self._spawn = spawn
         self._pack_sample = pack_sample
         self._restarts = restarts
@@ -160,7 +165,7 @@ class _Seat:
         self._timer: asyncio.Handle | None = None
         self._running: dict[int, asyncio.Future[Rows]] = {}
         self._listener = self._loop.create_task(self._listen())
-        self._ready = self._loop.create_task(self._repeat_calls(self.actor))
+        self.ready = self._loop.create_task(self._begin(self.actor))
 
     def start(self, job: Job) -> asyncio.Future[Rows]:
         future: asyncio.Future[Rows] = self._loop.create_future()
@@ -187,24 +192,37 @@ class _Seat:
 
     async def call(self, method: str, packed: Any) -> None:
         self._calls[method] = packed
-        if self.actor is not None:
+        if self.actor is not None and self.ready.done():
             with contextlib.suppress(RayActorError):  # its successor gets the call first
                 await self.actor.call.remote(method, packed)
 
-    async def _repeat_calls(self, actor: Any) -> None:
-        """Repeat the last broadcasts for a new actor, before its first session."""
+    async def _begin(self, actor: Any) -> None:
+        """Wait until Ray has placed the actor; repeat the last broadcasts before its sessions."""
+        repeated: dict[str, Any] = {}
         try:
-            for method, packed in list(self._calls.items()):
-                await actor.call.remote(method, packed)
+            await asyncio.wait_for(actor.hello.remote(), START_S)
+            while todo := {m: p for m, p in self._calls.items() if repeated.get(m) is not p}:
+                for method, packed in todo.items():
+                    await actor.call.remote(method, packed)
+                repeated.update(todo)
         except RayActorError:
             return  # the listener notices it
+        except asyncio.TimeoutError:
+            self._restarts = 0
+            self._listener.cancel()
+            ray.kill(actor)
+            self._lost(f"Ray did not place it within {START_S:.0f} s (see `ray status`)")
+            return
         except Exception:
             logger.exception("worker %d cannot take the last broadcast", self._number)
             ray.kill(actor)
+            return
+        self._tell(self._number, "back")
         self._loop.call_soon(self._soon)
 
     def close(self) -> None:
         self._listener.cancel()
+        self.ready.cancel()
         if self.actor is not None:
             ray.kill(self.actor)
             self.actor = None
@@ -218,7 +236,7 @@ class _Seat:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._ready.done():
+        if not self.ready.done():
             return
         jobs, self._outbox = self._outbox, []
         cancelled, self._cancelled = self._cancelled, []
@@ -246,7 +264,7 @@ class _Seat:
         try:
             while True:
                 for number, packed in pickle.loads(await actor.results.remote()):
-                    result = packed and _unpack(packed, "its result cannot be read")
+                    result = packed and unpack(packed, "its result cannot be read")
                     self._settle(number, result)
         except RayActorError as error:
             self._lost(" ".join(str(error).split()))
@@ -278,6 +296,7 @@ class _Seat:
         else:
             self._restarts -= 1
             self._sit()
+        self._tell(self._number, "lost" if gone else "away")
         for future in running.values():
             future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}", gone=gone))
 
@@ -298,7 +317,7 @@ class _Actor:
     async def take(self, packed: bytes) -> None:
         sessions, prompts, cancelled, forgotten = pickle.loads(packed)
         for key, fields in prompts.items():
-            self._prompts[key] = _unpack(fields, "its prompt cannot be read in the actor")
+            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
         for number, prompt, sampling, session in sessions:
             run = self._run(number, self._prompts[prompt], sampling, Session(*session))
             self._tasks[number] = asyncio.create_task(run)
@@ -330,65 +349,9 @@ class _Actor:
         except BaseException as error:  # a result in any case: the driver waits for it
             result = as_failure(error)
         del self._tasks[number]
-        self._results.append((number, None if result is None else _sendable(result)))
+        self._results.append((number, None if result is None else sendable(result)))
         self._some.set()
 
 
 # As attrs.astuple, which takes several times as long.
 _plain_session = operator.attrgetter(*(field.name for field in attrs.fields(Session)))
-
-
-def _unpack(packed: bytes, failed: str) -> Any:
-    """The pickled value, or a failure if it cannot be unpickled in this process."""
-    try:
-        return pickle.loads(packed)
-    except Exception as error:
-        return DataFailure(f"{failed}: {text_of(error)}")
-
-
-def _sendable(result: Any) -> bytes:
-    """`result`, pickled on its own, so that one that cannot be sent fails alone."""
-    try:
-        return pack(result)
-    except Exception as error:
-        what = text_of(result) if isinstance(result, SessionFailure) else text_of(error)
-        sent = "" if isinstance(result, SessionFailure) else "its result cannot be sent: "
-        return pack(DataFailure(f"{sent}{what}"))
-
-
-class _Pickler(cloudpickle.Pickler):
-    """Tensors go as numpy arrays: torch's own way through torch.save takes twenty times longer."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and _plain(value):
-            return torch.from_numpy, (value.numpy(),)
-        return super().reducer_override(value)
-
-
-def _plain(value: torch.Tensor) -> bool:
-    return (
-        value.device.type == "cpu"
-        and value.layout is torch.strided
-        and value.dtype in _NUMPY
-        and not (value.requires_grad or value.is_conj() or value.is_neg())
-    )
-
-
-_NUMPY = {
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-}
-
-
-def pack(value: Any) -> bytes:
-    """Pickle `value` for another process of the same run."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
-    return buffer.getvalue()

@@ -83,6 +83,7 @@ class Scheduler:
         self._per_worker = per_worker or float("inf")
         self._in_total = in_total or float("inf")
         self._load = dict.fromkeys(range(workers), 0)  # of live workers
+        self._away: set[int] = set()
         self._number = 0
         self._again: deque[Unit] = deque()
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
@@ -112,7 +113,7 @@ class Scheduler:
         waiting = self._again or self._anywhere or any(self._pinned.values())
         if not waiting or self.in_flight >= self._in_total:
             return None
-        free = [w for w, load in self._load.items() if load < self._per_worker]
+        free = [w for w in self._present if self._load[w] < self._per_worker]
         if not free:
             return None
         free.sort(key=self._load.__getitem__)
@@ -150,8 +151,28 @@ class Scheduler:
         Those that ran on it must still be reported, with `done` or `retry`.
         """
         self._load.pop(worker, None)
+        self._away.discard(worker)
         for rank, _, unit in self._pinned.pop(worker, []):
             self._pin(worker, rank, unit)
+
+    def change(self, worker: int, state: str) -> None:
+        """`worker` is ``lost`` for good, or ``away``: nothing starts there until it is ``back``.
+
+        What waited for one that is away goes to the others.
+        """
+        if state == "lost":
+            self.lose(worker)
+        elif state == "back":
+            self._away.discard(worker)
+        elif worker in self._load:
+            self._away.add(worker)
+            waiting, self._pinned[worker] = self._pinned[worker], []
+            for rank, _, unit in waiting:
+                self._pin(worker, rank, unit)
+
+    @property
+    def _present(self) -> list[int]:
+        return [worker for worker in self._load if worker not in self._away]
 
     def _place(self, unit: Unit) -> Placement:
         group = unit.group
@@ -169,12 +190,12 @@ class Scheduler:
         )
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
-        if worker not in self._pinned:
-            alive = self.alive
-            if not alive:
+        if worker not in self._pinned or worker in self._away:
+            others = self._present or self.alive
+            if not others:
                 self._again.append(unit)
                 return
-            worker = alive[worker % len(alive)]
+            worker = others[worker % len(others)]
         heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
 
     def _queue(self, group: SessionGroup) -> None:
@@ -195,7 +216,7 @@ class Scheduler:
                 self._again.remove(unit)
                 continue
             elsewhere = [w for w in free if w != unit.avoid]
-            if elsewhere or len(self._load) == 1:
+            if elsewhere or len(self._present) == 1:
                 self._again.remove(unit)
                 return (elsewhere or free)[0], unit
         return None

@@ -66,6 +66,7 @@ class Sessions:
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool
+        pool.changed = self._worker_changed
         self._config = config
         self._scheduler = scheduler
         self._history = history
@@ -167,6 +168,10 @@ class Sessions:
         if not self._scheduler.alive:
             for batch in list(self.batches):
                 self._end_all(batch, "no worker is left")
+
+    def _worker_changed(self, worker: int, state: str) -> None:
+        self._scheduler.change(worker, state)
+        self._pump()
 
     def _start(self, worker: int, unit: Unit) -> None:
         prompt: Prompt = unit.group  # type: ignore[assignment]

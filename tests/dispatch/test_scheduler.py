@@ -55,6 +55,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.expected: dict[SessionGroup, set[int]] = {}  # not ended yet
         self.running: list[tuple[int, object]] = []
         self.lost: set[int] = set()
+        self.away: set[int] = set()
         self.added = 0
 
     @rule(n=st.integers(1, 4), prompts=st.integers(1, 3), known=st.none() | st.floats(0, 9))
@@ -70,11 +71,11 @@ class AnyOrder(RuleBasedStateMachine):
         if found is None:
             return
         worker, unit = found
-        assert worker not in self.lost
+        assert worker not in self.lost | self.away
         assert unit.session in self.expected[unit.group]
         assert all(unit.group is not u.group or unit.session != u.session for _, u in self.running)
         if unit.avoid == worker:
-            assert self.scheduler.alive == [worker]
+            assert set(self.scheduler.alive) - self.away == {worker}
         self.running.append(found)
 
     @rule(data=st.data(), length=st.none() | st.floats(0, 9))
@@ -101,8 +102,21 @@ class AnyOrder(RuleBasedStateMachine):
     def die(self, data):
         if len(self.scheduler.alive) > 1:
             worker = data.draw(st.sampled_from(self.scheduler.alive))
-            self.scheduler.lose(worker)
+            self.scheduler.change(worker, "lost")
             self.lost.add(worker)
+
+    @rule(data=st.data())
+    def leave(self, data):
+        worker = data.draw(st.sampled_from(self.scheduler.alive))
+        self.scheduler.change(worker, "away")
+        self.away.add(worker)
+
+    @rule(data=st.data())
+    def come_back(self, data):
+        if self.away:
+            worker = data.draw(st.sampled_from(sorted(self.away)))
+            self.scheduler.change(worker, "back")
+            self.away.discard(worker)
 
     @invariant()
     def caps_hold(self):
@@ -114,6 +128,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(load <= per_worker for load in loads.values())
 
     def teardown(self):
+        for worker in getattr(self, "away", ()):
+            self.scheduler.change(worker, "back")
         while hasattr(self, "scheduler"):
             while (found := self.scheduler.next()) is not None:
                 self.running.append(found)
@@ -203,6 +219,23 @@ def test_what_waited_for_a_lost_worker_goes_to_the_others():
         seen.append((found[0], found[1].group.prompt))
         scheduler.done(*found, length=1.0)
     assert sorted(seen) == [(1, 0), (1, 0), (1, 1), (1, 1)]
+
+
+def test_what_waits_for_a_worker_that_is_away_goes_to_the_others():
+    scheduler = Scheduler(2, chunk, per_worker=1)
+    for i in range(2):
+        scheduler.add(SessionGroup(i, 2, 2))
+    scheduler.change(0, "away")
+    (worker, unit), nothing = scheduler.next(), scheduler.next()
+    assert (worker, nothing) == (1, None)
+    scheduler.retry(worker, unit)
+    assert scheduler.next()[0] == 1, "it would wait for the other one"
+    scheduler.change(1, "away")
+    assert scheduler.next() is None
+    scheduler.change(0, "back")
+    scheduler.add(SessionGroup(0, 1, 1))
+    assert scheduler.next()[0] == 0
+    assert scheduler.alive == [0, 1]
 
 
 def test_without_workers_everything_waits():

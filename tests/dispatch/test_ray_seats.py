@@ -1,0 +1,147 @@
+"""RayPool's workers whose node dies: a Ray of this process, which places actors when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import torch
+
+from rlskip.dispatch import RolloutDispatcher
+from rlskip.keys import split_trajectory
+
+ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
+
+
+class Actor:
+    def __init__(self, make, is_placed):
+        self._made = make() if is_placed else None
+        self._make, self._loop = make, asyncio.get_running_loop()
+        self._placed, self._dead = asyncio.Event(), asyncio.Event()
+        if is_placed:
+            self._placed.set()
+
+    def place(self):
+        self._made = self._make()
+        self._loop.call_soon_threadsafe(self._placed.set)
+
+    def die(self):
+        self._loop.call_soon_threadsafe(self._dead.set)
+
+    def __getattr__(self, name):
+        async def run(*args):
+            for act in (lambda: self._placed.wait(), lambda: getattr(self._made, name)(*args)):
+                done = asyncio.ensure_future(act())
+                dead = asyncio.ensure_future(self._dead.wait())
+                await asyncio.wait([done, dead], return_when=asyncio.FIRST_COMPLETED)
+                dead.cancel()
+                if not done.done():
+                    raise ray_pool.RayActorError
+            return done.result()
+
+        return type("Method", (), {"remote": lambda _, *args: asyncio.ensure_future(run(*args))})()
+
+
+class Ray:
+    """Places the first `room` actors at once, and the others when :meth:`Actor.place` is called."""
+
+    def __init__(self, room):
+        self.room, self.actors = room, []
+
+    def remote(self, kind):
+        ray = self
+
+        class Options:
+            def options(self, **_):
+                return self
+
+            def remote(self, *args):
+                ray.actors.append(Actor(lambda: kind(*args), len(ray.actors) < ray.room))
+                return ray.actors[-1]
+
+        return Options()
+
+    def is_initialized(self):
+        return True
+
+    def put(self, value):
+        return value
+
+    def kill(self, actor):
+        actor.die()
+
+
+class Worker:
+    weights = 0
+
+    async def __call__(self, prompt, sampling, session):
+        await asyncio.sleep(0.3 if session.attempt == 0 else 0)
+        return {"responses": torch.full((1,), self.weights)}
+
+    def load(self, weights):
+        self.weights = weights
+
+
+@pytest.fixture
+def make(monkeypatch, queue):
+    made = []
+
+    def make(room=2, start_s=100.0, workers=2):
+        ray = Ray(room)
+        monkeypatch.setattr(ray_pool, "ray", ray)
+        monkeypatch.setattr(ray_pool, "START_S", start_s)
+        config = {
+            "rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2,
+            "session_timeout_s": 100,
+        }  # fmt: skip
+        pool = ray_pool.RayPool(Worker, workers)
+        made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
+        return ray, made[-1]
+
+    yield make
+    for dispatcher in made:
+        dispatcher.close()
+
+
+def kill_first(ray):
+    deadline = time.monotonic() + 30
+    while not ray.actors and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    ray.actors[0].die()
+
+
+def test_nothing_waits_for_a_successor_that_ray_cannot_place(make, make_prompts):
+    ray, dispatcher = make()
+    dispatcher.broadcast("load", 0)
+    batch = dispatcher.submit(make_prompts(4), step=1)
+    kill_first(ray)
+    report = batch.result(60)
+    assert report.failed == {}
+    assert report.attempts > report.sessions == 16
+    assert len(ray.actors) == 3
+    assert dispatcher.generate_sequences(make_prompts(2), step=2).failed == {}
+
+
+def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):
+    ray, dispatcher = make(workers=1, room=1)
+    dispatcher.broadcast("load", 7)
+    ray.actors[0].die()
+    deadline = time.monotonic() + 30
+    while len(ray.actors) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    dispatcher.broadcast("load", 42)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    time.sleep(0.2)
+    ray.actors[1].place()
+    assert batch.result(60).failed == {}
+    keys = sorted(filter(split_trajectory, queue.list("train")))
+    assert queue.get(keys, "train")["responses"].values().tolist() == [42] * 4
+
+
+def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
+    ray, dispatcher = make(workers=1, room=1, start_s=1.0)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    kill_first(ray)
+    assert set(batch.result(60).failed.values()) == {"no worker is left"}
