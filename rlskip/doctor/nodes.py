@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,15 @@ import attrs
 from rlskip.doctor.environment import dump_dir_findings, environment
 from rlskip.doctor.finding import ERROR, OK, WARNING, Finding
 from rlskip.errors import RlskipError
+from rlskip.jobs.nodes import Unanswered, answers
+from rlskip.jobs.nodes import ask_nodes as ask_each
+from rlskip.jobs.shared import sees_token, token_in
 
 TIMEOUT_S = 120.0
+
+_WANTED = ("python", "rlskip", "hydra", "plug-in", "callback", "verl")
+_COMPARED = ("python", "rlskip", "hydra", "verl")
+_INSTALL = "install the same versions into every node's environment"
 
 
 class RayUnreachableError(RlskipError, ConnectionError):
@@ -32,7 +40,6 @@ def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
     """
     try:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise RayUnreachableError("Ray is not installed", "--ray", "pip install ray") from error
     address = os.environ.get("RAY_ADDRESS", "auto")
@@ -45,22 +52,15 @@ def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
         reason = str(error).partition("\n")[0]
         remedy = "start it (ray start --head), or name it: RAY_ADDRESS=HOST:PORT"
         raise RayUnreachableError(f"no Ray answers: {reason}", "--ray", remedy) from error
-    probes = [probe for path in dump_dirs if (probe := _write_probe(path)) is not None]
+    existing = [str(path) for path in dump_dirs if path.exists()]
     try:
-        answers = {}
-        for node in ray.nodes():
-            if not node["Alive"]:
-                continue
-            strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task: Any = ray.remote(num_cpus=0, max_retries=0)(_findings_there)
-            title = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-            answers[title] = task.options(scheduling_strategy=strategy).remote(
-                [str(path) for path in dump_dirs], [str(probe) for probe in probes]
-            )
-        return [(title, _wait_for(ray, answer)) for title, answer in answers.items()]
+        with contextlib.ExitStack() as tokens:
+            numbers = {path: tokens.enter_context(token_in(path)) for path in existing}
+            here = {finding.topic: finding.what for finding in environment()}
+            asked = ask_each(ray, _findings_there, [str(path) for path in dump_dirs], numbers)
+            found = answers(ray, asked, TIMEOUT_S)
+        return [(title, _judged(answer, here)) for title, answer in found.items()]
     finally:
-        for probe in probes:
-            probe.unlink(missing_ok=True)
         if began:
             ray.shutdown()
 
@@ -72,57 +72,50 @@ def _check_listening(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
-def _wait_for(ray: Any, answer: Any) -> list[Finding]:
-    try:
-        return [Finding(**fields) for fields in ray.get(answer, timeout=TIMEOUT_S)]
-    except ray.exceptions.GetTimeoutError:
-        return [Finding("node", ERROR, f"it did not answer within {TIMEOUT_S:.0f} s")]
-    except Exception as error:
-        # Usually ModuleNotFoundError: rlskip is not installed on that node.
-        reason = str(error).strip().splitlines()[-1]
-        return [
-            Finding(
-                "node",
-                ERROR,
-                f"rlskip does not run there: {reason}",
-                "install the same rlskip into every node's environment",
-            )
-        ]
+def _judged(answer: Any, here: Mapping[str, str]) -> list[Finding]:
+    """A node's findings, and whether its versions are those of this process."""
+    if isinstance(answer, Unanswered):
+        if not answer.lacks_rlskip:
+            return [Finding("node", ERROR, answer.reason)]
+        what = f"rlskip does not run there: {answer.reason}"
+        return [Finding("node", ERROR, what, _INSTALL)]
+    findings = [Finding(**fields) for fields in answer]
+    there = {finding.topic: finding.what for finding in findings}
+    differ = [
+        f"{topic} {_version(there[topic])} there, {_version(here[topic])} here"
+        for topic in _COMPARED
+        if topic in here.keys() & there.keys() and _version(there[topic]) != _version(here[topic])
+    ]
+    if differ:
+        return [*findings, Finding("versions", ERROR, "; ".join(differ), _INSTALL)]
+    return [*findings, Finding("versions", OK, "equal to those where rlskip doctor runs")]
 
 
-def _findings_there(dump_dirs: list[str], probes: list[str]) -> list[dict[str, Any]]:
+def _version(what: str) -> str:
+    """The version that a finding of the environment begins with."""
+    return re.split("[ ,:]", what, maxsplit=1)[0]
+
+
+def _findings_there(dump_dirs: list[str], tokens: dict[str, int]) -> list[dict[str, Any]]:
     """The findings of the node that this runs on, in a Ray worker, as plain mappings."""
-    wanted = ("python", "rlskip", "hydra", "plug-in", "callback", "verl")
-    findings = [finding for finding in environment() if finding.topic in wanted]
+    findings = [finding for finding in environment() if finding.topic in _WANTED]
     for dump_dir in dump_dirs:
         findings += dump_dir_findings(Path(dump_dir))
-    for probe in probes:
-        folder = os.path.dirname(probe)
-        if os.path.exists(probe):
-            what = f"{folder} is the same directory as where rlskip doctor runs"
+    for dump_dir, number in tokens.items():
+        if not number:
+            continue
+        if sees_token(dump_dir, number):
+            what = f"{dump_dir} is the same directory as where rlskip doctor runs"
             findings.append(Finding("dump dir", OK, what))
         else:
             findings.append(
                 Finding(
                     "dump dir",
                     WARNING,
-                    f"{folder} on {socket.gethostname()} is not the same directory as where "
+                    f"{dump_dir} on {socket.gethostname()} is not the same directory as where "
                     "rlskip doctor runs",
                     "dumps written here are not found by a run on another node: name a directory "
                     "that all nodes share",
                 )
             )
     return [attrs.asdict(finding) for finding in findings]
-
-
-def _write_probe(dump_dir: Path) -> Path | None:
-    """Create a file by which another node sees whether it has the same directory.
-
-    Returns None if no file can be created there.
-    """
-    probe = dump_dir / f".rlskip-doctor-{secrets.token_hex(4)}"
-    try:
-        probe.touch(exist_ok=False)
-    except OSError:
-        return None
-    return probe

@@ -1,1 +1,1 @@
-"""What several processes agree on: leases, the ranks of a job, the records of hits and misses."""
+"""What several processes agree on: leases, ranks, nodes, the records of hits and misses."""

@@ -7,8 +7,8 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
    trainer or a config that rlskip does not support. Nothing has been started yet.
 2. Launcher, where no Ray runs (:func:`reach_next_ray`): name the plug-in in
    ``VERL_USE_EXTERNAL_MODULES``, and :func:`runtime_env` in ``RAY_RUNTIME_ENV_HOOK``.
-   Where Ray runs already (:func:`reach_running_ray`): ask one of its workers whether it loads
-   the plug-in, and publish the job's variables in Ray's key-value store.
+   Where Ray runs already (:func:`reach_running_ray`): ask each of its nodes whether its workers
+   load the plug-in, and publish the job's variables in Ray's key-value store.
 3. ``ray.init`` in verl's main() calls the hook. It adds the plug-in and the job's variables
    (``RLSKIP_JOB``, ``RLSKIP_DIRECTORY``) to the runtime environment, which reaches every node.
 4. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` (0.9) or
@@ -18,8 +18,9 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
    :func:`find_job`, switch the roles on, then :func:`acknowledge` each of them, by a file below
    ``dump_dir`` and by a key in Ray.
 6. Launcher, during the job: a thread waits ``RLSKIP_ATTACH_TIMEOUT_S`` seconds for an
-   acknowledgement. It ends the run when that time is over, or as soon as a worker of the Ray that
-   the job started turns out not to load the plug-in.
+   acknowledgement. It ends the run when that time is over, as soon as a node of the Ray that
+   the job started turns out not to load the plug-in, or when Ray has an acknowledgement whose
+   file is not in this process's ``dump_dir`` (:func:`refuse_unshared`).
 7. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
    environment. A job that nobody acknowledged has failed, unless a stage called rlskip in the
    launcher process itself.
@@ -32,8 +33,10 @@ import importlib.metadata
 import json
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
@@ -48,11 +51,15 @@ from rlskip.hosts.verl.names import (
 )
 from rlskip.hosts.verl.releases import loads_entry_points
 from rlskip.jobs import records
+from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 
 log = logging.getLogger(__name__)
 
 _JOB_KEY = "job"
 _PROBE_S = 120.0
+
+SHOWN_S = 90.0
+"""Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
 
 
 # -- how verl loads the plug-in ------------------------------------------------------------------
@@ -116,21 +123,29 @@ def reach_running_ray(ray: Any) -> None:
     Raises
     ------
     NotInstalledError
-        Its workers do not load the plug-in, and what they load cannot be changed any more.
+        Some node's workers do not load the plug-in, and what they load cannot be changed any more.
     """
-    if ray.get(ask_worker(ray), timeout=_PROBE_S) is None:
-        raise plugin_not_loaded("Ray was started before this job")
+    unreached = unreached_nodes(answers(ray, ask_nodes(ray, attached_by), _PROBE_S))
+    if unreached:
+        raise plugin_not_loaded("Ray was started before this job", unreached)
     _put(_JOB_KEY, json.dumps(_job_variables()))
 
 
-def ask_worker(ray: Any) -> Any:
-    """Run :func:`attached_by` in a Ray worker of its own; returns the reference to its answer."""
-    return ray.remote(num_cpus=0, max_calls=1)(attached_by).remote()
+def unreached_nodes(by_node: Mapping[str, Any]) -> list[str]:
+    """The nodes whose workers do not load the plug-in, by what :func:`attached_by` answered there.
+
+    A node that gives no answer may be about to leave; one that cannot import rlskip is unreached.
+    """
+    return [
+        node
+        for node, way in by_node.items()
+        if way is None or (isinstance(way, Unanswered) and way.lacks_rlskip)
+    ]
 
 
-def plugin_not_loaded(which_ray: str) -> NotInstalledError:
+def plugin_not_loaded(which_ray: str, nodes: Sequence[str]) -> NotInstalledError:
     return NotInstalledError(
-        f"{which_ray}, and its workers do not load rlskip's plug-in",
+        f"{which_ray}, and its workers do not load rlskip's plug-in on {', '.join(nodes)}",
         MODULES_VARIABLE,
         f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment (`rlskip doctor --ray` "
         "asks every node), or let verl start Ray",
@@ -161,18 +176,22 @@ def acknowledge(role: str, dump_dir: str) -> None:
     ConfigError
         Neither is possible, so the launcher process would end the run.
     """
-    in_ray = _put(records.job_id(), role)
+    failed = None
     try:
         records.acknowledge(dump_dir, role, host="verl", by=attached_by())
     except OSError as error:
+        failed = error
+    facts = {"dump_dir": str(dump_dir), "host": socket.gethostname(), "written": failed is None}
+    in_ray = _put(f"{records.job_id()}/{role}", json.dumps(facts))
+    if failed is not None:
         if not in_ray:
             raise ConfigError(
-                f"the acknowledgement cannot be written, and there is no Ray to carry it: {error}",
+                f"the acknowledgement cannot be written, and there is no Ray to carry it: {failed}",
                 f"skip.{role}.dump_dir={dump_dir}",
                 "name a directory that can be written",
-            ) from error
+            ) from failed
         # Dumps can still be read there. Each one that cannot be written costs a warning.
-        log.warning("rlskip: %s cannot be written: %s", dump_dir, error)
+        log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
 
 
 def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
@@ -185,9 +204,36 @@ def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
     dump_dirs
         The ``dump_dir`` of each enabled role.
     """
-    return _get(job) is not None or any(
-        records.acknowledged(dump_dir, role, job) for role, dump_dir in dump_dirs.items()
+    return any(
+        _get(f"{job}/{role}") is not None or records.acknowledged(dump_dir, role, job)
+        for role, dump_dir in dump_dirs.items()
     )
+
+
+def refuse_unshared(job: str, dump_dirs: Mapping[str, str]) -> None:
+    """In the launcher process: refuse a dump_dir that is another one where the job trains.
+
+    The parameters are those of :func:`is_acknowledged`.
+
+    Raises
+    ------
+    ConfigError
+        The process that trains has written an acknowledgement there, and it cannot be seen here.
+    """
+    deadline = time.monotonic() + SHOWN_S
+    for role, dump_dir in dump_dirs.items():
+        value = _get(f"{job}/{role}")
+        there = json.loads(value) if value is not None else {"written": False}
+        while there["written"] and not records.acknowledged(dump_dir, role, job):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"it is not shared: the process that trains, on {there['host']}, has its dumps "
+                    f"in {there['dump_dir']}, and {dump_dir} on {socket.gethostname()} is another "
+                    "directory",
+                    f"skip.{role}.dump_dir",
+                    "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
+                )
+            time.sleep(0.1)
 
 
 # -- details ---------------------------------------------------------------------------------

@@ -15,15 +15,16 @@ from typing import Any
 from hydra.core.utils import JobStatus
 
 from rlskip.config.settings import SkipSettings
-from rlskip.errors import NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip.hosts.verl.handshake import (
-    ask_worker,
     attached_by,
     is_acknowledged,
     plugin_not_loaded,
     reach_next_ray,
     reach_running_ray,
+    refuse_unshared,
     running_ray,
+    unreached_nodes,
 )
 from rlskip.hosts.verl.names import (
     MAIN_PPO_SYNC,
@@ -41,6 +42,7 @@ from rlskip.hosts.verl.releases import (
     warn_of_new_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
+from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,8 @@ class _Job:
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
         self._acknowledged = False
-        self._reached = self.found_ray  # then a worker was asked before the job
-        self._asked: Any = None  # the reference to a worker's answer
+        self._reached = self.found_ray  # then the nodes were asked before the job
+        self._asked: dict[str, Any] = {}  # the references to the nodes' answers
         self._ended = threading.Event()
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
 
@@ -83,18 +85,23 @@ class _Job:
     def watch(self, wait_s: float) -> None:
         """End the run if nothing is acknowledged within `wait_s` seconds.
 
-        End it earlier if a worker of the Ray that the job started does not load the plug-in.
+        End it earlier if a node of the Ray that the job started does not load the plug-in, or if
+        the process that trains has its dumps in another directory.
         """
 
         def wait() -> None:
             deadline = time.monotonic() + wait_s
             while not self._ended.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
-                if self.is_acknowledged():
+                if nodes := self._unreached():
+                    error = plugin_not_loaded("The job started Ray", nodes)
+                    _end_run("rlskip ends this run: %s", error)
                     return
-                if self._is_unreached():
-                    _end_run("rlskip ends this run: %s", plugin_not_loaded("The job started Ray"))
+                late = time.monotonic() >= deadline
+                if self.is_acknowledged() and (late or self._reached or running_ray() is None):
+                    if unshared := self.unshared():
+                        _end_run("rlskip ends this run: %s", unshared)
                     return
-                if time.monotonic() >= deadline:
+                if late and not self._acknowledged:
                     _end_run(
                         "rlskip ends this run after %g s (%s): %s",
                         wait_s, WAIT_VARIABLE, self.not_acknowledged(),
@@ -103,20 +110,26 @@ class _Job:
 
         threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
 
-    def _is_unreached(self) -> bool:
-        """Whether a worker of the job's own Ray answered that it does not load the plug-in."""
-        if self._reached or (ray := running_ray()) is None:
-            return False
+    def unshared(self) -> ConfigError | None:
+        """The error of a dump_dir that is another one where the job trains."""
         try:
-            if self._asked is None:
-                self._asked = ask_worker(ray)
-            if not ray.wait([self._asked], timeout=0)[0]:
-                return False
-            self._reached = ray.get(self._asked) is not None
+            refuse_unshared(self._name, self._dump_dirs)
+        except ConfigError as error:
+            return error
+        return None
+
+    def _unreached(self) -> list[str]:
+        """The nodes of the job's own Ray that answered that they do not load the plug-in."""
+        if self._reached or (ray := running_ray()) is None:
+            return []
+        try:
+            self._asked = self._asked or ask_nodes(ray, attached_by)
+            found = answers(ray, self._asked, 0)
         except Exception as error:  # no verdict; a node without rlskip fails when it imports verl
-            log.debug("rlskip: no worker could be asked: %s", error)
-            self._reached = True
-        return not self._reached
+            log.debug("rlskip: no node could be asked: %s", error)
+            found = {}
+        self._reached = not any(isinstance(a, Unanswered) and a.is_late for a in found.values())
+        return unreached_nodes(found)
 
     def end(self) -> None:
         self._ended.set()
@@ -182,7 +195,7 @@ def before_job(settings: SkipSettings) -> None:
 
 
 def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
-    """Fail a completed job that no process acknowledged.
+    """Fail a completed job that no process acknowledged, or that trained with another dump_dir.
 
     Parameters
     ----------
@@ -199,9 +212,13 @@ def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
     if job is None:
         return
     job.end()
-    if job_return.status == JobStatus.COMPLETED and not consulted and not job.is_acknowledged():
-        job_return.status = JobStatus.FAILED
-        job_return.return_value = job.not_acknowledged()
+    if job_return.status == JobStatus.COMPLETED and not consulted:
+        error: RlskipError | None = job.unshared()
+        if error is None and not job.is_acknowledged():
+            error = job.not_acknowledged()
+        if error is not None:
+            job_return.status = JobStatus.FAILED
+            job_return.return_value = error
     if one_of_many and not job.found_ray and (ray := running_ray()) is not None:
         ray.shutdown()
 

@@ -1,0 +1,69 @@
+"""The nodes of a Ray cluster: ask each of them the same question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Unanswered:
+    """Why a node gave no answer.
+
+    Parameters
+    ----------
+    reason
+        One line.
+    lacks_rlskip
+        Whether rlskip cannot be imported there.
+    is_late
+        Whether it may answer yet.
+    """
+
+    reason: str
+    lacks_rlskip: bool = False
+    is_late: bool = False
+
+
+def ask_nodes(ray: Any, question: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Call ``question(*args)`` on each live node, in a process of its own.
+
+    Returns
+    -------
+    dict
+        By the node's name, a reference to its answer, for :func:`answers`.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question)
+    asked = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            name = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+            asked[name] = task.options(scheduling_strategy=there).remote(*args)
+    return asked
+
+
+def answers(ray: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """What each node answered within `timeout_s` seconds, or :class:`Unanswered`."""
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+    return {
+        name: _answer(ray, reference) if reference in ready else _late(timeout_s)
+        for name, reference in asked.items()
+    }
+
+
+def _late(timeout_s: float) -> Unanswered:
+    return Unanswered(f"it did not answer within {timeout_s:.0f} s", is_late=True)
+
+
+def _answer(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1]
+        # Ray unpickles the question there, and reports what that raised as text.
+        return Unanswered(reason, lacks_rlskip="No module named 'rlskip" in str(error))

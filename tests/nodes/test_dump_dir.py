@@ -1,0 +1,110 @@
+"""Nodes that do not share a dump_dir, or do not load rlskip: found at the start, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.doctor.finding import ERROR, OK, WARNING
+from rlskip.doctor.nodes import ask_nodes
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts.verl import handshake
+from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+
+# Ray tells its workers the driver's sys.path: a node without rlskip has to hide it.
+HIDES_RLSKIP = """
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "rlskip":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide())
+"""
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "private").mkdir()
+    return tmp_path / "dumps"
+
+
+def name_of(nodes: Any, resource: str) -> str:
+    (node,) = (node for node in nodes.alive() if resource in node["Resources"])
+    return f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def test_doctor_reports_each_node(
+    make_nodes: Callable[[], Any], can_unshare: None, dumps: Path, tmp_path: Path
+) -> None:
+    nodes = make_nodes()
+    nodes.add_elsewhere("elsewhere", dumps, tmp_path / "private")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HIDES_RLSKIP)
+    nodes.add("bare", PYTHONPATH=str(tmp_path / "site"))
+    said = dict(ask_nodes([dumps]))
+    assert len(said) == 3
+
+    def of(resource: str, topic: str) -> list[tuple[str, str]]:
+        return [(f.level, f.what) for f in said[name_of(nodes, resource)] if f.topic == topic]
+
+    shared = f"{dumps} is the same directory as where rlskip doctor runs"
+    assert (OK, shared) in of("head", "dump dir")
+    assert [level for level, _ in of("elsewhere", "dump dir")].count(WARNING) == 1
+    for resource in ("head", "elsewhere"):
+        assert of(resource, "versions")[0][0] == OK
+        assert of(resource, "plug-in")[0][0] == OK
+    ((level, what),) = of("bare", "node")
+    assert level == ERROR
+    assert "rlskip does not run there" in what
+    assert not list(dumps.iterdir()), "the token is gone"
+
+
+def test_a_node_that_does_not_load_the_plugin_is_named(
+    make_nodes: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODULES_VARIABLE, PLUGIN)
+    nodes = make_nodes()
+    nodes.add("other")
+    handshake.reach_running_ray(handshake.running_ray())
+    nodes.add("without", **{MODULES_VARIABLE: ""})
+    with pytest.raises(NotInstalledError) as caught:
+        handshake.reach_running_ray(handshake.running_ray())
+    assert name_of(nodes, "without") in str(caught.value)
+    assert name_of(nodes, "other") not in str(caught.value)
+
+
+def test_a_trainer_that_does_not_share_the_launchers_dump_dir_is_refused(
+    make_nodes: Callable[[], Any],
+    can_unshare: None,
+    dumps: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    nodes = make_nodes()
+    nodes.add("near")
+    nodes.add_elsewhere("elsewhere", dumps, tmp_path / "private")
+
+    def train(job: str, on: str) -> None:
+        monkeypatch.setenv("RLSKIP_JOB", job)
+        env = {"env_vars": {"RLSKIP_JOB": job}}
+        there = ray.remote(handshake.acknowledge).options(resources={on: 1}, runtime_env=env)
+        ray.get(there.remote("rollout", str(dumps)))
+
+    train("one", "near")
+    handshake.refuse_unshared("one", {"rollout": str(dumps)})
+    train("two", "elsewhere")
+    monkeypatch.setattr(handshake, "SHOWN_S", 2.0)
+    assert list((tmp_path / "private").glob("records/two/rollout.active"))
+    with pytest.raises(ConfigError, match=r"skip\.rollout\.dump_dir: it is not shared"):
+        handshake.refuse_unshared("two", {"rollout": str(dumps)})
+    assert handshake.is_acknowledged("two", {"rollout": str(dumps)})
