@@ -104,6 +104,28 @@ seen += [trainer.generate(1, validate=True), trainer.generate(1)]
     assert steps(loop) == [None, 3]
 
 
+def test_validation_is_replayed_at_the_step_that_its_batch_states(
+    steps: Callable[[str], object], tmp_path: Path
+) -> None:
+    loop = """
+from rlskip.hosts.verl.trainer import next_step
+skip = {"dump_dir": sys.argv[1], "rollout": {"enable": True}, "validation": "replay"}
+trainer = Trainer({"skip": skip})
+trainer.init_workers()
+for step in (0, 1, 2):
+    if step:
+        next_step(step)
+        trainer.generate(step, global_steps=step)
+    seen += [trainer.generate(token, global_steps=step, validate=True) for token in (7, 8)]
+seen.append(len(trainer.manager.made))
+"""
+    assert steps(loop) == [0, 0, 1, 1, 2, 2, 8]
+    assert steps(loop) == [0, 0, 1, 1, 2, 2, 0]
+    [folder] = (tmp_path / "d").rglob("rollout_val")
+    calls = {str(file.parent.relative_to(folder)) for file in folder.rglob("gen_batch.dp")}
+    assert calls == {f"{step}{call}" for step in (0, 1, 2) for call in ("", "/1")}
+
+
 def test_a_step_that_the_trainer_states_counts_instead(steps: Callable[[str], object]) -> None:
     loop = """
 for trainer.global_steps in (1, 2):
