@@ -18,16 +18,19 @@ class Noting(SingleTurnAgentLoop):
 
 
 class Failing(Noting):
-    """One session fails once in step 1, as if by the machine; one fails always in step 2."""
+    """One session fails once in step 1, as if by the machine; one fails always in step 2.
+
+    The data are shuffled: step 1 has the questions 10, 1, 26 and 5, step 2 has 23, 7, 24 and 13.
+    """
 
     async def run(self, sampling_params, **kwargs):
         output = await super().run(sampling_params, **kwargs)
         which = kwargs["global_steps"], int(kwargs["index"]), kwargs["session_id"]
-        if which == (1, 2, 0):
+        if which == (1, 26, 0):
             with contextlib.suppress(FileExistsError):
                 open(os.environ["NOTES"] + ".reset", "x").close()
                 raise ConnectionError("connection reset")
-        if which == (2, 5, 1):
+        if which == (2, 7, 1):
             raise ValueError("the sandbox is gone")
         return output
 
