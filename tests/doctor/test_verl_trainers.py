@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(300)]
 
 ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 ONE_STEP = (

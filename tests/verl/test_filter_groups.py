@@ -38,7 +38,7 @@ BUFFERS = {
 }
 
 
-@pytest.fixture(scope="module", params=BUFFERS)
+@pytest.fixture(scope="module", params=["verl", pytest.param("rlskip", marks=pytest.mark.long)])
 def buffer(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return BUFFERS[request.param]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(2400)]
 
 STEPS, PROMPTS, N = 2, 4, 2
 A_STEP = PROMPTS * N

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, N = 2, 4, 2
 SESSIONS = STEPS * PROMPTS * (N + 1)

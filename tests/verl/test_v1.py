@@ -88,6 +88,7 @@ def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     assert "scores are replayed" not in b.output
 
 
+@pytest.mark.long
 def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
     run = verl091.train_by_coin("v1_coin", "v1", *ALL, *on, seed=2)
@@ -95,6 +96,7 @@ def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a: Any) ->
     assert run.grad_norms != a.grad_norms
 
 
+@pytest.mark.long
 def test_a_resumed_run_replays_what_is_left(verl091: Any, a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
     run = verl091.train("v1_resumed", "v1", *ALL, *on, *a.resume_after(1), seed=2)

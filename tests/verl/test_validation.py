@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(1800)]
 
 VALIDATES = (
     "trainer.val_before_train=True", "trainer.test_freq=1", "data.val_batch_size=1",
@@ -25,12 +25,9 @@ CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "colocate_async": ("verl091", "v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
     "verl 0.8": ("verl080", "legacy", "rollout", {}),
 }
-RARE = ("colocate_async", "verl 0.8")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in RARE else n for n in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_validation_is_replayed_without_an_engine(
     request: pytest.FixtureRequest, name: str
 ) -> None:
