@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(1800)]
 
 STEPS, N = 2, 2
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ BUFFERS = {
 }
 
 
-@pytest.fixture(scope="module", params=["verl", pytest.param("rlskip", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=BUFFERS)
 def buffer(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return BUFFERS[request.param]
 

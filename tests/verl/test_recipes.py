@@ -80,6 +80,7 @@ def test_each_call_of_a_step_is_replayed(a: Any, b: Any) -> None:
     assert (b.summary["rollout"]["hits"], b.summary["rollout"]["misses"]) == (4, 0)
 
 
+@pytest.mark.long
 def test_another_filter_generates_only_what_is_missing(a: Any, changed: Any) -> None:
     """Batches 1 to 3 fill step 1 now, 4 to 6 fill step 2; the dumps have batches 1 to 4."""
     assert changed.returncode == 0, changed.output[-4000:]
