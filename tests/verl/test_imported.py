@@ -12,7 +12,7 @@ import pytest
 
 from rlskip.cli.main import main
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_verls_own_queue_dump_is_imported_and_trained_on(verl091: Any, tmp_path: Path) -> None:

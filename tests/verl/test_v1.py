@@ -184,6 +184,7 @@ def _samples(run: Any) -> dict[str, str]:
     return dict(re.findall(r"sample (uid_sample_\S+) ([0-9a-f]+)", run.output))
 
 
+@pytest.mark.long
 def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
     on = ("+skip=async_rollout_cache", "skip.dump_dir=../async_dumps")
     first = _rollouter(verl091, "async_a", *on)
