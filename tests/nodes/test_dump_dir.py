@@ -14,7 +14,7 @@ from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
 # Ray tells its workers the driver's sys.path: a node without rlskip has to hide it.
 HIDES_RLSKIP = """
