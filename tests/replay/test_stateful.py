@@ -252,5 +252,12 @@ def test_the_same_on_a_real_transfer_queue(adapter):
     class OnTransferQueue(BufferAgainstModel):
         make_queue = staticmethod(lambda: adapter)
 
+        @invariant()
+        def nothing_is_lost(self):
+            # A put leaves what it does not state in a tag, as the error of an earlier attempt.
+            found = self.queue.list(self.partition)
+            assert found.keys() == self.tags.keys()
+            assert all(found[key].items() >= tag.items() for key, tag in self.tags.items())
+
     few = settings(max_examples=12, stateful_step_count=25, deadline=None)
     run_state_machine_as_test(OnTransferQueue, settings=few)
