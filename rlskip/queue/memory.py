@@ -213,9 +213,9 @@ def _is_late(held: Tag, tag: Tag) -> bool:
 
 
 def _merged(old: _Entry, row: Row, tag: Tag) -> _Entry:
-    """`old` after a put; the fields of an earlier attempt are removed."""
-    kept = {} if _is_late(tag, old.tag) else old.row
-    return _Entry({**old.tag, **tag}, {**kept, **row})
+    """`old` after a put; nothing of an earlier attempt is kept."""
+    kept = _EMPTY if _is_late(tag, old.tag) else old
+    return _Entry({**kept.tag, **tag}, {**kept.row, **row})
 
 
 def _common_fields(entries: Sequence[_Entry]) -> list[str]:
