@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
+
+from rlskip.jobs.shared import sees_token, token_in
 
 
 @attrs.frozen
@@ -45,6 +48,18 @@ def ask_nodes(ray: Any, question: Callable[..., Any], *args: Any) -> dict[str, A
             name = f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
             asked[name] = task.options(scheduling_strategy=there).remote(*args)
     return asked
+
+
+def nodes_without(ray: Any, directory: str | Path, timeout_s: float) -> list[str]:
+    """The nodes on which `directory` is another one than in this process.
+
+    A node that gives no answer within `timeout_s` seconds may be about to leave, and is not named.
+    """
+    if sum(node["Alive"] for node in ray.nodes()) < 2:
+        return []
+    with token_in(directory) as number:
+        found = answers(ray, ask_nodes(ray, sees_token, str(directory), number), timeout_s)
+    return [node for node, sees in found.items() if sees is False]
 
 
 def answers(ray: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

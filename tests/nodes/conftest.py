@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _QUICK = {
     "health_check_failure_threshold": 3,
 }
 _UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+_CHILDREN = "task/*/children"
 
 
 class Nodes:
@@ -34,9 +36,10 @@ class Nodes:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def add(self, name: str, **env: str) -> Any:
-        """A node with the resource `name`, and these environment variables of its own."""
-        return self.cluster.add_node(num_cpus=2, resources={name: 100}, env_vars=env)
+    def add(self, name: str, *, room: Mapping[str, int] | None = None, **env: str) -> Any:
+        """A node with the resource `name`, with `room` for more, and variables of its own."""
+        resources = {name: 100, **(room or {})}
+        return self.cluster.add_node(num_cpus=2, resources=resources, env_vars=env)
 
     def add_elsewhere(self, name: str, directory: Path, private: Path) -> None:
         """A node that finds `private` under the path of `directory`, as if on another disk."""
@@ -62,6 +65,15 @@ class Nodes:
         import ray
 
         return [node for node in ray.nodes() if node["Alive"]]
+
+    def kill(self, node: Any) -> None:
+        """SIGKILL the raylet and all that runs on its node."""
+        (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
+        workers = " ".join(file.read_text() for file in Path(f"/proc/{raylet}").glob(_CHILDREN))
+        for pid in (raylet, *map(int, workers.split())):
+            with contextlib.suppress(ProcessLookupError):  # its workers end without a raylet
+                os.kill(pid, signal.SIGKILL)
+        self.cluster.remove_node(node, allow_graceful=False)
 
     def end(self) -> None:
         import ray

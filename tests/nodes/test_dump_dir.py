@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rlskip.doctor.nodes import ask_nodes
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
+from rlskip.jobs.nodes import nodes_without
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -81,6 +83,19 @@ def test_a_node_that_does_not_load_the_plugin_is_named(
     assert name_of(nodes, "other") not in str(caught.value)
 
 
+def test_a_node_that_does_not_share_a_directory_is_named(
+    make_nodes: Callable[[], Any], can_unshare: None, dumps: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    nodes = make_nodes()
+    assert nodes_without(ray, dumps, 120) == []
+    nodes.add("near")
+    nodes.add_elsewhere("elsewhere", dumps, tmp_path / "private")
+    assert nodes_without(ray, dumps, 120) == [name_of(nodes, "elsewhere")]
+    assert not list(dumps.iterdir()), "the token is gone"
+
+
 def test_a_trainer_that_does_not_share_the_launchers_dump_dir_is_refused(
     make_nodes: Callable[[], Any],
     can_unshare: None,
@@ -108,3 +123,56 @@ def test_a_trainer_that_does_not_share_the_launchers_dump_dir_is_refused(
     with pytest.raises(ConfigError, match=r"skip\.rollout\.dump_dir: it is not shared"):
         handshake.refuse_unshared("two", {"rollout": str(dumps)})
     assert handshake.is_acknowledged("two", {"rollout": str(dumps)})
+
+
+APP = """
+import ray
+from rlskip.hosts.verl import handshake
+handshake.SHOWN_S = 2.0
+ray.init(address=os.environ["RAY_ADDRESS"])
+there = ray.remote(handshake.acknowledge).options(resources={os.environ["WHERE"]: 1})
+ray.get(there.remote("rollout", cfg.skip.dump_dir))
+time.sleep(float(os.environ["TRAINS_S"]))
+print("tr" + "ained")
+"""
+CONFIG = """
+actor_rollout_ref: {rollout: {n: 2}}
+ray_kwargs: {ray_init: {num_cpus: 1}}
+trainer: {experiment_name: e, use_v1: false}
+"""
+
+
+@pytest.mark.parametrize("where", ["near", "elsewhere"])
+def test_the_launcher_ends_a_run_whose_trainer_has_another_dump_dir(
+    make_nodes: Callable[[], Any],
+    make_app: Callable[..., Any],
+    can_unshare: None,
+    dumps: Path,
+    tmp_path: Path,
+    where: str,
+) -> None:
+    nodes = make_nodes()
+    if where == "near":
+        nodes.add(where)
+    else:
+        nodes.add_elsewhere(where, dumps, tmp_path / "private")
+    verl = tmp_path / "site" / "verl"
+    info = tmp_path / "site" / "verl-0.8.0.dist-info"
+    for folder in (verl, info):
+        folder.mkdir(parents=True)
+    (verl / "__init__.py").write_text("")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.8.0\n")
+    app = make_app(config=CONFIG, task=APP, functions="import verl\n")
+    run = app.run(
+        *("+skip=rollout_cache", f"skip.dump_dir={dumps}"),
+        PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]),
+        RAY_ADDRESS=nodes.cluster.address,
+        WHERE=where,
+        TRAINS_S="15" if where == "near" else "200",
+    )
+    if where == "near":
+        assert "trained" in run.said
+    else:
+        assert run.returncode != 0
+        assert "rlskip ends this run: skip.rollout.dump_dir: it is not shared" in run.said
+        assert "trained" not in run.said

@@ -56,7 +56,8 @@ from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 log = logging.getLogger(__name__)
 
 _JOB_KEY = "job"
-_PROBE_S = 120.0
+PROBE_S = 120.0
+"""Seconds that a node may take to answer."""
 
 SHOWN_S = 90.0
 """Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
@@ -125,7 +126,7 @@ def reach_running_ray(ray: Any) -> None:
     NotInstalledError
         Some node's workers do not load the plug-in, and what they load cannot be changed any more.
     """
-    unreached = unreached_nodes(answers(ray, ask_nodes(ray, attached_by), _PROBE_S))
+    unreached = unreached_nodes(answers(ray, ask_nodes(ray, attached_by), PROBE_S))
     if unreached:
         raise plugin_not_loaded("Ray was started before this job", unreached)
     _put(_JOB_KEY, json.dumps(_job_variables()))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -29,10 +30,13 @@ from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.settings import read_skip
 from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity, journaled_steps
+from rlskip.errors import ConfigError
 from rlskip.hosts.verl.fields import NEEDED
+from rlskip.hosts.verl.handshake import PROBE_S, running_ray
 from rlskip.hosts.verl.names import MANAGER_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.releases import verl_version
 from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY
+from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.role import role_specs
@@ -50,11 +54,18 @@ _journals: Journals | None = None
 def start_journals(
     config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
 ) -> Journals | None:
-    """The journals of the run; None if it has none."""
+    """The journals of the run; None if it has none.
+
+    Raises
+    ------
+    ConfigError
+        A node of Ray, where workers may run, does not share their directory.
+    """
     global _journals
     _journals = None
     if dispatch.journal:
         role = _role_of(config)
+        _refuse_unshared(role.directory)
         identity = journal_identity(journaled_as(role, config), dispatch)
         sync = look_up(config, MODE_KEY) == "sync"
         span = 1 if sync else _max_span(config)
@@ -116,6 +127,18 @@ def _role_of(config: DictConfig) -> RolloutTqSkip:
         OmegaConf.update(on, "skip.enable", True, force_add=True)
         OmegaConf.update(on, f"skip.{_ROLE}.enable", True, force_add=True)
     return RolloutTqSkip(read_skip(on, role_specs()).roles[_ROLE], config)
+
+
+def _refuse_unshared(directory: Path) -> None:
+    """Ray may place the workers, which write the journals, on any node."""
+    if (ray := running_ray()) is not None and (nodes := nodes_without(ray, directory, PROBE_S)):
+        raise ConfigError(
+            "it is not shared: the agent-loop workers write journals (dispatch.journal) in "
+            f"{directory}, which is another directory on {', '.join(nodes)}",
+            f"skip.{_ROLE}.dump_dir",
+            "name a directory that all nodes share: skip.dump_dir=/shared/dumps; or give up the "
+            "journals: dispatch.journal=false",
+        )
 
 
 def _max_span(config: Any) -> int | None:
