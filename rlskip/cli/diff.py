@@ -1,4 +1,4 @@
-"""`rlskip diff A B`: which prompts, tokens, log-probs and rewards differ, and from which token."""
+"""`rlskip diff A B`: in which sessions prompts, tokens, log-probs and rewards differ."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def diff(a: Selection, b: Selection, *, tolerance: float, limit: int) -> Answer:
     tallies, differences, unreadable = [], [], []
     for step, other in progress(pairs, "comparing"):
         try:
-            found, rows = compare(_load(a.run, step, a), _load(b.run, other, b), step, tolerance)
+            found, tally = compare(_load(a.run, step, a), _load(b.run, other, b), step, tolerance)
         except DumpError as error:
             unreadable.append({"step": step, "problem": str(error).partition("\n")[0]})
             continue
         differences += found
-        tallies.append(StepTally.of(step, rows, found))
+        tallies.append(tally)
     data = {
         "a": _label(a, b),
         "b": _label(b, a),
@@ -67,29 +67,35 @@ def _view(
 ) -> list[RenderableType]:
     view: list[RenderableType] = [text(f"A {data['a']}"), text(f"B {data['b']}"), text("")]
     view += [text(f"step {one['step']}: {one['problem']}", "red") for one in data["unreadable"]]
+    if tallies:
+        view.append(text("how many sessions and groups are the same; how many sessions differ in"))
     shown = table(
-        ">step", ">rows", ">same", ">prompts", ">tokens", ">log-probs", ">rewards", ">others"
+        ">step", ">sessions", ">groups", ">prompts", ">tokens", ">log-probs", ">rewards", ">others"
     )
     for tally in tallies:
-        shown.add_row(*(str(value) for value in attrs.astuple(tally)))
+        step, sessions, same, groups, same_groups, *counts = attrs.astuple(tally)
+        same_of = (f"{same} of {sessions}", f"{same_groups} of {groups}")
+        shown.add_row(str(step), *same_of, *map(str, counts))
     view.append(shown)
     for side, steps in (("A", data["only_in_a"]), ("B", data["only_in_b"])):
         if steps:
             view.append(text(f"only in {side}: steps {compact(steps)}"))
     if found:
         view.append(text(""))
-        rows = table(">step", ">row", ">in B", "uid", "what differs")
+        rows = table(">step", ">session", ">in B", "group", "what differs")
         for one in found[:limit]:
             rows.add_row(
                 f"{one.step}/{one.call}" if one.call is not None else str(one.step),
                 "" if one.a is None else str(one.a),
                 "" if one.b is None else str(one.b),
-                text(short(one.uid or "", 24)),
+                text(short(one.group, 24)),
                 text(_words(one)),
             )
         view.append(rows)
         if len(found) > limit:
-            view.append(text(f"{len(found) - limit} more rows differ: --limit, or --json for all"))
+            view.append(
+                text(f"{len(found) - limit} more sessions differ: --limit, or --json for all")
+            )
     elif tallies and not (data["only_in_a"] or data["only_in_b"] or data["unreadable"]):
         view.append(text("no difference"))
     return view

@@ -121,7 +121,7 @@ def ls(
 def show(
     step: Annotated[str, typer.Argument(help=STEP)],
     directory: Dir = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 3,
+    sessions: Annotated[int, typer.Option(min=0, help="How many to show.")] = 3,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
@@ -129,7 +129,7 @@ def show(
     from rlskip.cli.show import show
     from rlskip.runs.on_disk import find_target
 
-    return _put(show(find_target(step, _where(directory)), rows, _decoder(tokenizer)), as_json)
+    return _put(show(find_target(step, _where(directory)), sessions, _decoder(tokenizer)), as_json)
 
 
 @app.command()
@@ -189,7 +189,7 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     directory: Dir = None,
     tolerance: Annotated[float, typer.Option(min=0.0, help="For log-probs and rewards.")] = 0.0,
-    limit: Annotated[int, typer.Option(min=0, help="How many rows to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 20,
     as_json: Json = False,
 ) -> int:
     """Compare two runs or two steps.
@@ -258,7 +258,7 @@ def report(
     where: Annotated[Path | None, typer.Argument(help="A run, or a dump_dir with one.")] = None,
     html: Annotated[Path, typer.Option(help="The page to write.")] = Path("rlskip.html"),
     directory: Dir = None,
-    rows: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 50,
+    sessions: Annotated[int, typer.Option(min=0, help="How many to show.")] = 50,
     tokenizer: Tokenizer = None,
     timeline: Annotated[
         Path | None, typer.Option(help="The dispatch.timeline_dir of the job.")
@@ -272,7 +272,7 @@ def report(
     answer = report(
         the_run(_where(where or directory).resolve()),
         html,
-        rows=rows,
+        sessions=sessions,
         decoder=_decoder(tokenizer),
         timeline_dir=timeline,
     )

@@ -15,12 +15,12 @@ from rlskip.runs.on_disk import NoSuchPlaceError, Run
 
 
 def report(
-    run: Run, out: Path, *, rows: int, decoder: Decoder | None, timeline_dir: Path | None
+    run: Run, out: Path, *, sessions: int, decoder: Decoder | None, timeline_dir: Path | None
 ) -> Answer:
     """Write the page to `out`; it replaces a page that exists there."""
     if timeline_dir is not None and not timeline_dir.is_dir():
         raise NoSuchPlaceError("no such directory", f"--timeline {timeline_dir}")
-    made = look(run, rows, decoder, timeline_dir, lambda dumps: progress(dumps, "reading"))
+    made = look(run, sessions, decoder, timeline_dir, lambda dumps: progress(dumps, "reading"))
     content = render(made).encode("utf-8", "replace")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""`rlskip show STEP`: what is recorded of a dump, its fields, and some of its rows."""
+"""`rlskip show STEP`: what is recorded of a dump, its fields, and some of its sessions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from rlskip.store import DumpMeta
 _SHOWN = 400  # characters of a cell
 
 
-def show(target: Selection, rows: int, decoder: Decoder | None) -> Answer:
+def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
     """All dumps of `target` (a step has several if it has parts or shards)."""
     data, view = [], []
     for dump in target.dumps():
         columns = columns_of(dump.load())
         counts = Counts.of(columns)
         fields = [describe(name, column) for name, column in real_columns(columns).items()]
-        sample = _sample(columns, counts, rows, decoder)
+        sample = _sample(columns, counts, sessions, decoder)
         data.append(
             {
                 "dump": dump.name,

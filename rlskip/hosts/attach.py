@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import attrs
 import wrapt
 
+from rlskip._nodes import as_typed
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError, RlskipError
 
@@ -141,7 +142,8 @@ def install(config: Any, **how: Any) -> None:
                 for entry in entries:
                     _attach(_Attachment(role, entry))
             else:
-                log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
+                key = as_typed(f"skip.attach.{role}")
+                log.info("rlskip: %s has no effect: that role is off", key)
         for attachment in _attached.values():
             attachment.load_step()
     except Exception as error:

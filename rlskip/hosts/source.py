@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, raise_all
 from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
@@ -103,8 +104,8 @@ def is_on(role: str, config: Any, host: str) -> bool:
     settings = SkipManager.settings
     if config is not None and settings is not None and settings.node is not None:
         log.warning(
-            "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
-            "skip.%s.enable is not true",
-            host, role,
+            "rlskip: NOTHING that %s generates is skipped or cached: %s is false, or "
+            "%s is not true",
+            host, as_typed("skip.enable"), as_typed(f"skip.{role}.enable"),
         )  # fmt: skip
     return False

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._nodes import as_typed
 from rlskip.merge.turns import RESPONSES, MergeError
 
 logger = logging.getLogger(__name__)
@@ -151,4 +152,4 @@ def _overlong(overlong: list[int], rows: Rows, limit: int | None, on_overlong: s
             f"{RESPONSES}[{first}]",
             "merge.on_overlong=split stops merging at the turn before",
         )
-    logger.warning("%s (merge.on_overlong=warn)", what)
+    logger.warning("%s (%s)", what, as_typed("merge.on_overlong=warn"))

@@ -1,29 +1,31 @@
-"""Two dumps compared: which prompts, tokens, log-probs and rewards differ."""
+"""Two dumps compared: in which sessions prompts, tokens, log-probs and rewards differ."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
 
-from rlskip.runs.trajectories import Columns, Trajectory, plain, rows_of, values
+from rlskip.runs.counts import Counts
+from rlskip.runs.trajectories import Columns, plain, rows_of, values
 
 
 @attrs.frozen
 class Difference:
-    """A row of A and its counterpart in B (None: there is none).
+    """A session of A and its counterpart in B, by their places in the step (None: there is none).
 
-    ``token`` is the index in the response of the first token that differs, ``log_prob`` that of
-    the first log-prob that differs by more than the tolerance; ``by`` is the largest such gap.
-    ``call`` is the place of its call or part in the step, where there are several.
+    ``token`` is the first token that differs, counted over the responses of the session's turns,
+    ``log_prob`` the first log-prob that differs by more than the tolerance; ``by`` is the largest
+    such gap. ``reward`` is the sum over the turns. ``call`` is the place of its call or part in the
+    step, where there are several.
     """
 
     step: int
     a: int | None
     b: int | None
-    uid: str | None
+    group: str
     token: int | None = None
     log_prob: int | None = None
     by: float | None = None
@@ -35,83 +37,110 @@ class Difference:
 
 @attrs.frozen
 class StepTally:
-    """A step that both sides have: how many rows are the same, and how many differ in what."""
+    """A step that both sides have: of A's sessions and groups how many are the same in B.
+
+    The others are how many sessions differ in what.
+    """
 
     step: int
-    rows: int = 0
-    same: int = 0
+    sessions: int
+    same: int
+    groups: int
+    same_groups: int
     prompts: int = 0
     tokens: int = 0
     log_probs: int = 0
     rewards: int = 0
     others: int = 0
 
-    @classmethod
-    def of(cls, step: int, rows: int, found: Sequence[Difference]) -> StepTally:
-        return cls(
-            step,
-            rows,
-            rows - sum(one.a is not None for one in found),
-            prompts=sum(one.a is None or one.b is None for one in found),
-            tokens=sum(one.token is not None for one in found),
-            log_probs=sum(one.log_prob is not None for one in found),
-            rewards=sum(one.reward is not None for one in found),
-            others=sum(one.mask or one.field is not None for one in found),
-        )
+
+@attrs.frozen
+class _Session:
+    """A session with its turns one after the other; `cells` are those of rows without tokens."""
+
+    place: int
+    call: int
+    group: str
+    reward: float | None
+    prompts: list[list[int]] = attrs.field(factory=list)
+    response: list[int] = attrs.field(factory=list)
+    mask: list[int] = attrs.field(factory=list)
+    log_probs: list[float] | None = None
+    cells: list[dict[str, str]] = attrs.field(factory=list)
+
+    @property
+    def key(self) -> Hashable:
+        """Sessions with equal keys are compared: those of one prompt, else of one place."""
+        return tuple(self.prompts[0]) if self.prompts else self.place
 
 
 def compare(
     a: Sequence[Columns], b: Sequence[Columns], step: int, tolerance: float
-) -> tuple[list[Difference], int]:
-    """The rows that differ, and the number of rows of A.
+) -> tuple[list[Difference], StepTally]:
+    """The sessions that differ.
 
-    Rows are matched by their prompts: the first row of a prompt in A with the first in B. `a` and
-    `b` have the step's calls or parts in order.
+    Sessions are matched by their prompts: the first session of a prompt in A with the first in B.
+    `a` and `b` have the step's calls or parts in order.
     """
-    found, rows = _compare(a, b, step, tolerance)
-    if max(len(a), len(b)) > 1:
-        found = [
-            attrs.evolve(one, call=_call(b, one.b or 0) if one.a is None else _call(a, one.a))
-            for one in found
-        ]
-    return found, rows
+    mine, theirs = _sessions(a), _sessions(b)
+    several = max(len(a), len(b)) > 1
+    waiting: dict[Hashable, deque[_Session]] = defaultdict(deque)
+    for one in theirs:
+        waiting[one.key].append(one)
+    found, differ = [], set()
+    for one in mine:
+        queue = waiting[one.key]
+        other = queue.popleft() if queue else None
+        difference = {} if other is None else _compare_sessions(one, other, tolerance)
+        if other is None or difference:
+            call = one.call if several else None
+            b_place = None if other is None else other.place
+            found.append(Difference(step, one.place, b_place, one.group, call=call, **difference))
+            differ.add((one.call, one.group))
+    left = sorted((one for queue in waiting.values() for one in queue), key=lambda one: one.place)
+    found += [
+        Difference(step, None, one.place, one.group, call=one.call if several else None)
+        for one in left
+    ]
+    groups = {(one.call, one.group) for one in mine}
+    return found, StepTally(
+        step,
+        sessions=len(mine),
+        same=len(mine) - sum(one.a is not None for one in found),
+        groups=len(groups),
+        same_groups=len(groups - differ),
+        prompts=sum(one.a is None or one.b is None for one in found),
+        tokens=sum(one.token is not None for one in found),
+        log_probs=sum(one.log_prob is not None for one in found),
+        rewards=sum(one.reward is not None for one in found),
+        others=sum(one.mask or one.field is not None for one in found),
+    )
 
 
-def _call(parts: Sequence[Columns], place: int) -> int:
-    """The call or part that has the row at `place` of the step."""
-    for i, part in enumerate(parts):
-        if place < part.n:
-            return i
-        place -= part.n
-    return len(parts) - 1
+def _sessions(parts: Sequence[Columns]) -> list[_Session]:
+    found: list[_Session] = []
+    for call, part in enumerate(parts):
+        counts, rows = Counts.of(part), rows_of(part)
+        cells = [] if rows else _cells(part)
+        for one, reward in zip(counts.sessions, counts.rewards, strict=True):
+            session = _Session(len(found), call, one.group, reward)
+            turns = [rows[i] for i in one.rows] if rows else []
+            log_probs = [p for turn in turns for p in turn.log_probs or ()]
+            has_log_probs = any(turn.log_probs is not None for turn in turns)
+            found.append(
+                attrs.evolve(
+                    session,
+                    prompts=[turn.prompt for turn in turns],
+                    response=[token for turn in turns for token in turn.response],
+                    mask=[flag for turn in turns for flag in turn.mask or ()],
+                    log_probs=log_probs if has_log_probs else None,
+                    cells=[cells[i] for i in one.rows] if cells else [],
+                )
+            )
+    return found
 
 
-def _compare(
-    a: Sequence[Columns], b: Sequence[Columns], step: int, tolerance: float
-) -> tuple[list[Difference], int]:
-    rows_a = [row for part in a for row in rows_of(part)]
-    rows_b = [row for part in b for row in rows_of(part)]
-    if not rows_a and not rows_b:
-        return _compare_columns(a, b, step), sum(part.n for part in a)
-    waiting: dict[tuple[int, ...], deque[tuple[int, Trajectory]]] = defaultdict(deque)
-    for place, row in enumerate(rows_b):
-        waiting[tuple(row.prompt)].append((place, row))
-    found = []
-    for place, row in enumerate(rows_a):
-        queue = waiting[tuple(row.prompt)]
-        if not queue:
-            found.append(Difference(step, place, None, row.uid))
-            continue
-        other_place, other = queue.popleft()
-        difference = _compare_rows(row, other, tolerance)
-        if difference:
-            found.append(Difference(step, place, other_place, row.uid, **difference))
-    left = sorted((place, row) for queue in waiting.values() for place, row in queue)
-    found += [Difference(step, None, place, row.uid) for place, row in left]
-    return found, len(rows_a)
-
-
-def _compare_rows(a: Trajectory, b: Trajectory, tolerance: float) -> dict[str, Any]:
+def _compare_sessions(a: _Session, b: _Session, tolerance: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     token = _first(a.response, b.response)
     if token is not None:
@@ -129,8 +158,12 @@ def _compare_rows(a: Trajectory, b: Trajectory, tolerance: float) -> dict[str, A
         found["log_prob"] = 0
     if _other_reward(a.reward, b.reward, tolerance):
         found["reward"] = (a.reward, b.reward)
-    if token is None and (a.mask or []) != (b.mask or []):
+    if token is None and a.mask != b.mask:
         found["mask"] = True
+    if token is None and a.prompts != b.prompts:
+        found["field"] = "turns" if len(a.prompts) != len(b.prompts) else "observations"
+    if not a.prompts and (names := _other_cells(a.cells, b.cells)):
+        found = {"field": ", ".join(names)}
     return found
 
 
@@ -144,29 +177,16 @@ def _first(a: Sequence[int], b: Sequence[int]) -> int | None:
 def _other_reward(a: float | None, b: float | None, tolerance: float) -> bool:
     if a is None or b is None:
         return a is not b
-    return abs(a - b) > tolerance or (a != a) != (b != b)
+    return abs(a - b) > tolerance
 
 
-def _compare_columns(a: Sequence[Columns], b: Sequence[Columns], step: int) -> list[Difference]:
-    """Rollouts without tokens, compared row by row."""
-    left, right = _cells(a), _cells(b)
-    found = []
-    for i in range(max(len(left), len(right))):
-        if i >= len(left) or i >= len(right):
-            found.append(
-                Difference(step, i if i < len(left) else None, i if i < len(right) else None, None)
-            )
-            continue
-        names = [n for n in {**left[i], **right[i]} if left[i].get(n) != right[i].get(n)]
-        if names:
-            found.append(Difference(step, i, i, None, field=", ".join(names)))
-    return found
+def _other_cells(a: Sequence[dict[str, str]], b: Sequence[dict[str, str]]) -> list[str]:
+    """The columns in which a session's rows differ."""
+    names = {name: None for row in (*a, *b) for name in row}
+    return [name for name in names if [r.get(name) for r in a] != [r.get(name) for r in b]]
 
 
-def _cells(parts: Sequence[Columns]) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = []
-    for part in parts:
-        columns = {name: values(column) for name, column in part.columns.items()}
-        # As text: a NaN equals a NaN.
-        rows += [{n: repr(plain(c[i])) for n, c in columns.items()} for i in range(part.n)]
-    return rows
+def _cells(part: Columns) -> list[dict[str, str]]:
+    columns = {name: values(column) for name, column in part.columns.items()}
+    # As text: a NaN equals a NaN.
+    return [{n: repr(plain(c[i])) for n, c in columns.items()} for i in range(part.n)]

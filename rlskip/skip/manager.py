@@ -201,7 +201,7 @@ class SkipManager:
     def _uncalled(cls) -> str:
         """Why a role that is on was not called, and what to type instead."""
         if not cls.bypassed:
-            return (
+            return as_typed(
                 "no function decorated with it was called; decorate the stage with "
                 "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
             )

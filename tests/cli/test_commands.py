@@ -26,7 +26,7 @@ import pytest
         (["import", "{dumps}"], "no dumps of verl here"),
         (["nonsense"], "No such command"),
         (["show"], "Missing argument"),
-        (["show", "1", "--rows", "many"], "--rows"),
+        (["show", "1", "--sessions", "many"], "--sessions"),
         (["ls", "--no-such-option"], "No such option"),
     ],
 )

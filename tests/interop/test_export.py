@@ -208,7 +208,7 @@ def test_a_tokenizer_makes_text_of_tokens(
         made = Tokenizer(models.WordLevel(words, unk_token="w0"))
         PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(sys.argv[2])
         from rlskip.cli.main import main
-        main(["show", sys.argv[1], "--tokenizer", sys.argv[2], "--rows", "1"])
+        main(["show", sys.argv[1], "--tokenizer", sys.argv[2], "--sessions", "1"])
         main(["report", sys.argv[3], "--html", sys.argv[4], "--tokenizer", sys.argv[2], "--json"])
         page = open(sys.argv[4]).read()
         assert main(["show", sys.argv[1], "--tokenizer", sys.argv[3]]) == 2

@@ -56,7 +56,7 @@ def test_the_page_tells_what_the_records_and_dumps_say(
     rollouts = StepStore(run_dir).load(1)
     length = int(rollouts["response_mask"][0].sum())
     assert " ".join(map(str, rollouts["responses"][0, :length].tolist())) in page
-    few = rlskip("report", run_dir, "--html", out, "--rows", 4, "--json").json
+    few = rlskip("report", run_dir, "--html", out, "--sessions", 4, "--json").json
     assert few["sessions_shown"] == 4
 
 
@@ -117,7 +117,7 @@ def test_it_has_a_curve_by_step_and_the_best_and_worst_sessions(
             for turn in range(2)
         ]
         store.save(step, rows)
-    rlskip("report", tmp_path, "--html", tmp_path / "page.html", "--rows", 6)
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html", "--sessions", 6)
     page = (tmp_path / "page.html").read_text()
     points = re.findall(r"<title>(step [^<]*)</title></circle>", page)
     assert points == [

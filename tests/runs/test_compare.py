@@ -1,4 +1,4 @@
-"""`diff`: which prompts, tokens, log-probs and rewards differ."""
+"""`diff`: in which sessions prompts, tokens, log-probs and rewards differ."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def test_diff_says_from_which_token_on(rlskip: Any, dumps: Path) -> None:
     assert said.code == 1
     (found,) = said.json["differences"]
     assert [one["same"] for one in said.json["steps"]] == [8, 7, 8]
+    assert [one["same_groups"] for one in said.json["steps"]] == [4, 3, 4]
     assert (found["step"], found["a"], found["b"], found["token"]) == (2, 7, 7, 3)
     assert (found["log_prob"], found["reward"]) == (None, None)
     same = rlskip("diff", 1, 1, "-d", dumps / "grpo_tiny")
@@ -66,6 +67,39 @@ def test_diff_of_runs_names_steps_that_one_lacks(rlskip: Any, dumps: Path) -> No
     assert "only in A: steps 3" in said.out
 
 
+def turns(*, response: int = 7, reward: float = 1.0, seen: int = 5, n: int = 3) -> Any:
+    """Two groups of two sessions of `n` turns each; the last turn of the last one as given."""
+    rows = [
+        {
+            "uid": f"p{group}",
+            "session_id": session,
+            "turn": turn,
+            "prompt_ids": [9, group, *([seen if is_last else 5] * turn)],
+            "completion_ids": [6, response if is_last else 7],
+            "reward": (reward if is_last else 1.0) if turn == 2 else 0.0,
+        }
+        for group in range(2)
+        for session in range(2)
+        for turn in range(n if (group, session) == (1, 1) else 3)
+        for is_last in [(group, session, turn) == (1, 1, 2)]
+    ]
+    return [columns_of(rows)]
+
+
+def test_sessions_are_compared_over_their_turns() -> None:
+    """As `show` and `report` count them: a session of three turns is one, with one reward."""
+    found, tally = compare(turns(), turns(), 1, 0.0)
+    assert found == []
+    assert (tally.sessions, tally.same, tally.groups, tally.same_groups) == (4, 4, 2, 2)
+    (one,), tally = compare(turns(), turns(response=8, reward=0.5), 1, 0.0)
+    assert (one.a, one.b, one.group, one.token, one.reward) == (3, 3, "p1", 5, (1.0, 0.5))
+    assert (tally.same, tally.same_groups, tally.tokens, tally.rewards) == (3, 1, 1, 1)
+    (one,), _ = compare(turns(), turns(seen=4), 1, 0.0)
+    assert (one.field, one.token) == ("observations", None)
+    (one,), tally = compare(turns(), turns(n=2), 1, 0.0)
+    assert (one.a, one.token, one.reward, tally.sessions) == (3, 4, (1.0, 0.0), 4)
+
+
 NAN = float("nan")
 
 
@@ -75,8 +109,8 @@ def difference(tolerance: float = 0.0, **pair: tuple[Any, Any]) -> dict[str, Any
     for name, values in pair.items():
         for row, value in zip(rows, values, strict=True):
             row[name] = value
-    found, count = compare(*([columns_of([row])] for row in rows), 1, tolerance)
-    assert count == 1
+    found, tally = compare(*([columns_of([row])] for row in rows), 1, tolerance)
+    assert (tally.sessions, tally.same) == (1, 1 - len(found))
     return {} if not found else {k: v for k, v in vars_of(found[0]).items() if v}
 
 

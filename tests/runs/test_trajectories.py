@@ -14,7 +14,7 @@ from rlskip.store import StepStore
 
 
 def test_show_gives_figures_and_rows(rlskip: Any, run_dir: Path) -> None:
-    (shown,) = rlskip("show", 2, "-d", run_dir, "--rows", 2, "--json").json
+    (shown,) = rlskip("show", 2, "-d", run_dir, "--sessions", 2, "--json").json
     rollouts = StepStore(run_dir).load(2)
     fields = {field["name"]: field for field in shown["fields"]}
     assert fields["responses"]["shape"] == "8x8"

@@ -25,6 +25,7 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rlskip._nodes import as_typed
 from rlskip.config.check import look_up, mark_read
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.settings import read_skip
@@ -90,11 +91,8 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
         text = "rlskip: the journals of steps %s stay unused without rollout-level dispatch (%s)"
         log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
         return dispatch
-    text = (
-        "rlskip: steps %s have journals in %s: dispatch.rollout_level and dispatch.journal are "
-        "switched on, to complete them"
-    )
-    log.info(text, compact(steps), role.directory)
+    on = as_typed("dispatch.rollout_level and dispatch.journal are switched on")
+    log.info("rlskip: steps %s have journals in %s: %s", compact(steps), role.directory, on)
     return mark_read(dataclasses.replace(dispatch, rollout_level=True, journal=True))
 
 
@@ -124,8 +122,8 @@ def _role_of(config: DictConfig) -> RolloutTqSkip:
         return role
     on = copy.deepcopy(config)
     with open_dict(on):
-        OmegaConf.update(on, "skip.enable", True, force_add=True)
-        OmegaConf.update(on, f"skip.{_ROLE}.enable", True, force_add=True)
+        for key in ("skip.enable", f"skip.{_ROLE}.enable"):
+            OmegaConf.update(on, as_typed(key), True, force_add=True)
     return RolloutTqSkip(read_skip(on, role_specs()).roles[_ROLE], config)
 
 
