@@ -43,6 +43,23 @@ def init(tmp_path: Path) -> Callable[..., Path]:
     return start
 
 
+@pytest.fixture
+def dumped_calls(request: pytest.FixtureRequest, init: Callable[..., Path]) -> Callable[..., Path]:
+    """Dump steps with the module's `step`, as ``dumped_calls({1: "abc"})``; then start a fresh run.
+
+    The fresh run has `skip`, and the module's list `made` is empty.
+    """
+
+    def start(steps: dict[int, str], **skip: Any) -> Path:
+        init()
+        for number, calls in steps.items():
+            request.module.step(number, *calls)
+        request.module.made.clear()
+        return init(**skip)
+
+    return start
+
+
 def visit(step: int) -> None:
     """Begin a visit of `step`, also where it is the present step."""
     SkipManager.set_step(step + 1)

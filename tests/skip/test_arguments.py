@@ -75,14 +75,18 @@ def test_two_roles_do_not_share_a_directory(tmp_path: Path) -> None:
     assert set(SkipManager.skip_instances) == set(roles)
 
 
-def test_a_function_of_another_role_is_named(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The warnings of a test."""
     caplog.set_level(logging.WARNING)
+    return caplog
+
+
+def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
     init("async_rollout")
     SkipManager.set_step(1)
     generate([1])
-    assert caplog.text == ""
+    assert warned.text == ""
     for step in (2, 3, 4):
         SkipManager.set_step(step)
         generate([1])
@@ -90,32 +94,31 @@ def test_a_function_of_another_role_is_named(
         "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
         "rollout were called instead: +skip=rollout_cache"
     )
-    assert caplog.text.count("NEVER CONSULTED") == caplog.text.count(what) == 1
+    assert warned.text.count("NEVER CONSULTED") == warned.text.count(what) == 1
     assert SkipManager.bypassed == {"rollout"}
     init("rollout")
     assert SkipManager.bypassed == set()
     SkipManager.set_step(1)
     generate([1])
-    caplog.clear()
+    warned.clear()
     generate_one([1])
     SkipManager.set_step(2)
-    assert caplog.text == ""
+    assert warned.text == ""
 
 
 def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], warned: Any
 ) -> None:
-    caplog.set_level(logging.WARNING)
     init("rollout")
     SkipManager.set_step(1)
     SkipManager.set_step(1)
-    assert caplog.text == ""
+    assert warned.text == ""
     SkipManager.set_step(2)
-    assert "role rollout is enabled and was NEVER CONSULTED up to step 1" in caplog.text
-    assert "skip.attach.ROLE=package.module:function" in caplog.text
+    assert "role rollout is enabled and was NEVER CONSULTED up to step 1" in warned.text
+    assert "skip.attach.ROLE=package.module:function" in warned.text
     SkipManager.set_step(3)
-    assert caplog.text.count("NEVER CONSULTED") == 1
+    assert warned.text.count("NEVER CONSULTED") == 1
     init("async_rollout")  # its functions may be called in another process
     SkipManager.set_step(1)
     SkipManager.set_step(2)
-    assert caplog.text.count("NEVER CONSULTED") == 1
+    assert warned.text.count("NEVER CONSULTED") == 1

@@ -37,20 +37,6 @@ def step(number: int, *calls: str) -> list[str]:
     return [generate(call.lower(), greedy=call.isupper()) for call in calls]
 
 
-@pytest.fixture
-def dumped(init: Callable[..., Path]) -> Callable[..., Path]:
-    """Dump steps, as ``dumped({1: "abc"})``; then start a fresh run with `skip`."""
-
-    def start(steps: dict[int, str], **skip: Any) -> Path:
-        init()
-        for number, calls in steps.items():
-            step(number, *calls)
-        made.clear()
-        return init(**skip)
-
-    return start
-
-
 def on_disk(dumps: Path) -> list[str]:
     paths = (path.relative_to(dumps).parts[2:-1] for path in dumps.rglob("gen_batch.dp"))
     return sorted("/".join(parts) for parts in paths)
@@ -59,15 +45,15 @@ def on_disk(dumps: Path) -> list[str]:
 # -- which dump serves a call ------------------------------------------------------------------
 
 
-def test_each_call_has_a_dump_of_its_own(dumped: Any) -> None:
-    dumps = dumped({1: "abc"})
+def test_each_call_has_a_dump_of_its_own(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "abc"})
     assert on_disk(dumps) == ["1", "1/1", "1/2"]
     assert step(1, *"abc") == ["a1", "b2", "c3"]
     assert made == []
 
 
-def test_the_records_count_each_call(dumped: Any) -> None:
-    dumps = dumped({1: "abc"})
+def test_the_records_count_each_call(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "abc"})
     step(1, *"ca")
     step(1, *"c")
     (counted,) = tally_steps(dumps).values()
@@ -75,14 +61,14 @@ def test_the_records_count_each_call(dumped: Any) -> None:
     assert hits == {(1, 0): 1, (1, 2): 2}
 
 
-def test_a_call_is_served_whatever_its_place(dumped: Any) -> None:
-    dumped({1: "abc"})
+def test_a_call_is_served_whatever_its_place(dumped_calls: Any) -> None:
+    dumped_calls({1: "abc"})
     assert step(1, *"cab") == ["c3", "a1", "b2"]
     assert made == []
 
 
-def test_equal_calls_are_served_in_order_and_one_more_is_added(dumped: Any) -> None:
-    dumps = dumped({1: "aa"})
+def test_equal_calls_are_served_in_order_and_one_more_is_added(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "aa"})
     assert step(1, *"aaa") == ["a1", "a2", "a1"]
     assert made == ["a"], "the third is generated"
     assert on_disk(dumps) == ["1", "1/1", "1/2"]
@@ -90,8 +76,8 @@ def test_equal_calls_are_served_in_order_and_one_more_is_added(dumped: Any) -> N
     assert made == ["a"]
 
 
-def test_the_same_step_again_continues_the_visit(dumped: Any) -> None:
-    dumped({1: "aa"})
+def test_the_same_step_again_continues_the_visit(dumped_calls: Any) -> None:
+    dumped_calls({1: "aa"})
     assert step(1, "a") == ["a1"]
     SkipManager.set_step(1)
     assert generate("a") == "a2"
@@ -100,16 +86,16 @@ def test_the_same_step_again_continues_the_visit(dumped: Any) -> None:
     assert generate("a") == "a1"
 
 
-def test_a_greedy_baseline_is_a_call_of_its_own(dumped: Any) -> None:
-    dumped({1: "aAbB"})
+def test_a_greedy_baseline_is_a_call_of_its_own(dumped_calls: Any) -> None:
+    dumped_calls({1: "aAbB"})
     assert step(1, *"AaBb") == ["a2", "a1", "b4", "b3"]
     assert made == []
 
 
 def test_a_step_that_was_cut_off_replays_what_it_has(
-    dumped: Any, caplog: pytest.LogCaptureFixture
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dumps = dumped({1: "ab"})
+    dumps = dumped_calls({1: "ab"})
     with caplog.at_level(logging.INFO):
         assert step(1, *"abc") == ["a1", "b2", "c1"]
     assert "call 2 is generated: no dump of the step has its prompts" in caplog.text
@@ -119,8 +105,8 @@ def test_a_step_that_was_cut_off_replays_what_it_has(
 # -- mismatches and misses ---------------------------------------------------------------------
 
 
-def test_the_first_call_that_fits_none_is_a_mismatch(dumped: Any) -> None:
-    dumped({1: "ab"})
+def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
+    dumped_calls({1: "ab"})
     with pytest.raises(
         MismatchError,
         match=r"step 1, call 1, the nearest of its 2 calls, was "
@@ -131,16 +117,16 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped: Any) -> None:
 
 
 def test_a_later_call_that_fits_none_is_a_miss(
-    dumped: Any, caplog: pytest.LogCaptureFixture
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dumped({1: "ab"})
+    dumped_calls({1: "ab"})
     with caplog.at_level(logging.INFO):
         assert step(1, *"aB") == ["a1", "b1"]
     assert "step 1, call 1 is generated: extra.greedy: True now, False in" in caplog.text
 
 
-def test_regenerate_quarantines_only_the_call_that_differs(dumped: Any) -> None:
-    dumps = dumped({1: "ab"}, on_mismatch="regenerate")
+def test_regenerate_quarantines_only_the_call_that_differs(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "ab"}, on_mismatch="regenerate")
     assert step(1, *"xb") == ["x1", "b2"]
     assert made == ["x"]
     assert [name for name in on_disk(dumps) if "bad" not in name] == ["1", "1/1"]
@@ -148,8 +134,8 @@ def test_regenerate_quarantines_only_the_call_that_differs(dumped: Any) -> None:
     assert step(1, *"xb") == ["x1", "b2"]
 
 
-def test_ignore_takes_the_call_of_the_same_place_else_the_last(dumped: Any) -> None:
-    dumped({1: "abc"}, on_mismatch="ignore")
+def test_ignore_takes_the_call_of_the_same_place_else_the_last(dumped_calls: Any) -> None:
+    dumped_calls({1: "abc"}, on_mismatch="ignore")
     assert step(1, *"xayz") == ["a1", "b2", "c3", "c3"]
     assert made == []
 
@@ -160,8 +146,8 @@ def test_ignore_generates_what_the_step_never_had(init: Callable[..., Path]) -> 
     assert step(1, *"xy") == ["a1", "b2"]
 
 
-def test_on_miss_error_refuses_what_is_not_served(dumped: Any) -> None:
-    dumped({1: "ab"}, on_miss="error")
+def test_on_miss_error_refuses_what_is_not_served(dumped_calls: Any) -> None:
+    dumped_calls({1: "ab"}, on_miss="error")
     assert step(1, *"ab") == ["a1", "b2"]
     with pytest.raises(MissError, match="its dumps have served other calls"):
         generate("a")
@@ -172,8 +158,8 @@ def test_on_miss_error_refuses_what_is_not_served(dumped: Any) -> None:
     assert made == []
 
 
-def test_repeat_takes_the_same_call_of_its_source_else_the_last(dumped: Any) -> None:
-    dumped({1: "ab"}, action="repeat")
+def test_repeat_takes_the_same_call_of_its_source_else_the_last(dumped_calls: Any) -> None:
+    dumped_calls({1: "ab"}, action="repeat")
     assert step(5, *"xyz") == ["a1", "b2", "b2"]
     assert step(1, *"xyz") == ["a1", "b2", "b2"]
     assert made == []
@@ -188,8 +174,10 @@ def test_repeat_generates_all_calls_of_its_first_step(init: Callable[..., Path])
 # -- other steps of the run ----------------------------------------------------------------------
 
 
-def test_match_run_looks_in_other_steps(dumped: Any, caplog: pytest.LogCaptureFixture) -> None:
-    dumps = dumped({1: "ab", 2: "cd", 3: "ef"}, match="run")
+def test_match_run_looks_in_other_steps(
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = dumped_calls({1: "ab", 2: "cd", 3: "ef"}, match="run")
     with caplog.at_level(logging.INFO):
         assert step(1, *"abc") == ["a1", "b2", "c3"]
         assert step(2, *"def") == ["d4", "e5", "f6"]
@@ -199,20 +187,20 @@ def test_match_run_looks_in_other_steps(dumped: Any, caplog: pytest.LogCaptureFi
     assert on_disk(dumps) == ["1", "1/1", "2", "2/1", "3", "3/1", "3/2", "3/3"]
 
 
-def test_match_run_serves_each_dump_once_a_visit(dumped: Any) -> None:
-    dumped({1: "a", 3: "a"}, match="run")
+def test_match_run_serves_each_dump_once_a_visit(dumped_calls: Any) -> None:
+    dumped_calls({1: "a", 3: "a"}, match="run")
     assert step(2, *"aaa") == ["a1", "a2", "a1"]
     assert made == ["a"]
 
 
-def test_what_no_step_has_is_still_a_mismatch(dumped: Any) -> None:
-    dumped({1: "a", 2: "b"}, match="run")
+def test_what_no_step_has_is_still_a_mismatch(dumped_calls: Any) -> None:
+    dumped_calls({1: "a", 2: "b"}, match="run")
     with pytest.raises(MismatchError, match="step 1 was made for another call"):
         step(1, "x")
 
 
-def test_a_mismatch_names_the_step_that_has_the_prompts(dumped: Any) -> None:
-    dumped({1: "a", 2: "bc"})
+def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
+    dumped_calls({1: "a", 2: "bc"})
     with pytest.raises(MismatchError) as caught:
         step(1, "c")
     assert "A dump of step 2, call 1 has its prompts" in str(caught.value)
@@ -231,9 +219,9 @@ def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> N
 @pytest.mark.parametrize("file", ["gen_batch.dp", "meta.json"])
 @pytest.mark.parametrize("how", ["cut", "altered", "gone"])
 def test_a_damaged_call_costs_that_call_only(
-    dumped: Any, damaged: int, file: str, how: str
+    dumped_calls: Any, damaged: int, file: str, how: str
 ) -> None:
-    dumps = dumped({1: "abc"})
+    dumps = dumped_calls({1: "abc"})
     folder = next(dumps.glob("*/*/1")) / (str(damaged) if damaged else "")
     content = (folder / file).read_bytes()
     if how == "cut":
@@ -250,8 +238,8 @@ def test_a_damaged_call_costs_that_call_only(
     assert [name for name in on_disk(dumps) if "bad" not in name] == ["1", "1/1", "1/2"]
 
 
-def test_a_call_that_was_removed_costs_that_call_only(dumped: Any) -> None:
-    dumps = dumped({1: "abc"})
+def test_a_call_that_was_removed_costs_that_call_only(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "abc"})
     shutil.rmtree(next(dumps.glob("*/*/1/1")))
     assert step(1, *"bca") == ["b1", "c3", "a1"]
     assert made == ["b"]

@@ -35,29 +35,15 @@ def step(number: int, *calls: str) -> list[str]:
     return [generate(call) for call in calls]
 
 
-@pytest.fixture
-def dumped(init: Callable[..., Path]) -> Callable[..., Path]:
-    """Dump steps, as ``dumped({1: "abc"})``; then start a fresh run with `skip`."""
-
-    def start(steps: dict[int, str], **skip: Any) -> Path:
-        init()
-        for number, calls in steps.items():
-            step(number, *calls)
-        made.clear()
-        return init(**skip)
-
-    return start
-
-
-def test_a_step_whose_only_dump_is_damaged_is_a_miss_like_any_other(dumped: Any) -> None:
-    (dump,) = dumped({1: "a"}, on_miss="error").rglob("gen_batch.dp")
+def test_a_step_whose_only_dump_is_damaged_is_a_miss_like_any_other(dumped_calls: Any) -> None:
+    (dump,) = dumped_calls({1: "a"}, on_miss="error").rglob("gen_batch.dp")
     dump.write_bytes(b"")
     with pytest.raises(MissError, match="step 1 has no usable dump, and"):
         step(1, "a")
 
 
-def test_a_refused_call_does_not_count(dumped: Any) -> None:
-    dumps = dumped({1: "ab"}, on_miss="error")
+def test_a_refused_call_does_not_count(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "ab"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
     SkipManager.set_step(1)
     for prompts in "xy":
@@ -98,8 +84,8 @@ def test_a_dump_that_served_a_call_before_it_was_read_serves_no_other(store: Ste
     assert list(visit.fitting(identity)) == []
 
 
-def test_what_a_step_generates_is_found_from_other_steps(dumped: Any) -> None:
-    dumped({1: "a", 3: "c"}, match="run")
+def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> None:
+    dumped_calls({1: "a", 3: "c"}, match="run")
     step(3, *"cq")  # looks into step 1 for `q`
     step(1, *"an")
     made.clear()
@@ -107,21 +93,21 @@ def test_what_a_step_generates_is_found_from_other_steps(dumped: Any) -> None:
     assert made == []
 
 
-def test_a_mismatch_under_match_run_does_not_advise_it(dumped: Any) -> None:
-    dumped({1: "a"})
+def test_a_mismatch_under_match_run_does_not_advise_it(dumped_calls: Any) -> None:
+    dumped_calls({1: "a"})
     step(2, "x")
     generate("b", top_k=1)
     SkipManager.flush()
-    dumped({}, match="run")
+    dumped_calls({}, match="run")
     with pytest.raises(MismatchError) as caught:
         step(1, "b")
     assert "match=run" not in str(caught.value)
 
 
 def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
-    dumped: Any, monkeypatch: pytest.MonkeyPatch
+    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dumped({1: "a", 2: "b"})
+    dumped_calls({1: "a", 2: "b"})
     load, replaced = StepStore.load_with_meta, []
 
     def load_later(self: StepStore, number: int, **more: Any) -> Any:
