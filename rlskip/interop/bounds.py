@@ -30,7 +30,7 @@ class ForeignDumpError(RlskipError, ValueError):
 class Budget:
     """What a file of `size` bytes may cost: 1024 bytes for each byte, and 64 MiB.
 
-    ``parsed`` counts the bytes that were read as pickles: a pickle may contain others, each once.
+    ``parsed`` counts the bytes of the pickles within the file's own: it may contain each once.
     """
 
     size: int
@@ -66,21 +66,21 @@ def check_value(value: Any, budget: Budget) -> None:
 
     A part that occurs several times is charged each time, as a copy of it costs.
     """
-    _weigh(value, budget, {}, set())
+    _weigh(value, budget, {})
 
 
-def _weigh(value: Any, budget: Budget, weights: dict[int, int], under_way: set[int]) -> int:
-    known = weights.get(id(value))
-    if known is not None:
+def _weigh(value: Any, budget: Budget, weights: dict[int, int]) -> int:
+    """`weights` has 0 for a value whose parts are being weighed."""
+    if id(value) in weights:
+        known = weights[id(value)]
+        if not known:
+            raise ForeignDumpError("a value that contains itself")
         budget.spend(known)
         return known
-    if id(value) in under_way:
-        raise ForeignDumpError("a value that contains itself")
-    under_way.add(id(value))
+    weights[id(value)] = 0
     weight = 1 + _own_weight(value)
     budget.spend(weight)
-    weight += sum(_weigh(part, budget, weights, under_way) for part in _parts(value))
-    under_way.discard(id(value))
+    weight += sum(_weigh(part, budget, weights) for part in _parts(value))
     weights[id(value)] = weight
     return weight
 

@@ -223,7 +223,6 @@ class _Reader:
                     raise ForeignDumpError("a storage of another size than its record")
                 return storages[key]
 
-            self.budget.parse(sizes[main])
             return self.pickle(io.BytesIO(archive.read(main)), storage)
 
     def _pickled_storage(self, data: bytes) -> Storage:
@@ -266,10 +265,11 @@ def _read_storage(file: IO[bytes], nbytes: int, dtype: torch.dtype) -> Storage:
     memory = torch.empty(nbytes, dtype=torch.uint8)
     view = memory.numpy()
     for start in range(0, nbytes, _CHUNK):
-        chunk = file.read(min(_CHUNK, nbytes - start))
-        view[start : start + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        if not chunk:
+        part = view[start : start + _CHUNK]
+        chunk = file.read(len(part))
+        if len(chunk) < len(part):
             raise ForeignDumpError("a storage that ends early")
+        part[:] = np.frombuffer(chunk, np.uint8)
     return Storage(memory.view(dtype))
 
 

@@ -71,6 +71,16 @@ def test_verl_has_one_call_of_a_step(rlskip: Any, tmp_path: Path) -> None:
     assert batch["prompts"].tolist() == [[1]]
 
 
+def test_rows_name_the_call_of_a_step_of_several(rlskip: Any, tmp_path: Path) -> None:
+    store = StepStore(tmp_path / RUN)
+    for step, calls in ((1, 1), (2, 2)):
+        for call in range(calls):
+            store.save(step, {"responses": torch.tensor([[call]])}, part=call or None)
+    out = rlskip("export", tmp_path / RUN, "--to", "jsonl").out
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["step"], row.get("part")) for row in rows] == [(1, None), (2, 0), (2, 1)]
+
+
 def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
     numbers = [float("nan"), float("inf"), -float("inf"), 1.5]

@@ -11,7 +11,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.keys import status_tag
+from rlskip.keys import DUMP_POSITION, status_tag
 from rlskip.queue import MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
 from rlskip.runs.on_disk import Selection, the_run
@@ -63,6 +63,22 @@ def test_a_dump_that_is_there_stays(rlskip: Any, foreign: Path, tmp_path: Path) 
     said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
     assert [one["nbytes"] is None for one in said.json] == [True, False, False]
     assert StepStore(tmp_path / "ours" / RUN).load(1) == ["ours"]
+
+
+def test_dumps_of_ours_beside_them_are_left_out(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    StepStore(foreign / "ours_ours" / "GBS1_N1_in1_out1").save(1, ["ours"])
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+    assert [(one["step"], one["run"]) for one in said.json] == [(1, RUN), (2, RUN), (7, RUN)]
+
+
+def test_the_groups_of_a_step_are_counted_over_its_parts(
+    rlskip: Any, foreign: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(foreign / RUN / "7" / "0", foreign / RUN / "7" / "1")
+    assert rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle").code == 0
+    store = StepStore(tmp_path / "ours" / RUN)
+    roots = [group["tags"][""] for part in (0, 1) for group in store.load(7, part=part)["groups"]]
+    assert [root[DUMP_POSITION] for root in roots] == [0, 1, 2, 3]
 
 
 def test_verl_0_8_names_its_steps_otherwise(rlskip: Any, verl_files: Path, tmp_path: Path) -> None:

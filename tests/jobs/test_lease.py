@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -254,6 +255,28 @@ def test_waiting_is_bounded(store: StepStore, caplog: pytest.LogCaptureFixture) 
     lease.release()
     assert _lease_file(store).exists(), "the first one keeps its own"
     alive.release()
+
+
+def test_an_owner_that_is_alive_and_hangs_is_waited_for_until_wait_s(
+    store: StepStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, beats = _lease_file(store), itertools.count()
+    assert Lease(path, ttl_s=3600).acquire()
+
+    def renew() -> bool:
+        path.write_text(f"the owner's beat {next(beats)}")
+        return False
+
+    began = time.monotonic()
+    with caplog.at_level(logging.INFO):
+        lease = _flight(store, ttl_s=0.1, wait_s=1).enter(1, renew)
+    assert lease is not None
+    assert time.monotonic() - began > 1
+    assert "another job generates step 1; waiting for it, 1 s at most" in caplog.text
+    assert "of waiting for step 1; generating it" in caplog.text
+    assert "no sign of life" not in caplog.text
+    lease.release()
+    assert path.exists(), "the owner keeps its own"
 
 
 def test_an_error_while_looking_gives_the_lease_back(store: StepStore) -> None:

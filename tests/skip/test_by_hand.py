@@ -65,3 +65,13 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
     SkipManager.skip_instances["rollout"].begin_visit()
     with pytest.raises(MismatchError):
         Trainer().stage({"ids": [3]})
+
+
+def test_by_hand_each_step_has_its_own_dumps(init: Callable[..., Path]) -> None:
+    init()
+    skip: Any = SkipManager.skip_instances["rollout"]
+    skip.prepare_data(3, {"made": 3}, PROMPTS)
+    init()
+    skip = SkipManager.skip_instances["rollout"]
+    assert skip.meet_precondition(3, plain, PROMPTS)
+    assert not skip.meet_precondition(4, plain, PROMPTS)

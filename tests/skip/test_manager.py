@@ -114,6 +114,7 @@ def test_what_cannot_be_dumped_still_reaches_the_trainer(
     assert generate([1])["a"] == 1
     assert "NOT dumped, training goes on" in caplog.text
     assert "lock" in caplog.text
+    assert "Traceback" not in caplog.text, "the message says it all"
     assert steps_on_disk(dumps) == []
 
 

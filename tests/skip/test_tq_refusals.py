@@ -78,6 +78,7 @@ def test_a_dump_that_fails_costs_a_warning(
     role.store.save = full
     assert len(Trainer(MemoryQueue()).step(1, prompts("a"))) == 3
     assert "NOT dumped, training goes on" in caplog.text
+    assert "Traceback" in caplog.text, "an error that rlskip does not know"
     assert not list(dumps.rglob("gen_batch.dp"))
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
-from rlskip.skip.visit import Found, Visit
+from rlskip.skip.visit import Found, OtherSteps, Visit
 from rlskip.store import Identity, StepStore
 
+IDENTITY = Identity(prompts_hash="a" * 32)
 made: list[str] = []
 
 
@@ -77,11 +80,63 @@ def test_what_another_job_adds_meanwhile_is_one_of_the_steps_calls(store: StepSt
 
 
 def test_a_dump_that_served_a_call_before_it_was_read_serves_no_other(store: StepStore) -> None:
-    identity = Identity(prompts_hash="a" * 32)
-    store.save(1, "x", identity=identity)
+    store.save(1, "x", identity=IDENTITY)
     visit = Visit(store, 1)
     visit.take(Found(1, 0))
-    assert list(visit.fitting(identity)) == []
+    assert list(visit.fitting(IDENTITY)) == []
+
+
+def test_a_dump_without_an_identity_serves_any_call_but_last(store: StepStore) -> None:
+    store.save(1, "imported")
+    store.save(1, "x", part=1, identity=IDENTITY)
+    assert list(Visit(store, 1).fitting(IDENTITY)) == [Found(1, 1), Found(1, 0)]
+
+
+def test_dumps_that_differ_in_what_only_warns_serve_in_their_order(store: StepStore) -> None:
+    for number, model in enumerate("aba"):
+        identity = attrs.evolve(IDENTITY, model=model)
+        store.save(1, "x", part=number or None, identity=identity)
+    visit = Visit(store, 1)
+    for _ in ("they are read", "they are known"):
+        assert [found.number for found in visit.fitting(IDENTITY)] == [0, 1, 2]
+
+
+def test_the_number_of_a_lost_dump_is_free_until_another_job_takes_it(store: StepStore) -> None:
+    for part in (None, 1):
+        store.save(1, "x", part=part)
+    visit = Visit(store, 1)
+    assert visit.next_number() == 2
+    visit.lose(Found(1, 0))
+    assert (visit.kth(0), visit.next_number()) == (None, 0)
+    assert visit.is_damaged
+    visit.others_wrote(0)
+    assert (visit.kth(0), visit.next_number()) == (Found(1, 0), 2)
+    assert not visit.is_damaged
+
+
+def test_a_dump_that_cannot_be_read_may_have_been_the_calls(
+    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped_calls({1: "ab"})
+    read_meta = StepStore.read_meta
+
+    def read(self: StepStore, number: int, part: int | None = None) -> Any:
+        if part is None:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_meta(self, number, part)
+
+    monkeypatch.setattr(StepStore, "read_meta", read)
+    assert step(1, "x") == ["x1"], "not a mismatch with the other dump"
+
+
+def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
+    dumped_calls: Any,
+) -> None:
+    dumps = dumped_calls({1: "a"}, on_mismatch="regenerate")
+    assert step(1, "a") == ["a1"]
+    generate(object())
+    assert len(made) == 1
+    assert not list(dumps.rglob("*.bad-*"))
 
 
 def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> None:
@@ -91,6 +146,15 @@ def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> N
     made.clear()
     step(3, *"cn")
     assert made == []
+
+
+def test_each_dump_of_another_step_is_offered_once(store: StepStore) -> None:
+    store.save(1, "x", identity=IDENTITY)
+    others = OtherSteps(store)
+    for _ in range(2):
+        for _ in ("it is read", "it is known"):
+            assert others.find("a" * 32, 2) == [Found(1, 0)]
+        others.forget(1)
 
 
 def test_a_mismatch_under_match_run_does_not_advise_it(dumped_calls: Any) -> None:
@@ -119,3 +183,10 @@ def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
     monkeypatch.setattr(StepStore, "load_with_meta", load_later)
     assert step(1, "a") == ["a1"]
     assert made == ["a"]
+
+
+def test_repeat_passes_over_a_damaged_call(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "ab"}, action="repeat")
+    (next(dumps.glob("*/*/1/1")) / "meta.json").write_text("{}")
+    assert step(5, *"xy") == ["a1", "a1"]
+    assert made == []

@@ -1,0 +1,76 @@
+"""The reader of torch's archives: the forms that torch.save does not write are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.pickles import read_queue_batch
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def batch(rows: int = 3, tags: int = 3, keys: int = 3) -> dict[str, Any]:
+    fields = TensorDict({"x": torch.arange(rows)}, [rows])
+    return {"tensordict": fields, "tags": [{}] * tags, "keys": ["u_0_0"] * keys}
+
+
+@pytest.mark.parametrize("more", ["rows", "tags", "keys"])
+def test_rows_tags_and_keys_of_a_queue_batch_are_as_many(tmp_path: Path, more: str) -> None:
+    counts = {"rows": 2, "tags": 2, "keys": 2, more: 3}
+    (tmp_path / "tq_batch.pt").write_bytes(saved(batch(**counts)))
+    with pytest.raises(ForeignDumpError, match="differ in number"):
+        read_queue_batch(tmp_path / "tq_batch.pt")
+
+
+def test_scripted_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tq_batch.pt"
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(file))
+    with pytest.raises(ForeignDumpError, match="holds code"):
+        read_queue_batch(file)
+
+
+FORMS = {
+    "as torch.save writes it": None,
+    "compressed": "a form that torch.save does not write",
+    "with a record twice": "a form that torch.save does not write",
+    "with false sizes": "a form that torch.save does not write",
+    "big-endian": "another byte order",
+    "with a record cut short": "a storage that ends early",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_has_the_form_that_torch_writes(tmp_path: Path, form: str) -> None:
+    written = io.BytesIO()
+    data = saved(batch())
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(written, "w") as new:
+        compression = zipfile.ZIP_DEFLATED if form == "compressed" else zipfile.ZIP_STORED
+        for name in [*old.namelist(), *old.namelist()[: form == "with a record twice"]]:
+            content = old.read(name)
+            if form == "big-endian" and name.endswith("byteorder"):
+                content = b"big"
+            cut = form == "with a record cut short" and name.endswith("data/0")
+            new.writestr(name, content[:8] if cut else content, compression)
+            new.infolist()[-1].file_size = len(content)
+        if form == "with false sizes":
+            new.infolist()[-1].file_size = 1 << 20
+        new.comment = bytes(60_000)  # so that the file is larger than its content
+    file = tmp_path / "tq_batch.pt"
+    file.write_bytes(written.getvalue())
+    refused = FORMS[form]
+    with pytest.raises(ForeignDumpError, match=refused) if refused else contextlib.nullcontext():
+        read_queue_batch(file)
