@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.interop.bounds import ForeignDumpError
-from rlskip.interop.pickles import read_queue_batch
+from rlskip.interop.pickles import read_data_proto, read_queue_batch
 
 
 def saved(value: Any) -> bytes:
@@ -74,3 +74,15 @@ def test_an_archive_has_the_form_that_torch_writes(tmp_path: Path, form: str) ->
     refused = FORMS[form]
     with pytest.raises(ForeignDumpError, match=refused) if refused else contextlib.nullcontext():
         read_queue_batch(file)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 2000, -1])
+def test_a_torn_file_is_an_error_of_one_line(verl_files: Path, tmp_path: Path, cut: int) -> None:
+    for name, read in (
+        ("verl-0.9.1-torch.dp", read_data_proto),
+        ("verl-0.9.1-queue.pt", read_queue_batch),
+    ):
+        file = tmp_path / name
+        file.write_bytes((verl_files / name).read_bytes()[:cut])
+        with pytest.raises(ForeignDumpError):
+            read(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import contextlib
 import io
@@ -205,7 +206,7 @@ def memory_attacks() -> dict[str, Any]:
     reconstruct = np.array(0).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     buffered = np.arange(2).__reduce_ex__(5)[0]
-    retyped = torch._tensor._rebuild_from_type_v2
+    retyped, parameter = torch._tensor._rebuild_from_type_v2, torch._utils._rebuild_parameter
     a, objects, flags = b"A" * 8, np.dtype("O"), np.dtype("O").flags
     hidden = dtype("O8", 3, "|", None, None, None, -1, -1, 0)
     beyond = dtype("S8", 3, "|", None, ("x",), {"x": (np.dtype("i8"), 1 << 40)}, 8, 1, 0)
@@ -236,12 +237,15 @@ def memory_attacks() -> dict[str, Any]:
         "a part of objects": Made(scalar, part, a),
         "a dtype that grows": [growing, column(growing, a), Stated(growing, grown)],
         "a structure": Made(np.dtype, "O,i8", False, True),
+        "another type": Made(retyped, parameter, np.ndarray, (torch.zeros(1), False), None),
+        "another codec": Made(codecs.encode, "x", "zip"),
+        "two numbers for one": Made(scalar, np.dtype("i4"), a),
         "a structure's mapping": Made(np.dtype, {"x": (objects, 0)}, False, True),
         "objects in a buffer": Made(buffered, a, objects, (1,), "C"),
         "a buffer that may move": Made(buffered, np.zeros(100), np.dtype("i8"), (100,), "C"),
         "a tensor at an address": Made(torch.Tensor, cdata=0x41414141),
         "a storage of an allocator": Made(torch.UntypedStorage, 8, allocator=0x41414141),
-        "a function's defaults": Stated(torch._utils._rebuild_parameter, (None, {"x": 1})),
+        "a function's defaults": Stated(parameter, (None, {"x": 1})),
     }
 
 
@@ -266,6 +270,7 @@ def test_every_kind_of_array_is_read_as_pickle_would(tmp_path: Path, protocol: i
         "empty": np.zeros((0, 3)),
         "one": np.array(1.5),
         "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "axes in another order": np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2),
         "complex": np.ones(2, "c16"),
         "scalar": np.float32(3),
         "flag": np.bool_(True),
@@ -292,10 +297,10 @@ def test_a_size_that_torch_would_infer_is_refused(tmp_path: Path) -> None:
 
 def test_a_storage_of_another_byte_order_is_refused(tmp_path: Path) -> None:
     file, flag = tmp_path / "gen_batch.dp", FLOATS.index(b"\x88", FLOATS.index(b"little_endian"))
-    for data in (FLOATS, FLOATS[:flag] + b"\x89" + FLOATS[flag + 1 :]):
-        file.write_bytes(crafted(Made(torch.storage._load_from_bytes, data)))
-        with contextlib.nullcontext() if data is FLOATS else pytest.raises(ForeignDumpError):
-            read_data_proto(file)
+    data = FLOATS[:flag] + b"\x89" + FLOATS[flag + 1 :]
+    file.write_bytes(crafted(Made(torch.storage._load_from_bytes, data)))
+    with pytest.raises(ForeignDumpError, match="in a form that torch does not pickle"):
+        read_data_proto(file)
 
 
 def test_images_and_batches_of_every_kind_are_read(tmp_path: Path) -> None:
@@ -335,18 +340,6 @@ def test_a_queue_batch_that_would_run_a_command_is_refused(tmp_path: Path) -> No
         with pytest.raises(ForeignDumpError, match=r"names posix\.system.*nothing of it was run"):
             read_queue_batch(file)
     assert not proof.exists()
-
-
-@pytest.mark.parametrize("cut", [0, 1, 100, 2000, -1])
-def test_a_torn_file_is_an_error_of_one_line(verl_files: Path, tmp_path: Path, cut: int) -> None:
-    for name, read in (
-        ("verl-0.9.1-torch.dp", read_data_proto),
-        ("verl-0.9.1-queue.pt", read_queue_batch),
-    ):
-        file = tmp_path / name
-        file.write_bytes((verl_files / name).read_bytes()[:cut])
-        with pytest.raises(ForeignDumpError):
-            read(file)
 
 
 # -- small files that would make large values ----------------------------------------------------
@@ -425,6 +418,14 @@ ATTACKS: dict[str, Any] = {
     "a huge image": lambda: image((50_000, 50_000)),
     "lists of lists of lists": lambda: laughs(30),
     "a list that contains itself": itself,
+    "objects that contain themselves": lambda: array((1,), np.dtype("O"), [itself()]),
+    "rows of a nested tensor, expanded": lambda: Made(
+        torch._utils._rebuild_nested_tensor,
+        torch.zeros(1),
+        torch.tensor([[10**9]]),
+        torch.tensor([[0]]),
+        torch.tensor([0]),
+    ),
     "a list 900 deep": lambda: nested(900),
     "a batch of false length": lambda: batch(_batch_size=[HUGE]),
     "a batch with a field of another length": lambda: batch(_tensordict={"x": torch.zeros(3)}),
