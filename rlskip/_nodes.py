@@ -1,6 +1,6 @@
 """Where rlskip's nodes are in a config: at its top level, or below a node `rlskip`.
 
-An application may have a key `skip` of its own, or another of these names. There
+An application may have its own key `skip`, or another of these names. There
 ``+skip@rlskip=rollout_cache`` puts rlskip's node below `rlskip`, and messages name each key as it
 is typed.
 """

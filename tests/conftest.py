@@ -105,7 +105,7 @@ class Python:
     def start(self, *arguments: object, **more: Any) -> subprocess.Popen[str]:
         """``start("-c", code, ...)`` or ``start(script, ...)``; `more` is Popen's.
 
-        ``start("-m", module, ...)`` takes a Python of its own, which knows how to find the module.
+        ``start("-m", module, ...)`` takes a new Python, which knows how to find the module.
         """
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         if arguments[0] == "-m":
@@ -209,7 +209,7 @@ class App:
         """Run `python [flags] app.py [arguments]`, with `env` beside the environment."""
         env = {
             **os.environ,
-            # A home of its own: a test that forgets dump_dir must not touch the user's dumps.
+            # A separate home: a test that forgets dump_dir must not touch the user's dumps.
             "HOME": str(self.folder),
             "GENERATED": str(self.folder / "generated"),
             **env,

@@ -84,7 +84,7 @@ def objects_of(values: Sequence[Any]) -> np.ndarray:
 def length_of(batch: Any) -> int:
     """How many rows a batch has.
 
-    A batch without a size of its own has as many rows as uids; without uids, as many as most of
+    A batch that states no size has as many rows as uids; without uids, as many as most of
     its columns have values.
     """
     if isinstance(batch, TensorDictBase) and batch.batch_dims:

@@ -11,7 +11,7 @@ stands alone. The file is only ever appended to, one frame per write, by any num
 An interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it,
 finds the next frame by its magic, and copies the bytes in between to a quarantined file.
 
-In journals of version 0.1 (another magic) the identity is a frame of its own, before its sessions.
+In journals of version 0.1 (another magic) the identity is a separate frame, before its sessions.
 """
 
 from __future__ import annotations

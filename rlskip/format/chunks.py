@@ -2,7 +2,7 @@
 
 A *spec* names the elements of a chunk: ``i``, ``u`` (integers) or ``x`` (opaque), and the
 bytes of one, e.g. ``u2``. Integers of a chunk are stored in the narrowest spec that holds
-them, so a chunk has a spec of its own beside that of its array. ``docs/store.md`` explains the
+them, so a chunk has its own spec beside that of its array. ``docs/store.md`` explains the
 choice and what else was tried.
 """
 

@@ -90,7 +90,7 @@ def register_codec(
     Parameters
     ----------
     type
-        The class. Its subclasses need codecs of their own.
+        The class. Its subclasses need their own codecs.
     name
         The type's name in dumps. It must not change, and a process that loads the dump must have
         registered the same name.

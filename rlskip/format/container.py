@@ -176,7 +176,7 @@ class Reader:
         return self._budget - self.nbytes
 
     def array(self, number: int) -> np.ndarray:
-        """Array `number`, verified, as bytes in memory of its own."""
+        """Array `number`, verified, as bytes in newly allocated memory."""
         if type(number) is not int or not 0 <= number < len(self._entries):
             raise self._corrupt(f"it has no array {number!r}")
         if number not in self._ready:

@@ -1,4 +1,4 @@
-"""Hosts: attach rlskip to somebody else's trainer.
+"""Hosts: attach rlskip to third-party trainers.
 
 The names load on first use, so that verl's plug-in can report an error that occurs meanwhile.
 """

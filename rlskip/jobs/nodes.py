@@ -31,7 +31,7 @@ class Unanswered:
 
 
 def ask_nodes(ray: Any, question: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Call ``question(*args)`` on each live node, in a process of its own.
+    """Call ``question(*args)`` on each live node, in a separate process.
 
     Returns
     -------

@@ -98,7 +98,7 @@ def link(
         earlier row that no other row continues, and continues the longest of those. That leaves
         the fewest chains, because the longest row that fits is the one that fits fewest others.
     max_seq_len, on_overlong
-        A row of more than `max_seq_len` tokens starts a chain of its own (``split``), raises
+        A row of more than `max_seq_len` tokens starts a new chain (``split``), raises
         (``error``), or is merged with a warning (``warn``).
 
     Returns

@@ -112,7 +112,7 @@ class TransferQueueAdapter(TrajectoryQueue):
             for key, tag in zip(keys, tags, strict=True)
             if (attempt := attempt_of(tag))
         }
-        # Most attempts have keys of their own, which no other attempt uses.
+        # Most attempts have their own keys, which no other attempt uses.
         shared = [key for key in later if not is_own_key(key, later[key])]
         if shared:
             there = self.list(partition)

@@ -97,7 +97,7 @@ def _times(report: Report) -> str:
     if not steps:
         return ""
     chart = bars(
-        [step.name.partition(" ")[0] for step in steps],  # there is no room for the rank
+        [step.name.partition(" ")[0] for step in steps],  # too narrow for the rank
         [
             ("a", [step.seconds or 0.0 for step in steps]),
             ("b", [max(0.0, step.tally.seconds_saved) for step in steps]),

@@ -65,7 +65,7 @@ class DumpingSkip(BaseSkip):
         assert c.dump_dir is not None
         assert c.experiment_name is not None
         assert c.project_name is not None
-        # A host without such a number still gets a directory of its own.
+        # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
         self.directory = run_directory(c.dump_dir, c.experiment_name, c.project_name, *shape)
         if self.role not in TRAINING_ROLES:

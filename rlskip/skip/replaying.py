@@ -93,7 +93,7 @@ class ReplayingSkip(DumpingSkip):
     # -- which dump ----------------------------------------------------------------------
 
     def _visit(self, step: int) -> Visit:
-        """The present visit of `step`; where each call has a step of its own, a new one."""
+        """The present visit of `step`; where each call has its own step, a new one."""
         if self.support_online_step:
             return Visit(self.store, step)
         with self._lock:

@@ -64,7 +64,7 @@ def replay(skip: BaseSkip, step: int, call: Call) -> Any:
 
 
 def dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
-    """Let the role keep `result`; whatever fails, the rollouts reach the trainer."""
+    """Let the role keep `result`; if that fails, the rollouts reach the trainer."""
     with call.current():
         try:
             skip.prepare_data(step, result, *call.args, **call.kwargs)

@@ -1,7 +1,7 @@
 """Role `rollout_val`: validation, which ``skip.validation: replay`` caches.
 
 What one call returns is one dump, as in role `rollout`. Beside role `rollout_tq` the groups of a
-queue are: validation has a partition of its own there.
+queue are: validation has its own partition there.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Writer:
                 self._thread.start()
                 return
             except RuntimeError as error:  # no thread left, or the interpreter ends
-                logger.warning("dumps are written without a thread of their own: %s", error)
+                logger.warning("dumps are written without a separate thread: %s", error)
         self._run()
 
     @property

@@ -1,4 +1,4 @@
-"""Several nodes on one machine: raylets with resources of their own, one in its own mounts."""
+"""Several nodes on one machine: raylets with their own resources, one in its own mounts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Nodes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def add(self, name: str, *, room: Mapping[str, int] | None = None, **env: str) -> Any:
-        """A node with the resource `name`, with `room` for more, and variables of its own."""
+        """A node with the resource `name`, with `room` for more, and its own variables."""
         resources = {name: 100, **(room or {})}
         return self.cluster.add_node(num_cpus=2, resources=resources, env_vars=env)
 
@@ -104,9 +104,9 @@ def make_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Nodes]]
 
 @pytest.fixture
 def can_unshare(tmp_path: Path) -> None:
-    """Skip where no process may have mounts of its own."""
+    """Skip where a process cannot have its own mounts."""
     there = tmp_path / "probe"
     there.mkdir()
     tried = [*_UNSHARE, "mount", "--bind", str(there), str(there)]
     if shutil.which("unshare") is None or subprocess.run(tried, check=False).returncode:
-        pytest.skip("unshare: no mounts of one's own here")
+        pytest.skip("unshare: it cannot make mounts here")

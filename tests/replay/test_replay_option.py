@@ -1,4 +1,4 @@
-"""`+replay=fail_closed` in an application that already has a `replay` node of its own."""
+"""`+replay=fail_closed` in an application that already has its own `replay` node."""
 
 import pytest
 from hydra import compose, initialize_config_dir

@@ -240,7 +240,7 @@ def queue(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def run(queue: Any, init: Callable[..., Path]) -> Callable[..., Trainer]:
-    """A run of its own: ``run(model, replay={...}, **skip)``."""
+    """A new run: ``run(model, replay={...}, **skip)``."""
 
     def start(model: str = "counted", replay: Any = None, **skip: Any) -> Trainer:
         init("rollout_tq", **skip)

@@ -1,4 +1,4 @@
-"""A role of one's own in a Hydra application: the four steps of docs/skip.md, no edit of rlskip."""
+"""A custom role in a Hydra application: the four steps of docs/skip.md, no edit of rlskip."""
 
 from __future__ import annotations
 

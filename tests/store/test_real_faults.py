@@ -180,5 +180,5 @@ def test_no_thread_left(python: Any, tmp_path: Path) -> None:
     if seen == "there are threads":
         pytest.skip("the number of threads cannot be limited here")
     assert seen == [[1, 2, 3], [True] * 3, []]
-    assert "dumps are written without a thread of their own: can't start new thread" in log
+    assert "dumps are written without a separate thread: can't start new thread" in log
     assert "no lease for step 4, another job may generate it too: can't start new thread" in log

@@ -1,4 +1,4 @@
-"""verl's genuine trainer on this machine's CPU, in environments of its own.
+"""verl's genuine trainer on this machine's CPU, in its own environments.
 
 The tests are skipped without these environment variables:
 

@@ -1,4 +1,4 @@
-"""An agent-loop manager of the user's own: it makes its workers, and changes the rollouts."""
+"""A user's agent-loop manager: it makes its workers, and changes the rollouts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Stages of a user's own under verl 0.9's decorator, run twice: `python own_stages.py DUMP_DIR`."""
+"""A user's stages under verl 0.9's decorator, run twice: `python own_stages.py DUMP_DIR`."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Genuine vLLM on this machine's CPU, in an environment of its own.
+"""Genuine vLLM on this machine's CPU, in its own environment.
 
 The tests are skipped without these environment variables:
 
@@ -36,7 +36,7 @@ class Vllm:
     ray: Path
 
     def run(self, name: str, *command: str | Path, **env: str) -> tuple[str, list[str]]:
-        """Run `command` in a folder of its own; its output, and the lines of vLLM's log."""
+        """Run `command` in a new folder; its output, and the lines of vLLM's log."""
         here = self.folder / name
         here.mkdir()
         log = here / "vllm.jsonl"

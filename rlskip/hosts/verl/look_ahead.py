@@ -58,15 +58,15 @@ def problems(
     if start_engine:
         return found
     if look_up(config, "async_training") is not None:
-        what = "the fully async application keeps its engine on GPUs of its own"
+        what = "the fully async application keeps its engine on separate GPUs"
         return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
     key = "trainer.v1.trainer_mode"
     if look_up(config, "trainer.use_v1") and look_up(config, key) == "separate_async":
-        what = "separate_async keeps its engine on GPUs of its own"
+        what = "separate_async keeps its engine on separate GPUs"
         found.append(Problem(key, what, f"set {key}=colocate_async, or skip.start_engine=true"))
     key = "actor_rollout_ref.hybrid_engine"
     if look_up(config, key) is False:
-        what = "the engine is on GPUs of its own"
+        what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
     if VALIDATION_ROLE not in roles:
         found += [

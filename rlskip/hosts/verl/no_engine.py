@@ -49,7 +49,7 @@ _CHOSEN = {
     "disaggregation.enabled": False,
     "prometheus.enable": False,
 }
-# V1 replays what a manager submits, so one of the user's own need not make its workers. A manager
+# V1 replays what a manager submits, so the user's manager need not make its workers. A manager
 # of V0 may work on what is replayed.
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 

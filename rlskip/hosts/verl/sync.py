@@ -1,4 +1,4 @@
-"""verl 0.8's ``main_ppo_sync``, the forerunner of V1, on a replay buffer of its own.
+"""verl 0.8's ``main_ppo_sync``, the forerunner of V1, with its own replay buffer.
 
 The whole trainer is one module, which ``python -m`` runs as ``__main__``. Its classes then travel
 to Ray by value and no seam reaches them, so the launcher process starts the task runner of the

@@ -120,7 +120,7 @@ def next_step(step: int) -> None:
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
                 "cached",
                 f"skip.{role}",
-                "does this trainer have that role? An agent_loop_manager_class of your own needs "
+                "does this trainer have that role? Your own agent_loop_manager_class needs "
                 f"SkipManager.annotate(role={role!r})",
             )
     SkipManager.set_step(step)
@@ -304,7 +304,7 @@ def _replace_manager(module: ModuleType) -> None:
 
 
 def _annotate(role: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """verl's decorator: a stage of the user's own becomes one of rlskip's, as verl promises.
+    """verl's decorator: the user's stage becomes one of rlskip's, as verl promises.
 
     verl's own stages stay bare: the seams wrap them. verl ignores further options.
     """
