@@ -265,7 +265,6 @@ class Constructors:
         return made
 
     def _consolidated(self, metadata: Any, storage: Any) -> Any:
-        self._budget.spend(storage.numel())
         make: Any = import_module("tensordict._reductions")
         return make._rebuild_tensordict_files_consolidated(metadata, storage)
 

@@ -53,7 +53,7 @@ def differences(skip: DumpingSkip, made: Identity) -> list[str]:
     now = skip.conditions
     # Of `extra` the config decides a part (skip.identity); the call adds the others.
     extra = {**made.extra, **now.extra}
-    now = attrs.evolve(now, stage=made.stage, prompts_hash=made.prompts_hash, extra=extra)
+    now = attrs.evolve(now, prompts_hash=made.prompts_hash, extra=extra)
     return list(now.differences(made)[0])
 
 
@@ -67,8 +67,7 @@ def holes(
     problems = []
     for role, skip in roles.items():
         local = skip.local_config
-        # Under `match: run` the dump of another step may serve.
-        if local.on_miss != "error" or local.match == "run" or skip.support_online_step:
+        if local.on_miss != "error" or skip.support_online_step:
             continue
         due = validated if skip.serves_validation else steps
         listed = [step for step in due if step in local.steps]
@@ -92,6 +91,5 @@ def steps_of(config: Any) -> range:
     Empty where that is unknown, or where several processes train and each has its own shards.
     """
     total = look_up(config, TOTAL_STEPS)
-    known = isinstance(total, int) and not isinstance(total, bool)
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    return range(1, total + 1) if known and alone else range(0)
+    return range(1, total + 1) if isinstance(total, int) and alone else range(0)

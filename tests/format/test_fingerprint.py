@@ -255,3 +255,11 @@ def test_an_incomparable_value_is_named(incomparable: Any) -> None:
         fingerprint([{"field": incomparable}])
     assert "annotate(prompts=...)" in caught.value.remedy
     assert len(str(caught.value)) < 800
+
+
+def test_nesting_is_bounded() -> None:
+    value: Any = 1
+    for _ in range(150):
+        value = [value]
+    with pytest.raises(UnsupportedTypeError, match="nested deeper than 100 levels"):
+        fingerprint(value)

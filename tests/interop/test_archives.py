@@ -1,9 +1,11 @@
-"""The reader of torch's archives: the forms that torch.save does not write are refused."""
+"""The reader of verl's files: damage, and archives in forms that torch.save does not write."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import random
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,42 @@ def test_a_torn_file_is_an_error_of_one_line(verl_files: Path, tmp_path: Path, c
         file.write_bytes((verl_files / name).read_bytes()[:cut])
         with pytest.raises(ForeignDumpError):
             read(file)
+
+
+def mutated(data: bytes, random: random.Random) -> bytes:
+    """`data` with a few bytes changed, removed, repeated, or made an opcode of pickle."""
+    made = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(made))
+        part = made[at : at + random.randint(1, 40)]
+        change = random.randrange(4)
+        if change == 0:
+            made[at] ^= 1 << random.randrange(8)
+        elif change == 1:
+            made[at] = random.choice(b"Rb}](.0123QstuaehjqrG\x81\x85\x86\x8f\x90\x92\x93\x94")
+        elif change == 2:
+            del made[at : at + len(part)]
+        else:
+            made[random.randrange(len(made)) : 0] = part * random.randint(1, 3)
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    "files", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_any_file_is_read_or_refused_by_name(verl_files: Path, tmp_path: Path, files: int) -> None:
+    generator = random.Random(files)
+    samples = [*sorted(verl_files.glob("*.dp")), verl_files / "verl-0.9.1-queue.pt"]
+    refused = 0
+    for i in range(files):
+        sample = samples[i % len(samples)]
+        file = tmp_path / "file"
+        file.write_bytes(mutated(sample.read_bytes(), generator))
+        read = read_data_proto if sample.suffix == ".dp" else read_queue_batch
+        began = time.process_time()
+        try:
+            read(file)
+        except ForeignDumpError:
+            refused += 1
+        assert time.process_time() - began < 10
+    assert 0.2 * files < refused < files

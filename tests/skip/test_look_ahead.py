@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ def test_all_holes_are_named_before_the_first_step(dumps: Path) -> None:
     assert "'skip.steps=\"1,3\"'" in error.value.remedy
     (dumps / next(f for f in dumps.rglob("1/gen_batch.dp"))).unlink()
     with pytest.raises(ConfigError, match="steps 1,2,4 have"):
+        start(dumps, on_miss="error")
+
+
+def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:
+    for way in ({"match": "run"}, {"action": "repeat"}):
+        with pytest.raises(ConfigError, match="steps 1-4 have no usable dump"):
+            start(tmp_path, on_miss="error", **way)
+
+
+def test_a_dump_of_a_newer_format_is_not_usable(dumps: Path) -> None:
+    for path in dumps.rglob("3/meta.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.raises(ConfigError, match="steps 2-4 have no usable dump"):
         start(dumps, on_miss="error")
 
 
@@ -71,6 +85,20 @@ def test_a_loop_may_ask(dumps: Path) -> None:
     assert SkipManager.will_replay("rollout", range(1, 9))
     start(dumps, n=8)
     assert not SkipManager.will_replay("rollout", [1])
+
+
+def test_what_the_user_compares_counts(tmp_path: Path, Stage: Any) -> None:
+    def will_replay(reward: str, on_mismatch: str = "error") -> bool:
+        on = {"enable": True, "on_mismatch": on_mismatch}
+        skip = {"dump_dir": str(tmp_path), "identity": ["reward"], "rollout": on}
+        SkipManager.init({"skip": skip, "reward": reward})
+        return SkipManager.will_replay("rollout", [1])
+
+    assert not will_replay("old")
+    Stage().at(1)
+    assert will_replay("old")
+    assert not will_replay("new")
+    assert will_replay("new", on_mismatch="ignore")
 
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:
