@@ -134,9 +134,19 @@ def test_what_is_written_is_what_was_imported(
     original = read_queue_batch(verl_files / "verl-0.9.1-queue.pt")
     assert queue["keys"] == original["keys"]
     assert queue["tags"] == original["tags"]
+    said = json.loads((out / RUN / "7" / "0" / "meta.json").read_text())
+    assert said == {"global_steps": 7, "num_trajectories": 5}
     again = rlskip("export", imported / RUN, "--to", "verl", "--out", out)
     assert again.code == 2
     assert "exists already" in again.err
+
+
+def test_shards_of_ranks_are_refused(rlskip: Any, tmp_path: Path) -> None:
+    for rank in range(2):
+        StepStore(tmp_path / "e_p" / "s", rank=rank, world_size=2).save(1, {"x": torch.ones(2)})
+    said = rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out")
+    assert said.code == 2
+    assert "verl has no dumps of single ranks" in said.err
 
 
 def test_rollouts_without_columns_are_no_data_proto(rlskip: Any, tmp_path: Path) -> None:

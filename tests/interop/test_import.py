@@ -90,6 +90,11 @@ def test_verl_0_8_names_its_steps_otherwise(rlskip: Any, verl_files: Path, tmp_p
         "import", tmp_path / "verl", "-d", tmp_path / "o", "--trust-pickle", "--json"
     ).json
     assert (one["step"], one["run"]) == (9, RUN)
+    (folder / "meta.json").write_text('{"global_steps": -1}')
+    (one,) = rlskip(
+        "import", tmp_path / "verl", "-d", tmp_path / "o", "--trust-pickle", "--json"
+    ).json
+    assert one["step"] == 12
 
 
 def test_a_single_file_says_run_and_step_itself(
@@ -105,6 +110,12 @@ def test_a_single_file_says_run_and_step_itself(
     said = rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3, "--run", RUN)
     assert said.code == 0
     assert StepStore(out / RUN).steps() == [3]
+
+
+def test_several_dumps_are_not_of_one_step(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--step", 3)
+    assert said.code == 2
+    assert "--step: 3 dumps cannot all be of one step" in said.err
 
 
 def test_it_refuses_pickles_that_nobody_trusts(rlskip: Any, foreign: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pickle
 import resource
 import sys
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -407,6 +408,7 @@ ATTACKS: dict[str, Any] = {
     "a size of a range": lambda: Made(torch.Size, range(HUGE)),
     "a range": lambda: range(HUGE),
     "a range without a length": lambda: range(10**30),
+    "one range, many times": lambda: [range(10**6)] * 1000,
     "bytes of a number": lambda: Made(bytes, 4 * 10**9),
     "a bytearray of a number": lambda: Made(bytearray, 4 * 10**9),
     "keys of equal hashes": lambda: {i * EQUAL: i for i in range(3000)},
@@ -460,3 +462,15 @@ def test_a_small_file_cannot_make_a_large_value(tmp_path: Path, which: str) -> N
     assert str(file) in str(caught.value)
     assert time.process_time() - began < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "kB"
+
+
+def test_a_length_in_a_pickle_allocates_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "gen_batch.dp"
+    file.write_bytes(b"\x80\x04" + pickle.BINBYTES8 + (1 << 31).to_bytes(8, "little") + b"abc")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ForeignDumpError):
+            read_data_proto(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
