@@ -412,6 +412,8 @@ ATTACKS: dict[str, Any] = {
     "bytes of a number": lambda: Made(bytes, 4 * 10**9),
     "a bytearray of a number": lambda: Made(bytearray, 4 * 10**9),
     "keys of equal hashes": lambda: {i * EQUAL: i for i in range(3000)},
+    "a key whose hash may be another's": lambda: {EQUAL: 0},
+    "frozen members of equal hashes": lambda: frozenset(i * EQUAL for i in range(3000)),
     "members of equal hashes": lambda: {i * EQUAL for i in range(3000)},
     "text without characters": lambda: array((2**50,), Made(np.dtype, "U0", False, True), b""),
     "an array of empty rows": lambda: array((2**40, 0), np.dtype("f4"), b""),
