@@ -290,6 +290,16 @@ def test_every_kind_of_array_is_read_as_pickle_would(tmp_path: Path, protocol: i
     found["big"][0] = 7  # memory of its own
 
 
+def test_arrays_share_no_memory(tmp_path: Path) -> None:
+    file, memory = tmp_path / "gen_batch.dp", bytearray(8)
+    rebuild = np.arange(2).__reduce_ex__(5)[0]
+    made = [Made(rebuild, memory, np.dtype("u1"), (8,), "C") for _ in range(2)]
+    file.write_bytes(crafted(made))
+    one, other = read_data_proto(file)[1]["x"]
+    one[0] = 7
+    assert other[0] == 0
+
+
 def test_a_size_that_torch_would_infer_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "gen_batch.dp"
     for rows, shape in ((2, (2, 2)), (2, (-1, 2))):
