@@ -414,7 +414,7 @@ def main(cfg: DictConfig) -> None:
         "(+), right (=) or no number (?)",
         best,
     )
-    steps = tqdm(numbers, unit="step")
+    steps = tqdm(numbers, unit="step", disable=None)  # no bar in a file
     with (
         logging_redirect_tqdm(),
         dispatcher or nullcontext(),

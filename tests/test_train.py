@@ -37,6 +37,7 @@ def train(python: Any) -> Callable[..., list[dict[str, Any]]]:
         command = (ROOT / "train.py", f"hydra.run.dir={out}", *more)
         done = python.run(*command, cwd=folder, timeout=600)
         assert done.returncode == 0, done.stderr
+        assert "step/s" not in done.stderr, "the progress bar is for terminals"
         assert (out / "learning_curve.png").stat().st_size > 10_000
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
