@@ -5,8 +5,9 @@ Results are written after each benchmark, so a failure does not lose the earlier
 
 Each benchmark runs in its own process, together with the genuine peer. The environment needs
 rlskip with its extras `ray` and `train`, and verl 0.9.1; `.ci/env benchmarks` makes it. SkyRL 0.3.0
-is read from its wheel (`--wheel`), because its package needs Python 3.12. The benchmark `engine`
-needs vLLM in another environment, so it is run where $RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set.
+is read from its wheel (`--wheel`), because its package needs Python 3.12. The benchmarks `engine`
+and `verl_steps` need vLLM in another environment, so they are run where $RLSKIP_VLLM and
+$RLSKIP_VLLM_HARNESS are set.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ PLOTS = {
     "dispatch": "makespan.png",
     "merge": "update_by_turns.png",
     "step_time": "step_time.png",
+    "verl_steps": "verl_steps.png",
 }
-NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial", "engine")
+ON_VLLM = ("engine", "verl_steps")
+NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial", *ON_VLLM)
 
 
 def run(name: str, wheel: Path | None) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    runnable = [name for name in NAMES if name != "engine" or "RLSKIP_VLLM" in os.environ]
+    runnable = [name for name in NAMES if name not in ON_VLLM or "RLSKIP_VLLM" in os.environ]
     parser.add_argument("--only", nargs="+", choices=NAMES, default=runnable, metavar="NAME")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")

@@ -12,6 +12,7 @@ those of all processes that a run starts, to their end.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -43,18 +44,21 @@ class Cost:
     mib: float
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
     """The processes that `pid` and those below it started and that still live."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield int(child)
-            yield from _below(int(child))
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield int(child)
+                yield from below(int(child))
+    except OSError:  # it has just ended
+        return
 
 
 def _resident_mib() -> float:
     total = 0.0
     try:
-        for pid in _below(os.getpid()):
+        for pid in below(os.getpid()):
             total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MIB
     except (OSError, IndexError):  # one has just ended
         return 0.0
@@ -129,11 +133,16 @@ def verl(python: Path, harness: Path, folder: Path, mode: str) -> tuple[Cost, Co
     return train("without", "replay"), train("with", "cache")
 
 
-def main() -> None:
-    parser = arguments(__doc__)
+def of_harness(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options that say where the environment and the harness are."""
     for name, variable in (("python", "RLSKIP_VLLM"), ("harness", "RLSKIP_VLLM_HARNESS")):
         given = os.environ.get(variable)
         parser.add_argument(f"--{name}", type=Path, default=given, required=given is None)
+    return parser
+
+
+def main() -> None:
+    parser = of_harness(arguments(__doc__))
     parser.add_argument("--only", nargs="+", choices=GOALS, default=list(GOALS), metavar="HOST")
     options = parser.parse_args()
     python, harness = options.python.absolute(), options.harness.absolute()

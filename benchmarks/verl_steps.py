@@ -1,0 +1,156 @@
+"""What a replay saves in verl: three steps generated, replayed, and replayed without an engine.
+
+run_replayed         CPU seconds of the whole run that replays with an engine; peer: generates
+run_no_engine        the same without an engine; peer: generates
+generation_replayed  CPU seconds of the steps' generation, replayed; peer: generated
+start_up_no_engine   CPU seconds until the first step begins (processes, weights, the inference
+                     engine), without an engine; peer: with one
+
+verl 0.9.1's genuine `main_ppo` (V0) with genuine vLLM on the CPU; the environment and the harness
+are those of `pytest -m vllm`. CPU seconds are those of all processes together. A step's are
+divided between generation and the rest (log-probs, advantages, updates) as its wall seconds are
+(`timing_s` in verl's log).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks._report import Row, arguments, report, versions
+from benchmarks.engine import below, of_harness
+
+Parts = dict[str, list[float]]  # seconds of the start, and of each step's two parts
+
+STEPS = 3
+TICK = os.sysconf("SC_CLK_TCK")
+RUNS = {"generated": "cache", "replayed": "cache", "replayed, no engine": "replay"}
+COLOURS = {"start_up": "0.75", "generation": "#e08a3c", "rest": "#1f6fb4"}
+OVERRIDES = [
+    "data.train_batch_size=8",
+    "data.max_response_length=64",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.rollout.ignore_eos=True",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+]
+
+
+def cpu_s() -> float:
+    """CPU seconds of all that this process started, as far as it lives or was waited for."""
+    ticks = 0
+    for pid in below(os.getpid()):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / TICK
+
+
+def run(python: Path, harness: Path, folder: Path, name: str) -> Parts:
+    """Train once."""
+    out = folder / name.replace(", ", "_").replace(" ", "_")
+    out.mkdir()
+    steps = range(1, STEPS + 1)
+    listed = ",".join(map(str, steps))
+    command = [
+        "bash", harness / "run_verl.sh", "v0", f"+skip=rollout_{RUNS[name]}",
+        f"skip.dump_dir={folder / 'dumps'}", f"skip.steps=[{listed}]", *OVERRIDES,
+    ]  # fmt: skip
+    env = {"VENV": str(python.parents[1]), "ASSETS": str(folder), "STEPS": str(STEPS)}
+    env |= {"OUT": str(out), "RAY_TMP": str(folder / "ray")}
+    samples = []
+    with (out / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*map(str, command)], env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT
+        )
+        while process.poll() is None:
+            samples.append((log.seek(0, os.SEEK_END), cpu_s()))
+            time.sleep(0.25)
+    text = (out / "log").read_bytes()
+    if process.returncode:
+        raise SystemExit(text[-4000:].decode())
+
+    def cpu_at(mark: bytes) -> float:
+        place = text.index(mark)
+        return next(cpu for size, cpu in samples if size > place)
+
+    marks = [cpu_at(b"Training Progress")]
+    parts: Parts = {"start_up": [marks[0]], "generation": [], "rest": []}
+    for step in steps:
+        line = re.search(rb"step:%d - .*" % step, text)
+        assert line
+        seconds = dict(re.findall(rb"timing_s/(gen|step):([\d.e+-]+)", line[0]))
+        share = float(seconds[b"gen"]) / float(seconds[b"step"])
+        marks.append(cpu_at(b"step:%d - " % step))
+        spent = marks[-1] - marks[-2]
+        parts["generation"].append(spent * share)
+        parts["rest"].append(spent * (1 - share))
+    return parts
+
+
+def plot(runs: dict[str, Parts], file: Path) -> None:
+    """Draw the start and each step of the runs side by side."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(runs), figsize=(9, 3.2), sharey=True, layout="constrained")
+    for axes, (name, parts) in zip(panels, runs.items(), strict=True):
+        steps = len(parts["rest"])
+        axes.bar([0], parts["start_up"], width=0.8, color=COLOURS["start_up"], label="start-up")
+        places = range(1, steps + 1)
+        axes.bar(places, parts["generation"], color=COLOURS["generation"], label="generation")
+        axes.bar(
+            places, parts["rest"], bottom=parts["generation"], color=COLOURS["rest"], label="rest"
+        )
+        axes.set_xticks(range(steps + 1), ["start", *(f"step {step}" for step in places)])
+        axes.set_title(f"{name}: {total(parts):.0f} s", loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    panels[0].set_ylabel("CPU seconds")
+    panels[-1].legend(frameon=False, loc="upper right", fontsize=9)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def total(parts: Parts) -> float:
+    return sum(map(sum, parts.values()))
+
+
+def rows(runs: dict[str, Parts]) -> list[Row]:
+    made, replayed, without = (runs[name] for name in RUNS)
+    seconds = {
+        "run_replayed": (total(replayed), total(made)),
+        "run_no_engine": (total(without), total(made)),
+        "generation_replayed": (sum(replayed["generation"]), sum(made["generation"])),
+        "start_up_no_engine": (sum(without["start_up"]), sum(replayed["start_up"])),
+    }
+    return [Row(what, ours, "CPU s", peer) for what, (ours, peer) in seconds.items()]
+
+
+def main() -> None:
+    parser = of_harness(arguments(__doc__))
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the runs side by side")
+    options = parser.parse_args()
+    python, harness = options.python.absolute(), options.harness.absolute()
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # Ray's sockets: a short path
+        folder = Path(temporary)
+        subprocess.run([python, harness / "make_assets.py", folder], check=True)
+        runs = {name: run(python, harness, folder, name) for name in RUNS}
+    for name, parts in runs.items():
+        print(f"{name:20}", *(f"{part} {sum(s):6.1f}" for part, s in parts.items()))
+    report(rows(runs), versions(), options.json)
+    if options.plot is not None:
+        plot(runs, options.plot)
+
+
+if __name__ == "__main__":
+    main()
