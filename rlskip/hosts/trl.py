@@ -182,7 +182,16 @@ class _Generation:
         every, irregular = divmod(max(served, a_step), a_step)
         alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
         if alone and not irregular:
-            raise_all(holes(SkipManager.skip_instances, range(first, last + 1, every)))
+            steps = range(first, last + 1, every)
+            raise_all(holes(SkipManager.skip_instances, steps, self._evaluated(first, last)))
+
+    def _evaluated(self, first: int, last: int) -> list[int]:
+        """The steps that are known to end in an evaluation (transformers' DefaultFlowCallback)."""
+        args = self.trainer.args
+        if getattr(args.eval_strategy, "value", args.eval_strategy) != "steps":
+            return []
+        every = self.trainer.state.eval_steps
+        return [s for s in range(first, last + 1) if s % every == 0 and s >= args.eval_delay]
 
     def _sampling(self, n: str, *_: Any) -> dict[str, Any]:
         trainer = self.trainer

@@ -101,6 +101,8 @@ def runs(run: Callable[..., Any]) -> Results:
     other_sampling["args"]["temperature"] = 0.5
     longer = job(name, skip=skip(name, on_miss="error"))
     longer["args"]["max_steps"] = 6
+    evaluates_more = job("replayed_evaluation", skip=skip("replayed_evaluation", on_miss="error"))
+    evaluates_more["args"]["eval_steps"] = 1
     place = {"experiment_name": name, "project_name": "trl", "gbs": 2, "n": 4, "response_len": 8}
     [second] = run(
         {f"second {name}": job(name, skip=skip(name)) for name in CASES}
@@ -116,6 +118,7 @@ def runs(run: Callable[..., Any]) -> Results:
             "typo": job(name, skip=skip(name, stepz=[1])),
             "other engine": job(name, skip=skip(name), attributes=VLLM),
             "hole": longer,
+            "hole in evaluation": evaluates_more,
             "logprobs ignored": job(
                 name, skip=skip(name, on_mismatch="ignore"), attributes={"use_vllm": True, **NO_IS}
             ),
@@ -258,6 +261,9 @@ def test_holes_are_named_before_the_first_step(runs: Results) -> None:
     assert "steps 5,6 have no usable dump" in hole["error"]
     assert hole["log"] == []
     assert hole["rewarded"] == 0
+    hole = runs["hole in evaluation"]
+    assert "skip.rollout_val.on_miss=error: steps 1,3 have no usable dump" in hole["error"]
+    assert not any("grad_norm" in entry for entry in hole["log"])
 
 
 def test_another_chat_template_is_refused(runs: Results) -> None:
