@@ -53,6 +53,7 @@ class Vllm:
         done = subprocess.run(
             [*map(str, command)], cwd=here, env=env, capture_output=True, text=True, timeout=900,
         )  # fmt: skip
+        (here / "output").write_text(done.stdout + done.stderr)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         lines = log.read_text().splitlines() if log.exists() else []
         return done.stdout + done.stderr, lines

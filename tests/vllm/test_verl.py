@@ -38,8 +38,7 @@ def train(
 def test_a_replay_starts_no_server_and_trains_the_same(vllm: Any, mode: str) -> None:
     made, lines = train(vllm, f"{mode}_a", mode, "cache", seed=1)
     assert len(made) == 2
-    assert sum('"server"' in line for line in lines) == 1
-    assert sum('"engine"' in line for line in lines) == 1
+    assert sum('"server"' in line for line in lines) == 1, "the server holds the engine"
     assert sum('"generate"' in line for line in lines) == REQUESTS
     again, lines = train(vllm, f"{mode}_b", mode, "replay")
     assert again == made
