@@ -85,6 +85,31 @@ class Trained:
 
 
 @attrs.frozen
+class Processes:
+    """The processes of the run in `folder`: driver, workers and Ray."""
+
+    folder: Path
+
+    def find(self, command: bytes = b"") -> list[int]:
+        """Those whose command line contains `command`."""
+        mine = f"VERLCPU_LOG_DIR={self.folder}\0".encode()
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        ours = [pid for pid in pids if mine in _of(pid, "environ")]
+        return [pid for pid in ours if command in _of(pid, "cmdline")]
+
+    def kill(self, command: bytes = b"") -> None:
+        for pid in self.find(command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill until none is left."""
+        while self.find():
+            self.kill()
+            time.sleep(0.2)
+
+
+@attrs.frozen
 class Verl:
     """One version of verl: its python and a folder for its runs."""
 
@@ -102,11 +127,12 @@ class Verl:
         seed: int = 1,
         steps: int = 2,
         until: Callable[[], bool] | None = None,
+        kill: Callable[[Processes], None] | None = None,
         **env: str,
     ) -> Trained:
         """Run the harness in `mode` (v0, v1, legacy) and wait for its end.
 
-        Once `until` is true, all its processes are killed.
+        Once `until` is true, `kill` ends some of its processes; by default all of them.
         """
         # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
@@ -134,7 +160,7 @@ class Verl:
             try:
                 if until is not None:
                     _wait_for(until, run)
-                    kill_all(folder)
+                    (kill or Processes.end)(Processes(folder))
                 run.wait(_LIMIT_S)
             finally:
                 if run.poll() is None:
@@ -166,24 +192,10 @@ def _wait_for(until: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
 
 
-def kill_all(folder: Path) -> None:
-    """Kill every process of the run in `folder`: driver, workers and Ray."""
-    mine = f"VERLCPU_LOG_DIR={folder}\0".encode()
-    while pids := [pid for pid in _processes() if mine in _environment(pid)]:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.2)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _environment(pid: int) -> bytes:
+def _of(pid: int, name: str) -> bytes:
     """Empty for a process that has ended, or is another user's."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+        return Path(f"/proc/{pid}/{name}").read_bytes() + b"\0"
     except OSError:
         return b""
 

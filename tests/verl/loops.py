@@ -36,16 +36,17 @@ class Failing(Noting):
 
 
 class Seeded(SingleTurnAgentLoop):
-    """Samples by prompt, session and weights. $STOP_AT sessions run; later ones wait for the end.
+    """Samples by prompt, session and weights.
 
-    Each leaves a file `$NOTES.{number}` when it begins, and a line in `$NOTES` when it has sampled.
+    $STOP_AT sessions run, and later ones once there is a file `$NOTES.go`. Each leaves a file
+    `$NOTES.{number}` when it begins, and a line in `$NOTES` when it has sampled.
     """
 
     async def run(self, sampling_params, **kwargs):
         stop_at = int(os.environ.get("STOP_AT", 10**6))
         for number in range(10**6):
-            if number >= stop_at:
-                await asyncio.sleep(3600)
+            while number >= stop_at and not os.path.exists(f"{os.environ['NOTES']}.go"):
+                await asyncio.sleep(0.2)
             with contextlib.suppress(FileExistsError):
                 open(f"{os.environ['NOTES']}.{number}", "x").close()
                 break

@@ -6,11 +6,18 @@ never killed, to the last bit.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rlskip.keys import split_session, split_trajectory
+from rlskip.store import StepStore
 
 pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(2400)]
 
@@ -24,8 +31,10 @@ WHERE = "mine_verlcpu/GBS4_N2_in64_out16"
 ROLE = "+skip=rollout_tq_cache"
 
 
-def run(verl: Any, name: str, *more: str, stop_at: int | None = None, **env: Any) -> Any:
-    """A run whose sessions are seeded; killed once `stop_at` sessions were made and journaled."""
+def run(
+    verl: Any, name: str, *more: str, stop_at: int | None = None, kill: Any = None, **env: Any
+) -> Any:
+    """A run whose sessions are seeded; `kill` acts once `stop_at` were made and journaled."""
     loops = verl.folder / "seeded.yaml"
     loops.write_text("- {name: seeded, _target_: loops.Seeded}\n")
     dumps = verl.folder / name
@@ -39,7 +48,7 @@ def run(verl: Any, name: str, *more: str, stop_at: int | None = None, **env: Any
         return True
 
     if stop_at is not None:
-        env.update(STOP_AT=str(stop_at), until=killed)
+        env.update(STOP_AT=str(stop_at), until=killed, kill=kill)
     return verl.train(
         name, "v1", *JOURNAL, f"++skip.dump_dir={dumps}",
         f"{AGENT}.agent_loop_config_path={loops}", f"{AGENT}.default_agent_loop=seeded",
@@ -47,15 +56,99 @@ def run(verl: Any, name: str, *more: str, stop_at: int | None = None, **env: Any
     )  # fmt: skip
 
 
-def test_a_run_without_dumps_resumes_from_its_journals(verl091: Any) -> None:
-    killed = run(verl091, "killed", stop_at=A_STEP + 3)
+@pytest.fixture(scope="module")
+def whole(verl091: Any) -> Any:
+    done = run(verl091, "whole")
+    assert done.returncode == 0, done.output[-4000:]
+    assert done.generated == SESSIONS
+    assert len(done.grad_norms) == STEPS
+    return done
+
+
+def everything(processes: Any) -> None:
+    processes.end()
+
+
+def the_driver(processes: Any) -> None:
+    """The process that the user started, and no other; Ray ends by itself."""
+    processes.kill(b"verl.trainer.main_ppo")
+    deadline = time.monotonic() + 120
+    while processes.find() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    processes.end()
+
+
+@pytest.mark.parametrize("kill", [everything, the_driver])
+def test_a_run_without_dumps_resumes_from_its_journals(
+    verl091: Any, whole: Any, kill: Callable[[Any], None]
+) -> None:
+    name = f"killed_{kill.__name__}"
+    killed = run(verl091, name, stop_at=A_STEP + 3, kill=kill)
     assert killed.generated == A_STEP + 3
     assert len(killed.grad_norms) == 1
-    again = run(verl091, "killed")
+    again = run(verl091, name)
     assert again.returncode == 0, again.output[-4000:]
     assert again.generated == SESSIONS - A_STEP - 3
-    whole = run(verl091, "whole")
-    assert whole.returncode == 0, whole.output[-4000:]
-    assert whole.generated == SESSIONS
     assert again.grad_norms == whole.grad_norms
-    assert len(whole.grad_norms) == STEPS
+
+
+def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) -> None:
+    """Its successor runs them in the same job."""
+    notes = Path(f"{verl091.folder / 'worker'}-notes-{A_STEP + 3}")
+
+    def kill(processes: Any) -> None:
+        [worker] = processes.find(b"ray::_Actor")
+        os.kill(worker, signal.SIGKILL)
+        notes.with_name(f"{notes.name}.go").touch()
+
+    done = run(verl091, "worker", stop_at=A_STEP + 3, kill=kill)
+    assert done.returncode == 0, done.output[-4000:]
+    assert done.generated == SESSIONS
+    assert done.grad_norms == whole.grad_norms
+    made = Counter(notes.read_text().splitlines())
+    assert set(made.values()) == {1}, "no session twice"
+
+
+def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
+    mode = {"V1_MODE": "colocate_async"}
+    whole = run(verl091, "async_whole", ROLE, **mode)
+    assert whole.returncode == 0, whole.output[-4000:]
+    killed = run(verl091, "async_killed", ROLE, stop_at=A_STEP + 3, **mode)
+    assert killed.generated == A_STEP + 3
+    folder = verl091.folder / "async_killed" / WHERE
+    assert StepStore(folder).steps(part=0) == [1]
+    assert [path.name for path in folder.glob("*.journal")] == ["2.journal"]
+    again = run(verl091, "async_killed", ROLE, **mode)
+    assert again.returncode == 0, again.output[-4000:]
+    assert again.generated == A_STEP - 3
+    assert again.grad_norms == whole.grad_norms
+    assert list(folder.glob("*.journal")) == [], "the dumps are there"
+    for group in StepStore(folder).load(2, part=0)["groups"]:
+        keys = [group["uid"] + suffix for suffix in group["tags"] if suffix]
+        assert sorted(filter(None, map(split_session, keys))) == [
+            (group["uid"], session) for session in range(N)
+        ], "one marker a session"
+        assert len([key for key in keys if split_trajectory(key)]) == N
+
+
+def test_no_session_is_made_twice_when_verl_submits_its_prompts_again(verl091: Any) -> None:
+    more = (
+        "trainer.save_freq=1", "trainer.resume_mode=auto",
+        f"trainer.default_local_dir={verl091.folder / 'ckpt'}",
+    )  # fmt: skip
+    mode = {"V1_MODE": "colocate_async", "steps": 3}
+    stop_at = 2 * A_STEP + 3  # a warm-up batch, the batch of step 1, and a part of that of step 2
+    killed = run(verl091, "reissued", *more, stop_at=stop_at, **mode)
+    assert len(killed.grad_norms) == 2, "step 2 trains on the batch of step 1"
+    again = run(verl091, "reissued", *more, **mode)
+    assert again.returncode == 0, again.output[-4000:]
+    assert "Re-issued" in again.output
+    assert len(again.grad_norms) == 1
+    made = Counter(
+        line
+        for stop in (stop_at, None)
+        for line in Path(f"{verl091.folder / 'reissued'}-notes-{stop}").read_text().splitlines()
+    )
+    assert [line for line, times in made.items() if times > 1] == []
+    left = {path.name for path in (verl091.folder / "reissued" / WHERE).glob("*.journal")}
+    assert not left & {"1.journal", "2.journal"}, "there is a checkpoint of step 3"

@@ -191,8 +191,8 @@ def test_verls_filter_is_ours() -> None:
             "take none from a journal\n  -> add +dispatch=rollout_level",
         ),
         (
-            [*JOURNAL, "trainer.v1.trainer_mode=colocate_async"],
-            "dispatch.journal: no journal was tested with colocate_async",
+            [*JOURNAL, "trainer.v1.trainer_mode=separate_async"],
+            "dispatch.journal: no journal was tested with separate_async",
         ),
     ],
 )
@@ -242,5 +242,6 @@ def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
     }
 
 
-def test_a_journal_goes_with_rollout_level_dispatch() -> None:
-    prepare(verl(*JOURNAL))
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_journal_goes_with_rollout_level_dispatch(mode: str) -> None:
+    prepare(verl(*JOURNAL, f"trainer.v1.trainer_mode={mode}"))

@@ -98,8 +98,24 @@ def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> No
     assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
 
 
-def test_a_sync_trainer_resumes_sessions_of_its_own_weights_only(tmp_path: Path) -> None:
-    assert start(verl(tmp_path, *ROLLOUT_LEVEL))._max_span == 1
+@pytest.mark.parametrize(
+    ("more", "span"),
+    [
+        ((f"{MODE}=sync",), 1),
+        ((f"{MODE}=colocate_async",), 8),
+        (
+            (
+                f"{MODE}=colocate_async",
+                "replay.max_off_policy_strategy=wait",
+                "replay.max_off_policy_threshold=3",
+            ),
+            3,
+        ),
+        ((f"{MODE}=colocate_async", "trainer.v1.sampler.max_off_policy_threshold=null"), None),
+    ],
+)
+def test_how_stale_a_session_may_be(tmp_path: Path, more: tuple[str, ...], span: Any) -> None:
+    assert start(verl(tmp_path, *ROLLOUT_LEVEL, *more))._max_span == span
 
 
 def test_a_run_without_journals_tidies_nothing(tmp_path: Path) -> None:

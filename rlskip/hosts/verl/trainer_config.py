@@ -50,7 +50,7 @@ _UNTESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully a
 
 MODE_KEY = "trainer.v1.trainer_mode"
 # The modes in which sessions are journaled.
-JOURNALED = ("sync",)
+JOURNALED = ("sync", "colocate_async")
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
@@ -129,7 +129,7 @@ def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: lis
         _choose(config, MANAGER_KEY, OUR_MANAGER, problems)
         if dispatch.journal and look_up(config, MODE_KEY) not in JOURNALED:
             what = f"no journal was tested with {look_up(config, MODE_KEY)}"
-            remedy = f"set {MODE_KEY}=sync, or dispatch.journal=false"
+            remedy = f"set {MODE_KEY}=colocate_async or sync, or dispatch.journal=false"
             problems.append(Problem("dispatch.journal", what, remedy))
         return
     if dispatch.journal:
