@@ -49,7 +49,7 @@ def test_a_replay_starts_no_server_and_trains_the_same(
 
 @pytest.mark.long
 def test_a_manager_of_the_users_own_works_on_what_is_replayed(verl091: Any, tmp_path: Path) -> None:
-    own = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=own_manager.OwnManager"
+    own = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=own_manager.OwnManager"
     env = {"PYTHONPATH": str(Path(__file__).parent), "NOTES": str(tmp_path / "notes")}
     a = verl091.train("own", "v0", "+skip=rollout_cache", STEPS, "skip.dump_dir=dumps", own, **env)
     assert a.returncode == 0, a.output[-4000:]

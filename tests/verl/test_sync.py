@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, N = 2, 4, 2
 SESSIONS = STEPS * PROMPTS * N
 MAIN = "verl.trainer.main_ppo_sync"
-# Validation before training, in every run alike.
-ALL = ("trainer.val_before_train=True", "trainer.experiment_name=mine")
+# Validation before training and shuffled data, in every run alike.
+ALL = ("data.shuffle=True", "trainer.val_before_train=True", "trainer.experiment_name=mine")
 ON = ("+skip=rollout_tq_cache", "skip.steps=[1,2]")
 
 
 @pytest.fixture(scope="module")
 def a(verl080: Any) -> Any:
-    return verl080.train("sync_a", "legacy", *ALL, *ON, "skip.dump_dir=dumps", MAIN=MAIN)
+    more = ("skip.dump_dir=dumps", "trainer.save_freq=1")
+    return verl080.train("sync_a", "legacy", *ALL, *ON, *more, MAIN=MAIN)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,23 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any) -> None:
     assert b.grad_norms == a.grad_norms
     assert b.generated == a.generated - SESSIONS > 0, "validation is generated"
     assert b.summary["rollout_tq"]["hits"] == STEPS
+
+
+@pytest.mark.long
+def test_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a: Any) -> None:
+    c = verl080.train("sync_c", "legacy", *ALL, seed=2, MAIN=MAIN)
+    assert c.returncode == 0, c.output[-4000:]
+    assert c.generated == a.generated
+    assert float(c.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
+
+
+@pytest.mark.long
+def test_a_resumed_run_replays_what_is_left(verl080: Any, a: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", *a.resume_after(1))
+    run = verl080.train("sync_resumed", "legacy", *ALL, *on, seed=2, MAIN=MAIN)
+    assert run.returncode == 0, run.output[-4000:]
+    assert run.generated == a.generated - SESSIONS
+    assert run.grad_norms == a.grad_norms[1:]
 
 
 def test_a_role_that_it_never_calls_is_refused_before_ray(verl080: Any) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, N = 2, 4, 2
 SESSIONS = STEPS * PROMPTS * N
 
-# Validation before training, in every run alike.
+# Validation before training and shuffled data, in every run alike.
 ALL = (
+    "data.shuffle=True",
     "trainer.val_before_train=True",
     "trainer.experiment_name=mine",
     "actor_rollout_ref.rollout.calculate_log_probs=False",
@@ -30,10 +31,13 @@ WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.py')}"
 
 
+ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
+
+
 # -- 0.9.1 ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def a091(verl091: Any) -> Any:
-    on = ("+skip=rollout_cache", "skip.steps=[1,2]", "skip.dump_dir=dumps")
+    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
     return verl091.train("a", "v0", "trainer.use_v1=False", *ALL, *on)
 
 
@@ -108,6 +112,21 @@ def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
     assert "scores are replayed" not in b091.output
 
 
+def test_091_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a091: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
+    run = verl091.train_by_coin("coin", "v0", *ALL, *on, seed=2)
+    assert run.generated == a091.generated - SESSIONS
+    assert run.grad_norms != a091.grad_norms
+
+
+def test_091_a_resumed_run_replays_what_is_left(verl091: Any, a091: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
+    run = verl091.train("resumed", "v0", *ALL, *on, *a091.resume_after(1), seed=2)
+    assert run.returncode == 0, run.output[-4000:]
+    assert run.generated == a091.generated - SESSIONS
+    assert run.grad_norms == a091.grad_norms[1:]
+
+
 def test_091_a_replayed_step_logs_no_times_of_the_first_run(a091: Any, b091: Any) -> None:
     assert a091.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
     assert "timing_s/agent_loop" not in b091.output
@@ -161,7 +180,7 @@ def test_091_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> No
 # -- 0.8.0 ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def a080(verl080: Any) -> Any:
-    on = ("+skip=rollout_cache", "skip.steps=[1,2]", "skip.dump_dir=dumps")
+    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
     return verl080.train("a", "legacy", *ALL, *on)
 
 
@@ -188,3 +207,28 @@ def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> Non
     assert b080.returncode == 0, b080.output[-4000:]
     assert b080.grad_norms == a080.grad_norms != []
     assert b080.generated == a080.generated - SESSIONS > 0
+
+
+@pytest.mark.long
+def test_080_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a080: Any) -> None:
+    c = verl080.train("c", "legacy", *ALL, seed=2)
+    assert c.returncode == 0, c.output[-4000:]
+    assert c.generated == a080.generated
+    assert float(c.grad_norms[0]) != pytest.approx(float(a080.grad_norms[0]), rel=1e-3)
+
+
+@pytest.mark.long
+def test_080_a_new_reward_function_scores_the_same_rollouts(verl080: Any, a080: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a080.folder}/dumps", "skip.on_miss=error")
+    run = verl080.train_by_coin("coin", "legacy", *ALL, *on, seed=2)
+    assert run.generated == a080.generated - SESSIONS
+    assert run.grad_norms != a080.grad_norms
+
+
+@pytest.mark.long
+def test_080_a_resumed_run_replays_what_is_left(verl080: Any, a080: Any) -> None:
+    on = (*ON, f"skip.dump_dir={a080.folder}/dumps", "skip.on_miss=error")
+    run = verl080.train("resumed", "legacy", *ALL, *on, *a080.resume_after(1), seed=2)
+    assert run.returncode == 0, run.output[-4000:]
+    assert run.generated == a080.generated - SESSIONS
+    assert run.grad_norms == a080.grad_norms[1:]
