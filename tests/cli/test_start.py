@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# rlskip's own dependencies besides those of the command line. They take longer than all else.
+HEAVY = {"torch", "tensordict", "ray", "numpy", "hydra", "omegaconf", "blosc2", "wrapt"}
+
 
 def loaded(source: str) -> set[str]:
     program = f"{source}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
@@ -26,11 +29,11 @@ def test_importing_rlskip_brings_no_command_line() -> None:
 def test_help_is_light(arguments: list[str]) -> None:
     modules = loaded(f"from rlskip.cli.main import main; main({arguments})")
     assert "rlskip.cli.main" in modules
-    assert not modules & {"torch", "tensordict", "ray", "numpy", "hydra"}
+    assert not modules & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["ls", "--steps"], ["verify", "--help"]])
 def test_listing_directories_needs_no_torch(dumps: Path, arguments: list[str]) -> None:
     place = [] if "--help" in arguments else [str(dumps)]
     modules = loaded(f"from rlskip.cli.main import main; assert not main({arguments + place})")
-    assert not modules & {"torch", "tensordict", "ray", "numpy", "hydra"}
+    assert not modules & HEAVY
