@@ -71,7 +71,7 @@ def test_by_hand_each_step_has_its_own_dumps(init: Callable[..., Path]) -> None:
     init()
     skip: Any = SkipManager.skip_instances["rollout"]
     skip.prepare_data(3, {"made": 3}, PROMPTS)
-    init()
+    init(wait_s=0)
     skip = SkipManager.skip_instances["rollout"]
-    assert skip.meet_precondition(3, plain, PROMPTS)
     assert not skip.meet_precondition(4, plain, PROMPTS)
+    assert skip.meet_precondition(3, plain, PROMPTS)

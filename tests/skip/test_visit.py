@@ -112,6 +112,7 @@ def test_the_number_of_a_lost_dump_is_free_until_another_job_takes_it(store: Ste
     visit.others_wrote(0)
     assert (visit.kth(0), visit.next_number()) == (Found(1, 0), 2)
     assert not visit.is_damaged
+    assert [visit.reserve(), visit.reserve(5), visit.reserve(5)] == [2, 5, 6]
 
 
 def test_a_dump_that_cannot_be_read_may_have_been_the_calls(
@@ -186,7 +187,7 @@ def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
 
 
 def test_repeat_passes_over_a_damaged_call(dumped_calls: Any) -> None:
-    dumps = dumped_calls({1: "ab"}, action="repeat")
+    dumps = dumped_calls({1: "ab"}, action="repeat", on_miss="error")
     (next(dumps.glob("*/*/1/1")) / "meta.json").write_text("{}")
     assert step(5, *"xy") == ["a1", "a1"]
     assert made == []
