@@ -336,6 +336,34 @@ def test_an_error_while_packing_names_the_value(store: StepStore) -> None:
     assert not store.directory.exists()
 
 
+def test_memory_that_runs_out_while_packing_is_not_the_values_fault(store: StepStore) -> None:
+    class Thing:
+        pass
+
+    def fail(thing: Any) -> Any:
+        raise MemoryError
+
+    register_codec(Thing, "tests.Thing", fail, fail)
+    with pytest.raises(MemoryError):
+        store.save(1, [Thing()])
+
+
+def test_tensors_that_a_codec_makes_are_kept_apart(store: StepStore) -> None:
+    class Thing:
+        def __init__(self, content: Any) -> None:
+            self.content = content
+
+    def pack(thing: Thing) -> Any:
+        return torch.full((9,), thing.content), np.full(9, thing.content)
+
+    register_codec(Thing, "tests.Thing", pack, Thing)
+    store.save(1, [Thing(i) for i in range(30)])
+    made = [thing.content for thing in store.load(1)]
+    assert [(int(tensor[0]), int(array[0])) for tensor, array in made] == [
+        (i, i) for i in range(30)
+    ]
+
+
 def test_an_error_while_unpacking_makes_the_dump_corrupt(store: StepStore) -> None:
     class Thing:
         pass

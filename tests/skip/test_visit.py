@@ -191,3 +191,18 @@ def test_repeat_passes_over_a_damaged_call(dumped_calls: Any) -> None:
     (next(dumps.glob("*/*/1/1")) / "meta.json").write_text("{}")
     assert step(5, *"xy") == ["a1", "a1"]
     assert made == []
+
+
+def test_a_number_that_another_job_took_meanwhile_stays_its_own(init: Callable[..., Path]) -> None:
+    init(wait_s=0)
+    store = SkipManager.store("rollout")
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        store.save(1, "theirs", identity=IDENTITY)
+        return prompts
+
+    SkipManager.set_step(1)
+    assert stage("ours") == "ours"
+    SkipManager.flush()
+    assert [store.load(1), store.load(1, part=1)] == ["theirs", "ours"]
