@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,11 @@ def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> N
     assert made == []
 
 
+def test_substitutes_come_from_below_then_above_and_by_number() -> None:
+    order = [Found(4, 2), Found(3), Found(3, 1), Found(1), Found(5), Found(5, 1), Found(9)]
+    assert sorted(reversed(order), key=lambda found: found.order(4)) == order
+
+
 def test_each_dump_of_another_step_is_offered_once(store: StepStore) -> None:
     store.save(1, "x", identity=IDENTITY)
     others = OtherSteps(store)
@@ -206,3 +212,27 @@ def test_a_number_that_another_job_took_meanwhile_stays_its_own(init: Callable[.
     assert stage("ours") == "ours"
     SkipManager.flush()
     assert [store.load(1), store.load(1, part=1)] == ["theirs", "ours"]
+
+
+def test_a_call_whose_dump_is_damaged_keeps_its_number(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        if made:
+            other = threading.Thread(target=stage, args=(made.pop(),))
+            other.start()
+            other.join()
+        return prompts
+
+    for meanwhile in ("", "x"):
+        dumps = init(wait_s=0)
+        SkipManager.set_step(1)
+        made[:] = meanwhile
+        assert stage("a") == "a"
+        SkipManager.flush()
+        if not meanwhile:
+            (dump,) = dumps.rglob("gen_batch.dp")
+            content = bytearray(dump.read_bytes())
+            content[20] ^= 1
+            dump.write_bytes(content)
+    store = SkipManager.store("rollout")
+    assert [store.load(1), store.load(1, part=1)] == ["a", "x"]
