@@ -152,7 +152,9 @@ def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> N
 
 def test_substitutes_come_from_below_then_above_and_by_number() -> None:
     order = [Found(4, 2), Found(3), Found(3, 1), Found(1), Found(5), Found(5, 1), Found(9)]
-    assert sorted(reversed(order), key=lambda found: found.order(4)) == order
+    found = order[::-1]
+    found.sort(key=lambda one: one.order(4))
+    assert found == order
 
 
 def test_each_dump_of_another_step_is_offered_once(store: StepStore) -> None:
