@@ -258,7 +258,7 @@ class ReplayingSkip(DumpingSkip):
             call.visit.others_wrote(taken)
             if other.identity is None or not identity.differences(other.identity)[0]:
                 return None
-            self._hold(call, call.visit.reserve())
+            self._hold(call, call.visit.reserve(taken + 1))
             return call.number
 
         return {

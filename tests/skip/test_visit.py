@@ -238,3 +238,23 @@ def test_a_call_whose_dump_is_damaged_keeps_its_number(init: Callable[..., Path]
             dump.write_bytes(content)
     store = SkipManager.store("rollout")
     assert [store.load(1), store.load(1, part=1)] == ["a", "x"]
+
+
+def test_after_a_number_that_was_taken_comes_a_higher_one(init: Callable[..., Path]) -> None:
+    """A lower one may be free on one rank only."""
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        if prompts == "b":
+            store.save(1, "theirs", part=1, identity=IDENTITY)
+            role: Any = SkipManager.skip_instances["rollout"]
+            role._visit(1).lose(Found(1, 0))
+        return prompts
+
+    init(wait_s=0)
+    store = SkipManager.store("rollout")
+    SkipManager.set_step(1)
+    for prompts in "ab":
+        assert stage(prompts) == prompts
+    SkipManager.flush()
+    assert [store.load(1, part=part) for part in (None, 1, 2)] == ["a", "theirs", "b"]
