@@ -26,13 +26,19 @@ A_STEP = PROMPTS * N
 SESSIONS = STEPS * A_STEP
 HERE = Path(__file__).parent
 AGENT = "actor_rollout_ref.rollout.agent"
-JOURNAL = ("+dispatch=rollout_level", "dispatch.journal=true", "trainer.experiment_name=mine")
+JOURNAL = ("+dispatch=rollout_level", "dispatch.journal=true")
 WHERE = "mine_verlcpu/GBS4_N2_in64_out16"
 ROLE = "+skip=rollout_tq_cache"
 
 
 def run(
-    verl: Any, name: str, *more: str, stop_at: int | None = None, kill: Any = None, **env: Any
+    verl: Any,
+    name: str,
+    *more: str,
+    stop_at: int | None = None,
+    kill: Any = None,
+    journal: tuple[str, ...] = JOURNAL,
+    **env: Any,
 ) -> Any:
     """A run whose sessions are seeded; `kill` acts once `stop_at` were made and journaled."""
     loops = verl.folder / "seeded.yaml"
@@ -50,7 +56,7 @@ def run(
     if stop_at is not None:
         env.update(STOP_AT=str(stop_at), until=killed, kill=kill)
     return verl.train(
-        name, "v1", *JOURNAL, f"++skip.dump_dir={dumps}",
+        name, "v1", *journal, "trainer.experiment_name=mine", f"++skip.dump_dir={dumps}",
         f"{AGENT}.agent_loop_config_path={loops}", f"{AGENT}.default_agent_loop=seeded",
         *more, PYTHONPATH=str(HERE), NOTES=str(notes), **env,
     )  # fmt: skip
@@ -107,6 +113,17 @@ def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) 
     assert done.grad_norms == whole.grad_norms
     made = Counter(notes.read_text().splitlines())
     assert set(made.values()) == {1}, "no session twice"
+
+
+def test_a_plain_replay_completes_the_step_of_a_killed_run(verl091: Any, whole: Any) -> None:
+    run(verl091, "plain", ROLE, stop_at=A_STEP + 3)
+    refused = run(verl091, "plain", "+skip=rollout_tq_replay", journal=())
+    assert "step 2 has a journal, which that run completes" in refused.output
+    assert not refused.started_ray
+    done = run(verl091, "plain", ROLE, journal=())
+    assert done.returncode == 0, done.output[-4000:]
+    assert done.generated == A_STEP - 3
+    assert done.grad_norms == whole.grad_norms
 
 
 def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
