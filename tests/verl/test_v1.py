@@ -105,6 +105,18 @@ def test_a_resumed_run_replays_what_is_left(verl091: Any, a: Any) -> None:
     assert run.grad_norms == a.grad_norms[1:]
 
 
+@pytest.mark.long
+def test_dumps_of_rollout_level_dispatch_are_replayed_without_it(verl091: Any) -> None:
+    on = (*ON, "skip.dump_dir=dumps", "+dispatch=rollout_level")
+    first = verl091.train("v1_sessions", "v1", *ALL, *on)
+    assert first.returncode == 0, first.output[-4000:]
+    on = (*ON, f"skip.dump_dir={first.folder}/dumps", "skip.on_miss=error")
+    second = verl091.train("v1_prompts", "v1", *ALL, *on, seed=2)
+    assert second.returncode == 0, second.output[-4000:]
+    assert second.generated == first.generated - SESSIONS
+    assert second.grad_norms == first.grad_norms != []
+
+
 def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:
     assert "[RolloutTqSkip()]" not in a.output + b.output
     assert not list(a.folder.rglob("tq_batch.pt"))
