@@ -13,86 +13,16 @@ those of all processes that a run starts, to their end.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import attrs
-
+from benchmarks._processes import Cost, run
 from benchmarks._report import Goal, Row, arguments, report, versions
 
 APP = Path(__file__).parents[1] / "tests" / "vllm" / "trl_app.py"
 GOALS = {"trl": 0.6, "verl_v0": 0.7, "verl_v1": 0.7}
-_POLL_S = 0.5
-_TICK = os.sysconf("SC_CLK_TCK")
-_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
-_SUBREAPER = 36  # prctl: orphans become children of this process, so that their seconds count
-
-
-@attrs.frozen
-class Cost:
-    """What a run took."""
-
-    cpu_s: float
-    wall_s: float
-    mib: float
-
-
-def below(pid: int) -> Iterator[int]:
-    """The processes that `pid` and those below it started and that still live."""
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield int(child)
-                yield from below(int(child))
-    except OSError:  # it has just ended
-        return
-
-
-def _resident_mib() -> float:
-    total = 0.0
-    try:
-        for pid in below(os.getpid()):
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MIB
-    except (OSError, IndexError):  # one has just ended
-        return 0.0
-    return total
-
-
-def run(command: Sequence[object], folder: Path, **env: str) -> Cost:
-    """Run `command`, wait for all that it left behind, and sum up what they took."""
-    folder.mkdir(parents=True, exist_ok=True)
-    peak, ended = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_POLL_S):
-            peak[0] = max(peak[0], _resident_mib())
-
-    before, began = os.times(), time.perf_counter()
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    with (folder / "log").open("w") as log:
-        subprocess.run(
-            [*map(str, command)], cwd=folder, env={**os.environ, **env}, check=True, stdout=log,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    wall_s = time.perf_counter() - began
-    try:
-        while True:
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        pass
-    ended.set()
-    watcher.join()
-    after = os.times()
-    cpu_s = sum(after[2:4]) - sum(before[2:4])
-    return Cost(cpu_s, wall_s, peak[0])
 
 
 def trl(python: Path, harness: Path, folder: Path) -> tuple[Cost, Cost]:
@@ -146,7 +76,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=GOALS, default=list(GOALS), metavar="HOST")
     options = parser.parse_args()
     python, harness = options.python.absolute(), options.harness.absolute()
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

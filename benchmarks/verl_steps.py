@@ -14,20 +14,17 @@ divided between generation and the rest (log-probs, advantages, updates) as its 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks._processes import Cost, run
 from benchmarks._report import Row, arguments, report, versions
-from benchmarks.engine import below, of_harness
+from benchmarks.engine import of_harness
 
 Parts = dict[str, list[float]]  # seconds of the start, and of each step's two parts
 
 STEPS = 3
-TICK = os.sysconf("SC_CLK_TCK")
 RUNS = {"generated": "cache", "replayed": "cache", "replayed, no engine": "replay"}
 COLOURS = {"start_up": "0.75", "generation": "#e08a3c", "rest": "#1f6fb4"}
 OVERRIDES = [
@@ -41,22 +38,9 @@ OVERRIDES = [
 ]
 
 
-def cpu_s() -> float:
-    """CPU seconds of all that this process started, as far as it lives or was waited for."""
-    ticks = 0
-    for pid in below(os.getpid()):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / TICK
-
-
-def run(python: Path, harness: Path, folder: Path, name: str) -> Parts:
+def train(python: Path, harness: Path, folder: Path, name: str) -> Parts:
     """Train once."""
     out = folder / name.replace(", ", "_").replace(" ", "_")
-    out.mkdir()
     steps = range(1, STEPS + 1)
     listed = ",".join(map(str, steps))
     command = [
@@ -65,17 +49,13 @@ def run(python: Path, harness: Path, folder: Path, name: str) -> Parts:
     ]  # fmt: skip
     env = {"VENV": str(python.parents[1]), "ASSETS": str(folder), "STEPS": str(STEPS)}
     env |= {"OUT": str(out), "RAY_TMP": str(folder / "ray")}
-    samples = []
-    with (out / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*map(str, command)], env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT
-        )
-        while process.poll() is None:
-            samples.append((log.seek(0, os.SEEK_END), cpu_s()))
-            time.sleep(0.25)
+    samples: list[tuple[int, float]] = []
+
+    def note(cost: Cost, log: Path) -> None:
+        samples.append((log.stat().st_size, cost.cpu_s))
+
+    run(command, out, note, **env)
     text = (out / "log").read_bytes()
-    if process.returncode:
-        raise SystemExit(text[-4000:].decode())
 
     def cpu_at(mark: bytes) -> float:
         place = text.index(mark)
@@ -143,8 +123,8 @@ def main() -> None:
     python, harness = options.python.absolute(), options.harness.absolute()
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # Ray's sockets: a short path
         folder = Path(temporary)
-        subprocess.run([python, harness / "make_assets.py", folder], check=True)
-        runs = {name: run(python, harness, folder, name) for name in RUNS}
+        run([python, harness / "make_assets.py", folder], folder)
+        runs = {name: train(python, harness, folder, name) for name in RUNS}
     for name, parts in runs.items():
         print(f"{name:20}", *(f"{part} {sum(s):6.1f}" for part, s in parts.items()))
     report(rows(runs), versions(), options.json)
