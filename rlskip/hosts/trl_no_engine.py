@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from rlskip.errors import NoEngineError
@@ -18,6 +19,7 @@ _TRAINERS = {
     "trl.trainer.rloo_trainer": "RLOOTrainer",
 }
 _ENGINE = "VLLMGeneration"
+_IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
 
 
 class NoGeneration:
@@ -51,6 +53,8 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
     AttachError
         This version of TRL makes its engine elsewhere.
     """
+    if not engine:
+        _import_without_vllm()
     with contextlib.ExitStack() as undo:
         for module_name, class_name in _TRAINERS.items():
             module = import_module(module_name)
@@ -67,6 +71,30 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
             undo.callback(setattr, trainer, "__init__", trainer.__init__)
             trainer.__init__ = _then(trainer.__init__, made)
         yield
+
+
+def _import_without_vllm() -> None:
+    """Import TRL's trainers, but not vLLM, which takes seconds.
+
+    Does nothing where they have been imported already, or need more of what imports vLLM.
+    """
+    if sys.modules.keys() & {*_IMPORTS_VLLM, *_TRAINERS}:
+        return
+    stand_in = ModuleType(_IMPORTS_VLLM[-1])
+    setattr(stand_in, _ENGINE, _genuine_engine)
+    sys.modules.update(dict.fromkeys(_IMPORTS_VLLM, stand_in))
+    try:
+        with contextlib.suppress(ImportError):
+            for module_name in _TRAINERS:
+                import_module(module_name)
+    finally:
+        for name in _IMPORTS_VLLM:
+            del sys.modules[name]
+
+
+def _genuine_engine(*args: Any, **kwargs: Any) -> Any:
+    """Make TRL's own, for a trainer with an engine in the same process."""
+    return getattr(import_module(_IMPORTS_VLLM[-1]), _ENGINE)(*args, **kwargs)
 
 
 def _then(init: Callable[..., None], made: Callable[[Any], None]) -> Callable[..., None]:

@@ -270,6 +270,25 @@ def test_another_chat_template_is_refused(runs: Results) -> None:
     assert "extra.chat_template" in runs["other template"]["error"]
 
 
+def test_what_imports_vllm_is_imported_when_an_engine_is_made(python: str) -> None:
+    code = """
+import sys
+from rlskip.hosts.trl import attached
+with attached({"skip": {"start_engine": False, "rollout": {"enable": True}}}):
+    import trl.trainer.grpo_trainer as trainer
+print("trl.generation" in sys.modules)
+try:
+    trainer.VLLMGeneration()
+except TypeError as error:
+    print(error)
+print("trl.generation" in sys.modules)
+"""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    before, made, after = done.stdout.splitlines()
+    assert made.startswith("VLLMGeneration.__init__() missing")
+    assert (before, after) == ("False", "True")
+
+
 def test_two_ranks_under_accelerate(run: Callable[..., Any]) -> None:
     """Configured from the environment, on gloo; one shard a rank.
 

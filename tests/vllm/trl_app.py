@@ -1,8 +1,8 @@
 """Trains a tiny model with TRL and vLLM on a CPU: ``trl_app.py JOB RESULT``, both JSON.
 
 A job is ``{"model": ..., "trainer": "GRPOTrainer", "seed": 1, "skip": {...}, "args": {...}}``. The
-result is ``{"log": [...], "error": null}``. The harness's plug-in of vLLM writes a line to
-$VLLM_CPU_LOG for each engine started and for each request.
+result is ``{"log": [...], "vllm": true, "error": null}``; `vllm` is whether it was imported. The
+harness's plug-in of vLLM writes a line to $VLLM_CPU_LOG for each engine started and each request.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         result["error"] = f"{type(error).__name__}: {error}"
         return result
     timed = ("time", "per_second")
+    result["vllm"] = "vllm" in sys.modules
     result["log"] = [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for line in trainer.state.log_history
