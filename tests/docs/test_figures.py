@@ -54,6 +54,17 @@ def test_the_table_of_merge() -> None:
         assert figures in text("docs/merge.md"), what
 
 
-def test_pages_that_state_the_same_figure_agree() -> None:
-    assert "takes 15.5 CPU seconds without an engine and 28.7 with one" in text("docs/hosts.md")
-    assert "takes 28.7 CPU seconds with the engine and 15.5 without it" in text("README.md")
+def test_the_seconds_of_a_replay_without_an_engine() -> None:
+    for host, page in (("trl", "docs/hosts.md"), ("verl_v0", "docs/verl.md")):
+        row, mib = ROWS[f"start_ratio_{host}"], ROWS[f"memory_{host}"]
+        stated = f"takes {row['ours']:.1f} CPU seconds without an engine and {row['peer']:.1f}"
+        assert stated in text(page)
+        memory = f"{mib['ours'] / 1024:.1f} instead of {mib['peer'] / 1024:.1f} GiB"
+        assert memory in text(page)
+
+
+def test_the_seconds_under_readmes_picture() -> None:
+    replayed, without = ROWS["run_replayed"], ROWS["run_no_engine"]
+    page = text("README.md")
+    assert f"{replayed['peer']:.0f} CPU seconds" in page
+    assert f"{replayed['ours']:.0f} when they are replayed, and {without['ours']:.0f} without" in page
