@@ -30,10 +30,10 @@ TEMPLATE = """\
 {met} of {goals} goals met. Missed ones come first; rows without a goal last.
 
 `python -m benchmarks` made this page. Ours and the peer ran in the same process, and each figure is
-the best of several rounds. There are exceptions: step_time, engine and verl_steps compare
-whole trainings, and trial compares each stage with the work that it cannot avoid; these run once.
-The ratio is ours over
-the peer's. A goal applies to the ratio where there is a peer, otherwise to our figure.
+the best of several rounds. There are exceptions: step_time, engine and verl_steps compare whole
+trainings, and trial compares each stage with the work that it cannot avoid; these run once. The
+ratio is ours over the peer's. A goal applies to the ratio where there is a peer, otherwise to our
+figure.
 `python -m benchmarks.NAME --help` explains each row.
 
 ![How far each figure is from its goal](results.png)

@@ -136,9 +136,11 @@ class Python:
 def python() -> Iterator[Python]:
     """For programs that import torch, which takes seconds of a processor's time each time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Each program brings a PYTHONPATH of its own, or none.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, str(HERE / "warm_python.py"), str(theirs.fileno())],
+            [sys.executable, str(HERE / "warm_python.py"), str(theirs.fileno())], env=env,
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
     with ours:

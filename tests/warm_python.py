@@ -57,7 +57,7 @@ def path_of(env):
 def begin(arguments, cwd, env):
     """Make this process like a new one; its source, and the name of that."""
     os.chdir(cwd)
-    ours, theirs = path_of(os.environ), path_of(env)
+    theirs = path_of(env)
     os.environ.clear()
     os.environ.update(env)
     sys.orig_argv = [sys.executable, *arguments]
@@ -69,7 +69,7 @@ def begin(arguments, cwd, env):
         first = os.path.dirname(name)
         with open(name, encoding="utf-8") as file:
             source = file.read()
-    sys.path[:] = [first, *theirs, *(place for place in sys.path[1:] if place not in ours)]
+    sys.path[:] = [first, *theirs, *(place for place in sys.path[1:] if place not in theirs)]
     np.random.seed()
     return source, name
 
