@@ -112,6 +112,7 @@ def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
     assert "scores are replayed" not in b091.output
 
 
+@pytest.mark.long
 def test_091_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a091: Any) -> None:
     on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
     run = verl091.train_by_coin("coin", "v0", *ALL, *on, seed=2)
@@ -119,6 +120,7 @@ def test_091_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a091: 
     assert run.grad_norms != a091.grad_norms
 
 
+@pytest.mark.long
 def test_091_a_resumed_run_replays_what_is_left(verl091: Any, a091: Any) -> None:
     on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
     run = verl091.train("resumed", "v0", *ALL, *on, *a091.resume_after(1), seed=2)
