@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import pytest
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.verl, pytest.mark.long, pytest.mark.timeout(1200)]
 
 # What the harness gives a Ray that verl starts, and a Ray that runs does not take.
 OURS = ("num_cpus", "num_gpus", "include_dashboard", "object_store_memory", "_temp_dir")

@@ -30,6 +30,7 @@ def b(verl080: Any, a: Any) -> Any:
     return verl080.train("sync_b", "legacy", *ALL, *on, drop, seed=2, MAIN=MAIN)
 
 
+@pytest.mark.long
 def test_the_first_run_dumps_each_step(a: Any) -> None:
     assert a.returncode == 0, a.output[-4000:]
     assert (a.summary["rollout_tq"]["hits"], a.summary["rollout_tq"]["misses"]) == (0, STEPS)
@@ -40,6 +41,7 @@ def test_the_first_run_dumps_each_step(a: Any) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any) -> None:
     assert b.returncode == 0, b.output[-4000:]
     assert len(a.grad_norms) == STEPS

@@ -165,6 +165,7 @@ def test_091_verls_own_manager_and_ours_never_both_act(a091: Any, b091: Any, c09
     assert "rlskip:" not in c091.output
 
 
+@pytest.mark.long
 def test_091_verls_own_dumps_are_imported_and_replayed(c091: Any, d091: Any, b091: Any) -> None:
     assert d091.returncode == 0, d091.output[-4000:]
     assert d091.grad_norms == c091.grad_norms != []
