@@ -188,7 +188,8 @@ class _Generation:
     def _evaluated(self, first: int, last: int) -> list[int]:
         """The steps that are known to end in an evaluation (transformers' DefaultFlowCallback)."""
         args = self.trainer.args
-        if getattr(args.eval_strategy, "value", args.eval_strategy) != "steps":
+        strategy = getattr(args, "eval_strategy", "no")
+        if getattr(strategy, "value", strategy) != "steps":
             return []
         every = self.trainer.state.eval_steps
         return [s for s in range(first, last + 1) if s % every == 0 and s >= args.eval_delay]
