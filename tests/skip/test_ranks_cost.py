@@ -121,7 +121,8 @@ def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, se
         store.calls = after(lambda: wait_for(tmp_path, "*/*/1.bad-*"), store.calls)
     got, exchanges = job.call(1)
     assert got == ["generated"] * 3
-    assert len(exchanges) == (2 if seen == "by its own rank" else 4)
+    # Another rank may find the damage first or last, so what it costs is a bound.
+    assert 2 <= len(exchanges) <= (2 if seen == "by its own rank" else 4)
     for role in job.roles:
         role.__dict__.pop("store")
     assert len(list(tmp_path.glob("*/*/1/gen_batch.r*-of-3.dp"))) == 3, "in the place of the other"
