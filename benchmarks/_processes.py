@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -51,8 +51,8 @@ class Cost:
 def run(
     command: Sequence[object],
     folder: Path,
+    env: Mapping[str, str] | None = None,
     each: Callable[[Cost, Path], None] = lambda cost, log: None,
-    **env: str,
 ) -> Cost:
     """Run `command` with its output in ``folder/log``, and wait for all that it left behind.
 
@@ -63,7 +63,7 @@ def run(
     file, cost, began = folder / "log", Cost(), time.perf_counter()
     with file.open("w") as log:
         process = subprocess.Popen(
-            [*map(str, command)], cwd=folder, env={**os.environ, **env}, stdout=log,
+            [*map(str, command)], cwd=folder, env={**os.environ, **(env or {})}, stdout=log,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         while process.poll() is None:

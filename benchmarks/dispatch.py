@@ -66,7 +66,8 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
     scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
     for i in range(prompts):
         scheduler.add(SessionGroup(i, prompts, n, None if history is None else float(history[i])))
-    now, running = 0.0, []
+    running: list[tuple[Any, ...]] = []
+    now = 0.0
     while True:
         while (handed := scheduler.next()) is not None:
             worker, unit = handed
@@ -131,7 +132,8 @@ def run_units(policy: Policy, units: int, n: int = 16) -> None:
     """Run `units` sessions through a scheduler, adding new ones whenever none is left."""
     lengths = np.random.default_rng(0).exponential(1.0, 4096).tolist()
     scheduler, prompts = Scheduler(WORKERS, policy, per_worker=SLOTS), units // n
-    now, running, sent = 0.0, [], 0
+    running: list[tuple[Any, ...]] = []
+    now, sent = 0.0, 0
     while True:
         handed = scheduler.next()
         if handed is not None:
@@ -169,12 +171,11 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     uids = [f"prompt-{i}" for i in range(prompts)]
     batch = TensorDict({"input_ids": tokens, "uid": NonTensorStack(*uids)}, batch_size=[prompts])
 
-    @ray.remote(num_cpus=1)
     class Worker:
         async def run(self, session_id: int, **prompt: Any) -> None:
             return None
 
-    workers = [Worker.remote() for _ in range(4)]
+    workers = [ray.remote(num_cpus=1)(Worker).remote() for _ in range(4)]
 
     def peer() -> None:
         calls = [
@@ -192,7 +193,8 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
         def ours() -> None:
             assert dispatcher.generate_sequences(batch, step=1).succeeded == prompts * n
 
-        peer(), ours()  # the first round starts processes
+        peer()  # the first round starts processes
+        ours()
         theirs, mine = best_of(rounds, peer, ours)
     ray.shutdown()
     return Row("ray_dispatch_ratio", mine, "s", theirs, Goal("<=", 1 / 8))

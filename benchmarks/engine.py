@@ -57,7 +57,7 @@ def verl(python: Path, harness: Path, folder: Path, mode: str) -> tuple[Cost, Co
         out = folder / mode / name
         command = ["bash", harness / "run_verl.sh", mode, f"+skip={role}_{option}"]
         command += [f"skip.dump_dir={folder / mode}", "skip.steps=[1]"]
-        return run(command, out, OUT=str(out), **env)
+        return run(command, out, {**env, "OUT": str(out)})
 
     train("dump", "cache")
     return train("without", "replay"), train("with", "cache")

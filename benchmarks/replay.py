@@ -21,7 +21,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import transfer_queue
@@ -29,10 +29,13 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay
 
 from benchmarks._report import Goal, Row, arguments, report, versions
+from rlskip.config.replay import ReplayConfig
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
 from rlskip.queue.transfer_queue import PollingWatch
 from rlskip.replay import ReplayBuffer
+from rlskip.replay.partitions import Partitions
+from rlskip.replay.readiness import State
 
 SESSIONS = 8
 CHANGES = 1000
@@ -58,6 +61,13 @@ def finish_some(listing: Listing, round_: int) -> dict[str, dict[str, Any]]:
     return {key: {"response_len": round_} if "_" in key else {"status": "finished"} for key in keys}
 
 
+class Listed(MemoryQueue):
+    """A queue that can only list all of its keys, as TransferQueue can."""
+
+    def watch(self) -> PollingWatch:
+        return PollingWatch(transfer_queue, 0.005, 0.5)
+
+
 def verl_buffer(poll_interval: float = 2.0) -> Any:
     return verl_replay.ReplayBufferAsync(
         trainer_mode="separate_async",
@@ -81,20 +91,20 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
 
     queue = MemoryQueue()
     queue.put(list(listing["train"]), "train", None, list(listing["train"].values()))
-    told = ReplayBuffer(queue)
-    told._sync()
+    told = Partitions(queue, ReplayConfig())
+    told.sync()
 
     shipped: list[Listing] = []
     # Both read the listing from here: what kv_list returns, without the cost of sending it.
     transfer_queue.kv_list = lambda *_: shipped[-1]
-    listed = ReplayBuffer(SimpleNamespace(watch=lambda: PollingWatch(transfer_queue, 0.005, 0.5)))
+    listed = Partitions(Listed(), ReplayConfig())
     peer = verl_buffer()
 
     def ship() -> None:
         shipped[:] = [pickle.loads(pickle.dumps(listing))]
 
     ship()
-    first = seconds(listed._sync)
+    first = seconds(listed.sync)
     best = {"told": float("inf"), "listed": float("inf"), "peer": float("inf")}
     for round_ in range(rounds):
         changed = finish_some(listing, round_)
@@ -103,13 +113,13 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
             listing["train"][key].update(tag)
         ship()
         for name, sync in (
-            ("told", told._sync),
-            ("listed", listed._sync),
+            ("told", told.sync),
+            ("listed", listed.sync),
             ("peer", peer._sync_metadata_from_transfer_queue),
         ):
             best[name] = min(best[name], seconds(sync))
-    count = told.get_sampleable_count(0, "train")
-    assert count == listed.get_sampleable_count(0, "train") == len(peer.finished_keys["train"])
+    count = told["train"].count(State.COMPLETE)
+    assert count == listed["train"].count(State.COMPLETE) == len(peer.finished_keys["train"])
     print(f"{keys} live keys, {CHANGES} changes a poll, {count} prompts finished\n")
     ms = {name: 1e3 * s for name, s in best.items()}
     return [
@@ -136,8 +146,8 @@ def wake_ms(rounds: int) -> float:
         queue.put(markers, "train", None, tags[:-1])
         waits.append(
             delay(
-                lambda step=step: buffer.sample(step, "train"),
-                lambda last=last, tags=tags: queue.put([last], "train", None, tags[-1:]),
+                partial(buffer.sample, step, "train"),
+                partial(queue.put, [last], "train", None, tags[-1:]),
             )
         )
         buffer.evict(uids, "train")
@@ -153,8 +163,8 @@ def wake_verl_ms(rounds: int) -> float:
         buffer = verl_buffer()
         waits.append(
             delay(
-                lambda buffer=buffer: buffer.sample(1, "train", 1),
-                lambda listing=listing: listing["train"]["u"].update(status="finished"),
+                partial(buffer.sample, 1, "train", 1),
+                partial(listing["train"]["u"].update, status="finished"),
             )
         )
     return 1e3 * statistics.median(waits)

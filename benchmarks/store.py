@@ -53,7 +53,7 @@ def rollouts(dense: bool, rows: int = ROWS) -> Any:
     def ids(real: np.ndarray) -> np.ndarray:
         if dense:
             return rng.integers(0, VOCABULARY, real.shape)
-        return np.minimum(rng.zipf(1.2, real.shape) - 1, VOCABULARY - 1) * real
+        return np.asarray(np.minimum(rng.zipf(1.2, real.shape) - 1, VOCABULARY - 1) * real)
 
     prompts, responses = ids(real_prompt), ids(real_response)
     mask = np.concatenate([real_prompt, real_response], axis=1)

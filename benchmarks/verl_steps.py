@@ -54,7 +54,7 @@ def train(python: Path, harness: Path, folder: Path, name: str) -> Parts:
     def note(cost: Cost, log: Path) -> None:
         samples.append((log.stat().st_size, cost.cpu_s))
 
-    run(command, out, note, **env)
+    run(command, out, env, note)
     text = (out / "log").read_bytes()
 
     def cpu_at(mark: bytes) -> float:

@@ -1,7 +1,7 @@
 """Role `rollout_val`: validation, which ``skip.validation: replay`` caches.
 
-What one call returns is one dump, as in role `rollout`. Beside role `rollout_tq` the groups of a
-queue are: validation has its own partition there.
+As in role `rollout`, one dump holds what one call returned. With role `rollout_tq`, validation
+travels through a queue in a partition of its own, and one dump holds the groups of a step.
 """
 
 from __future__ import annotations

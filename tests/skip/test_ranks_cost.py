@@ -110,6 +110,8 @@ def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, se
     job = Job(tmp_path, 3, background_write=False)
     job.call(1)
     (shard,) = tmp_path.glob("*/*/1/gen_batch.r1-of-3.dp")
+    meta = shard.with_name("meta.r1-of-3.json")
+    assert meta.is_file()
     data = shard.read_bytes()
     shard.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
     all_looked = threading.Barrier(3, timeout=60)
@@ -118,11 +120,10 @@ def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, se
         if seen == "by its own rank":
             store.load_with_meta = after(all_looked.wait, store.load_with_meta)
     if seen == "by another rank meanwhile":
-        store.calls = after(lambda: wait_for(tmp_path, "*/*/1.bad-*"), store.calls)
+        store.calls = after(lambda: wait_until_gone(shard, meta), store.calls)
     got, exchanges = job.call(1)
     assert got == ["generated"] * 3
-    # Another rank may find the damage first or last, so what it costs is a bound.
-    assert 2 <= len(exchanges) <= (2 if seen == "by its own rank" else 4)
+    assert len(exchanges) == (2 if seen == "by its own rank" else 4)
     for role in job.roles:
         role.__dict__.pop("store")
     assert len(list(tmp_path.glob("*/*/1/gen_batch.r*-of-3.dp"))) == 3, "in the place of the other"
@@ -137,9 +138,10 @@ def after(wait: Callable[[], Any], act: Callable[..., Any]) -> Callable[..., Any
     return both
 
 
-def wait_for(folder: Path, pattern: str) -> None:
+def wait_until_gone(*files: Path) -> None:
     deadline = time.monotonic() + 60
-    while not list(folder.glob(pattern)) and time.monotonic() < deadline:
+    while any(file.exists() for file in files):
+        assert time.monotonic() < deadline, f"none of the ranks has moved {files} away"
         time.sleep(0.01)
 
 
