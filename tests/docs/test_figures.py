@@ -54,6 +54,20 @@ def test_the_table_of_merge() -> None:
         assert figures in text("docs/merge.md"), what
 
 
+@pytest.mark.parametrize("what", ["sync_ratio", "sync_full_ratio", "sync_full_first"])
+def test_the_table_of_the_replay_buffer(what: str) -> None:
+    row = ROWS[what]
+    ratio = f"1/{1 / row['ratio']:.0f}" if what == "sync_ratio" else f"{row['ratio']:.2f}"
+    figures = f"(`{what}`) | {row['ours']:.{int(row['ours'] < 10)}f} ms | {row['peer']:.0f} ms"
+    assert f"{figures} | {ratio} |" in text("docs/replay.md")
+
+
+def test_the_seconds_under_the_picture_of_updates() -> None:
+    row = ROWS["update_32"]
+    stated = f"the merged rows take {row['ours']:.2f} s and the turns {row['peer']:.2f} s"
+    assert stated in text("docs/merge.md")
+
+
 def test_the_seconds_of_a_replay_without_an_engine() -> None:
     for host, page in (("trl", "docs/hosts.md"), ("verl_v0", "docs/verl.md")):
         row, mib = ROWS[f"start_ratio_{host}"], ROWS[f"memory_{host}"]
