@@ -95,3 +95,19 @@ def test_the_steps_of_bars_are_round_where_they_can_be() -> None:
 def test_the_seconds_of_a_timeline_are_round() -> None:
     svg = timeline([Box(0.5, 13.7, 0, "a", "x")], ["worker 0"])
     assert ticks(svg, "middle") == ["0", "2", "4", "6", "8", "10", "12", "seconds"]
+
+
+def test_steps_that_share_a_bar_are_averaged() -> None:
+    n = 322  # three steps a bar; the last bar has one
+    svg = bars([str(i) for i in range(n)], [("a", [2.0] * n)], "seconds", "step")
+    assert re.findall(r"<title>step \d+: (.*?)</title>", svg) == ["2 seconds"] * 108
+
+
+def test_the_layers_of_a_bar_are_stacked() -> None:
+    layers: list[tuple[str, list[float]]] = [("a", [1.0]), ("b", [2.0]), ("r", [3.0])]
+    svg = bars(["1"], layers, "seconds", "step")
+    found = re.findall(r'<rect class="." .*?y="([\d.]+)".*?height="([\d.]+)"', svg)
+    tops, heights = zip(*[(float(top), float(height)) for top, height in found], strict=True)
+    assert heights[1:] == pytest.approx([2 * heights[0], 3 * heights[0]], abs=0.2)
+    for i in (1, 2):
+        assert tops[i] + heights[i] == pytest.approx(tops[i - 1], abs=0.2)

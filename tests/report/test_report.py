@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,9 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch.timeline import Span, write_trace
 from rlskip.jobs.records import Recorder
+from rlskip.report.figures import look
+from rlskip.report.page import render
+from rlskip.runs.on_disk import Run
 from rlskip.runs.trajectories import columns_of, lengths_of, rewards_of, rows_of
 from rlskip.store import StepStore
 
@@ -82,6 +86,8 @@ def test_calls_of_a_step_are_named_and_have_their_own_hits(rlskip: Any, tmp_path
     said = rlskip("report", tmp_path, "--html", tmp_path / "page.html", "--json").json
     assert (said["steps"], said["hits"], said["misses"]) == (2, 3, 1)
     page = (tmp_path / "page.html").read_text()
+    assert "<dt>hits</dt><dd>3</dd>" in page
+    assert "<dt>misses</dt><dd>1</dd>" in page
     table = page[page.index("<h2>Steps") :]
     cells = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
     counted = [(row[0], *row[7:10]) for row in cells]
@@ -124,6 +130,7 @@ def test_it_has_a_curve_by_step_and_the_best_and_worst_sessions(
         "step 1: 1 reward", "step 2: 2 reward", "step 10: 10 reward",
         "step 1: 2 tokens", "step 2: 4 tokens", "step 10: 20 tokens",
     ]  # fmt: skip
+    assert "<dt>in step 10</dt><dd>10</dd>" in page
     best, worst, drawn = page.partition("The best")[2].split("<h3>")
     titles = [re.findall(r"<summary>(.*?)</summary>", part) for part in (best, worst, drawn)]
     assert sorted(titles[0]) == [
@@ -142,6 +149,14 @@ def test_the_page_says_which_dumps_are_not_counted(
     out = tmp_path / "page.html"
     assert rlskip("report", run_dir, "--html", out, "--json").json["sessions_counted"] == 16
     assert "the last 16 sessions; 1 earlier dump is not counted" in out.read_text()
+
+
+def test_of_many_steps_the_table_has_the_last(run_dir: Path) -> None:
+    report = look(Run(run_dir), 0, None, None)
+    steps = [attrs.evolve(report.steps[0], name=str(i)) for i in range(600)]
+    page = render(attrs.evolve(report, steps=steps))
+    assert "<p>The last 500 of 600.</p>" in page
+    assert re.findall(r"<tr><td>(\d+)</td>", page) == [str(i) for i in range(100, 600)]
 
 
 def test_the_page_fits_a_telephone(
@@ -169,6 +184,20 @@ def test_a_damaged_dump_is_named_and_the_rest_is_shown(
     assert rlskip("report", run_dir, "--html", out, "--json").json["sessions_counted"] == 16
     assert "bytes of" in out.read_text()
     assert file.exists()
+
+
+def test_damage_that_only_a_checksum_shows_is_named(
+    rlskip: Any, run_dir: Path, tmp_path: Path
+) -> None:
+    file = run_dir / "2" / "gen_batch.dp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    out = tmp_path / "page.html"
+    assert rlskip("report", run_dir, "--html", out, "--json").json["sessions_counted"] == 16
+    (bad,) = re.findall("<tr><td>2</td>.*?</tr>", out.read_text())
+    assert not bad.endswith("<td></td></tr>")
+    assert "not counted" not in out.read_text()
 
 
 def test_nothing_in_a_dump_runs_or_is_fetched(rlskip: Any, tmp_path: Path, chromium: str) -> None:
@@ -260,6 +289,8 @@ def test_what_is_left_out_of_the_dispatch_is_said(
     assert page.count("<p>5000 of its 5001 attempts are shown.</p>") == 1
     assert page.count("attempts are shown") == 1
     assert 'class="r"' in page
+    assert set(re.findall(">worker (.*?)</text>", page)) == {"0"}
+    assert re.findall("<details open><summary>(train-.*?)</summary>", page) == ["train-3"]
 
 
 def test_long_texts_and_short_masks_and_losses(rlskip: Any, tmp_path: Path) -> None:

@@ -54,3 +54,27 @@ def test_of_few_sessions_each_is_shown_once() -> None:
         every = [one.row.index for some in found.values() for one in some]
         assert sorted(every) == list(range(n))
     assert sample(0, [1.0, 2.0]) == {"best": [], "worst": [], "random": []}
+
+
+def test_few_sessions_are_shared_out_in_thirds() -> None:
+    found = sample(50, [float(i) for i in range(7)])
+    assert (rewards(found["best"]), rewards(found["worst"])) == ([6.0, 5.0], [0.0, 1.0])
+    assert sorted(one.reward or 0.0 for one in found["random"]) == [2.0, 3.0, 4.0]
+
+
+def test_the_best_of_two_rewards_is_not_the_worst_as_well() -> None:
+    found = sample(9, [1.0, 2.0, *[None] * 7])
+    assert (rewards(found["best"]), found["worst"]) == ([2.0, 1.0], [])
+    assert rewards(found["random"]) == [None] * 7
+
+
+def test_a_session_is_shown_by_its_last_turn() -> None:
+    turns = [
+        {"prompt": 0, "session": s, "turn": t, "prompt_ids": [1], "completion_ids": [10 * s + t]}
+        for s in range(2)
+        for t in range(3)
+    ]
+    columns = columns_of(turns)
+    sampler = Sampler(2, None)
+    sampler.offer("1", columns, Counts.of(columns))
+    assert [one.row.response for one in sampler.result()["random"]] == [[2], [12]]
