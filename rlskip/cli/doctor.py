@@ -26,9 +26,8 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
     if command:
         from rlskip.doctor.explain import explain
 
-        findings, roles_dirs = explain(command)
+        findings, dump_dirs = explain(command)
         sections.append((" ".join(command), findings))
-        dump_dirs = roles_dirs
     else:
         sections[0][1].extend(dump_dir_findings(dump_dir))
     if ray:

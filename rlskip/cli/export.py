@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
 from rich.console import RenderableType
 
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, progress, table, text, writing
 from rlskip.interop import jsonl, to_verl
 from rlskip.interop.to_verl import ExportError
 from rlskip.runs.decoding import Decoder
@@ -41,15 +39,9 @@ def export_to_jsonl(target: Selection, out: Path | None, decoder: Decoder | None
     if out.exists():
         raise ExportError("the file exists already", str(out), "choose another, or remove it")
     count = 0
-    temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            for dump in progress(target.dumps(), "exporting"):
-                for line in jsonl.lines(dump, decoder):
-                    file.write(line + "\n")
-                    count += 1
-        os.rename(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(out) as temporary, open(temporary, "x", encoding="utf-8") as file:
+        for dump in progress(target.dumps(), "exporting"):
+            for line in jsonl.lines(dump, decoder):
+                file.write(line + "\n")
+                count += 1
     return Answer({"file": str(out), "rows": count}, [text(f"{count} rows in {out}")])

@@ -13,6 +13,7 @@ import typer
 
 from rlskip._version import __version__
 from rlskip.cli.screen import complain, put
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
 from rlskip.errors import RlskipError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ BAD_INPUT, BUG = 2, 3
 
 app = typer.Typer(
     name="rlskip",
-    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -280,9 +280,7 @@ def report(
 
 
 def _where(directory: Path | None) -> Path:
-    from rlskip.runs.on_disk import default_dir
-
-    return directory.expanduser() if directory is not None else default_dir()
+    return (directory or Path(DEFAULT_DUMP_DIR)).expanduser()
 
 
 def _decoder(tokenizer: Path | None) -> Decoder | None:
@@ -307,11 +305,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
     """
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        code = app(args=given, prog_name="rlskip", standalone_mode=False)
+        code = app(args=arguments, prog_name="rlskip", standalone_mode=False)
         sys.stdout.flush()
     except RlskipError as error:
-        complain("; ".join(filter(None, [_head(error), error.remedy])))
+        complain(str(error).replace("\n  -> ", "; "))
         return BAD_INPUT
     except BrokenPipeError:
         # The reader closed the pipe (`| head`); Python must not report that again at exit.
@@ -337,10 +334,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return BUG
     return code if isinstance(code, int) else 0
-
-
-def _head(error: RlskipError) -> str:
-    return f"{error.where}: {error.what}" if error.where else error.what
 
 
 if __name__ == "__main__":

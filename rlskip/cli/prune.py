@@ -39,7 +39,7 @@ def prune(
         find_runs(where),
         keep_last=keep_last,
         older_than=None if older_than is None else _seconds(older_than),
-        max_size=None if max_size is None else _bytes(max_size),
+        max_size=parse_size(max_size, "--max-size"),
         quarantined=quarantined,
     )
     return _answer([remove(old, really=yes) for old in progress(chosen, "removing")], yes)
@@ -56,11 +56,8 @@ def _answer(old: list[Old], yes: bool) -> Answer:
     total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
     data = [
-        {
-            **attrs.asdict(one, recurse=False),
-            "run": one.run.name,
-            "directory": str(one.run.directory),
-        }
+        attrs.asdict(one, recurse=False)
+        | {"run": one.run.name, "directory": str(one.run.directory)}
         for one in old
     ]
     failed = any(one.kept is not None and "cannot" in one.kept for one in old)
@@ -73,7 +70,3 @@ def _seconds(given: str) -> float:
     if match is None:
         raise ConfigError(f"{given!r} is not an age", "--older-than", "write e.g. 7d, 12h, 30min")
     return float(match[1]) * _SECONDS[match[2]]
-
-
-def _bytes(given: str) -> int:
-    return parse_size(int(given) if given.isdigit() else given, "--max-size") or 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 
 from rlskip._human import size
-from rlskip.cli.screen import Answer, progress, text
+from rlskip.cli.screen import Answer, progress, text, writing
 from rlskip.report.figures import look
 from rlskip.report.page import render
 from rlskip.runs.decoding import Decoder
@@ -22,13 +20,8 @@ def report(
         raise NoSuchPlaceError("no such directory", f"--timeline {timeline_dir}")
     made = look(run, sessions, decoder, timeline_dir, lambda dumps: progress(dumps, "reading"))
     content = render(made).encode("utf-8", "replace")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
-    try:
+    with writing(out) as temporary:
         temporary.write_bytes(content)
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
     shown = sum(map(len, made.sample.values()))
     data = {
         "file": str(out),

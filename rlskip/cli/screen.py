@@ -1,11 +1,14 @@
-"""The output of every command: tables for people, or JSON for programs."""
+"""The output of every command: tables for people, JSON for programs, and files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -74,6 +77,18 @@ def _stacked(wide: Table) -> Table:
                 made.add_row(str(column.header), cell)
         made.add_row()
     return made
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[Path]:
+    """A temporary path that becomes `out` at the end, and is removed after an error."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def complain(message: str) -> None:

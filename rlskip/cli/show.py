@@ -14,14 +14,7 @@ from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.fields import Field, describe
 from rlskip.runs.on_disk import Dump, Selection
-from rlskip.runs.trajectories import (
-    Columns,
-    columns_of,
-    plain,
-    real_columns,
-    rows_at,
-    values,
-)
+from rlskip.runs.trajectories import Columns, columns_of, plain, real_columns, rows_at, values
 from rlskip.store import DumpMeta
 
 _SHOWN = 400  # characters of a cell
@@ -50,7 +43,7 @@ def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
                 "sample": sample,
             }
         )
-        view += _view(target, dump, columns, data[-1], fields)
+        view += _view(target, dump, data[-1], fields)
     return Answer(data, view)
 
 
@@ -62,10 +55,8 @@ def _sample(
     rows = rows_at(columns, [one.rows[-1] for one in sessions])
     if not rows:
         cells = {name: values(column) for name, column in columns.columns.items()}
-        return [
-            {name: plain(column[one.rows[-1]]) for name, column in cells.items()}
-            for one in sessions
-        ]
+        last = (one.rows[-1] for one in sessions)
+        return [{name: plain(column[i]) for name, column in cells.items()} for i in last]
     sample = []
     for i, (row, one) in enumerate(zip(rows, sessions, strict=True)):
         line = attrs.asdict(row)
@@ -82,7 +73,7 @@ def _sample(
 
 
 def _view(
-    target: Selection, dump: Dump, columns: Columns, data: dict[str, Any], fields: list[Field]
+    target: Selection, dump: Dump, data: dict[str, Any], fields: list[Field]
 ) -> list[RenderableType]:
     shown = table("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", "")
     for field in fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
+from rich.console import RenderableType
 
 from rlskip._human import size
 from rlskip.cli.screen import Answer, progress, table, text
@@ -36,10 +37,11 @@ def verify(targets: list[Selection], where: Path) -> Answer:
     ]
     bad = [verdict for verdict in verdicts if verdict.problem]
     total = f"{len(verdicts) - len(bad)} of {len(verdicts)} dumps are sound"
-    view = [text(f"{total} ({size(sum(v.size for v in verdicts))} read)")]
+    view: list[RenderableType] = []
     if bad:
         shown = table("run", "step", "problem")
         for verdict in bad:
             shown.add_row(text(verdict.run), verdict.dump, text(verdict.problem, "red"))
-        view.insert(0, shown)  # type: ignore[arg-type]
+        view.append(shown)
+    view.append(text(f"{total} ({size(sum(v.size for v in verdicts))} read)"))
     return Answer([attrs.asdict(v) for v in verdicts], view, exit_code=1 if bad else 0)

@@ -62,11 +62,11 @@ class _Session:
     call: int
     group: str
     reward: float | None
-    prompts: list[list[int]] = attrs.field(factory=list)
-    response: list[int] = attrs.field(factory=list)
-    mask: list[int] = attrs.field(factory=list)
-    log_probs: list[float] | None = None
-    cells: list[dict[str, str]] = attrs.field(factory=list)
+    prompts: list[list[int]]
+    response: list[int]
+    mask: list[int]
+    log_probs: list[float] | None
+    cells: list[dict[str, str]]
 
     @property
     def key(self) -> Hashable:
@@ -123,13 +123,15 @@ def _sessions(parts: Sequence[Columns]) -> list[_Session]:
         counts, rows = Counts.of(part), rows_of(part)
         cells = [] if rows else _cells(part)
         for one, reward in zip(counts.sessions, counts.rewards, strict=True):
-            session = _Session(len(found), call, one.group, reward)
             turns = [rows[i] for i in one.rows] if rows else []
             log_probs = [p for turn in turns for p in turn.log_probs or ()]
             has_log_probs = any(turn.log_probs is not None for turn in turns)
             found.append(
-                attrs.evolve(
-                    session,
+                _Session(
+                    place=len(found),
+                    call=call,
+                    group=one.group,
+                    reward=reward,
                     prompts=[turn.prompt for turn in turns],
                     response=[token for turn in turns for token in turn.response],
                     mask=[flag for turn in turns for flag in turn.mask or ()],

@@ -56,9 +56,7 @@ def describe(name: str, column: Column) -> Field:
             return Field(name, "lists", shape, "numbers", **_figures(np.array(flat_list)))
     if cells and all(isinstance(cell, int | float) for cell in cells):
         return Field(name, "list", str(len(cells)), dtype, **_figures(np.array(cells)))
-    note = ""
-    if kinds == ["str"]:
-        note = f"{len(set(cells))} distinct"
+    note = f"{len(set(cells))} distinct" if kinds == ["str"] else ""
     return Field(name, "objects", str(len(cells)), dtype, note=note)
 
 

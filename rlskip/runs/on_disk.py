@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 
 from rlskip._files import open_folder
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
@@ -281,10 +280,6 @@ def the_run(within: Path) -> Run:
     raise NoSuchPlaceError(
         f"{len(runs)} runs have dumps here", str(within), f"name one with --dir: {names}"
     )
-
-
-def default_dir() -> Path:
-    return Path(DEFAULT_DUMP_DIR).expanduser()
 
 
 def _is_run(path: Path) -> bool:

@@ -52,14 +52,18 @@ class Columns:
     columns: Mapping[str, Column]
     whole: Mapping[str, Any]
 
-    def of(self, what: str) -> tuple[str, Sequence[Any]] | None:
-        """Name and values of the column that holds `what` (a key of NAMES); None without one."""
-        name = next((name for name in NAMES[what] if name in self.columns), None)
-        return None if name is None else (name, values(self.columns[name]))
+    def name_of(self, what: str) -> str | None:
+        """The name of the column that holds `what` (a key of NAMES); None without one."""
+        return next((name for name in NAMES[what] if name in self.columns), None)
+
+    def of(self, what: str) -> Sequence[Any] | None:
+        """The values of the column that holds `what`; None without one."""
+        name = self.name_of(what)
+        return None if name is None else values(self.columns[name])
 
     def tensor(self, what: str) -> torch.Tensor | None:
         """The column that holds `what`, if it is a tensor that is not nested."""
-        name = next((name for name in NAMES[what] if name in self.columns), None)
+        name = self.name_of(what)
         column = None if name is None else self.columns[name]
         return column if isinstance(column, torch.Tensor) and not column.is_nested else None
 
@@ -131,7 +135,7 @@ def rows_of(columns: Columns) -> list[Trajectory]:
 
 def rows_at(columns: Columns, places: Sequence[int]) -> list[Trajectory]:
     """The rows at these indices; none if no column holds tokens."""
-    found = {what: named[1] for what in _OF_A_ROW if (named := columns.of(what)) is not None}
+    found = {what: cells for what in _OF_A_ROW if (cells := columns.of(what)) is not None}
     for what in ("prompt", "response", "whole"):
         if what in found and any(tokens(found[what][i]) is None for i in places):
             del found[what]  # text, or numbers that are not tokens
@@ -166,7 +170,7 @@ def _row(index: int, cell: dict[str, Any]) -> Trajectory:
     uid = cell.get("uid")
     return Trajectory(
         index,
-        None if uid is None else _name(uid),
+        None if uid is None else str(_single(uid)),
         prompt,
         response,
         None if mask is None else [int(bool(flag)) for flag in mask],
@@ -195,17 +199,18 @@ def numbers(value: Any) -> list[Any] | None:
 
 
 def _total(value: Any) -> float | None:
-    if isinstance(value, int | float | np.number | np.bool_) and not isinstance(
-        value, np.complexfloating
-    ):
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
         return float(value)
     given = numbers(value)
     return None if given is None else float(sum(given))
 
 
-def _name(value: Any) -> str:
-    single = isinstance(value, torch.Tensor | np.ndarray | np.generic) and _size(value) == 1
-    return str(value.item() if single else value)
+def _single(value: Any) -> Any:
+    """A cell that holds one value as that value; any other as it is."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        size = value.numel() if isinstance(value, torch.Tensor) else value.size
+        return value.item() if size == 1 else value
+    return value
 
 
 # -- rows as sessions ----------------------------------------------------------------------
@@ -240,10 +245,10 @@ def _row_names(columns: Columns) -> list[tuple[str, Any, Any]]:
     turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
     if group and session:
         return list(zip(map(str, group), session, turns, strict=True))
-    ids = columns.of("uid")
-    if ids is not None and ids[0] == "trajectory_ids":
-        pairs = [(str(uid).rpartition("_"), str(uid)) for uid in map(_name, ids[1])]
-        return [(head or uid, uid, t) for ((head, _, _), uid), t in zip(pairs, turns, strict=True)]
+    if columns.name_of("uid") == "trajectory_ids":
+        ids = [str(_single(uid)) for uid in columns.of("uid") or ()]
+        heads = [uid.rpartition("_")[0] or uid for uid in ids]
+        return list(zip(heads, ids, turns, strict=True))
     groups = [str(name) for name in group] if group else _prompts(columns)
     last = _scalars(columns, "last") or [True] * n
     first, names = 0, []
@@ -255,15 +260,11 @@ def _row_names(columns: Columns) -> list[tuple[str, Any, Any]]:
 
 def _scalars(columns: Columns, what: str) -> list[Any] | None:
     """The column that holds `what`, if it has a text or a whole number for each row."""
-    named = columns.of(what)
-    if named is None:
+    column = columns.of(what)
+    if column is None:
         return None
-    cells = [v.item() if hasattr(v, "item") and _size(v) == 1 else v for v in named[1]]
+    cells = [_single(v) for v in column]
     return cells if all(isinstance(v, str | int) for v in cells) else None
-
-
-def _size(value: Any) -> int:
-    return int(value.numel()) if isinstance(value, torch.Tensor) else int(value.size)
 
 
 def _prompts(columns: Columns) -> list[str]:
@@ -300,8 +301,7 @@ def rewards_of(columns: Columns) -> list[float | None]:
     if reward is not None and columns.n and not reward.is_complex():
         totals: list[Any] = reward.double().reshape(columns.n, -1).sum(1).tolist()
     else:
-        named = columns.of("reward")
-        totals = [_total(cell) for cell in named[1]] if named is not None else [None] * columns.n
+        totals = [_total(cell) for cell in columns.of("reward") or [None] * columns.n]
     return [None if total is None else if_finite(total) for total in totals]
 
 
@@ -317,10 +317,9 @@ def real_columns(columns: Columns) -> dict[str, Column]:
     """
     found = dict(columns.columns)
     for what in ("prompt", "response", "whole", "log_probs", "mask", "reward"):
-        column = columns.tensor(what)
-        if column is None or column.dim() != 2:
+        name, column = columns.name_of(what), columns.tensor(what)
+        if name is None or column is None or column.dim() != 2:
             continue
-        name = next(name for name in NAMES[what] if name in found)
         if what == "reward":
             found[name] = Padded(column, column.sum(1))
         elif (real := _real(columns, what, column.shape[1])) is not None:
