@@ -33,12 +33,9 @@ _BOXES = 5_000
 
 @attrs.frozen
 class StepFigures:
-    """A dump: the seconds that generating it took, its sessions, its hits and misses."""
+    """A dump: its sessions, its hits and misses, and why it cannot be read."""
 
-    name: str
-    step: int
-    seconds: float | None
-    size: int
+    dump: Dump
     counts: Counts | None  # of its sessions; None if they are not counted
     tally: Tally
     problem: str | None
@@ -72,7 +69,7 @@ class Report:
 
     @property
     def steps_dumped(self) -> int:
-        return len({one.step for one in self.steps})
+        return len({one.dump.step for one in self.steps})
 
 
 def look(
@@ -109,17 +106,7 @@ def look(
                 lengths.setdefault(dump.step, []).extend(counts.lengths)
                 given = [reward for reward in counts.rewards if reward is not None]
                 rewards.setdefault(dump.step, []).extend(given)
-        figures.append(
-            StepFigures(
-                dump.name,
-                dump.step,
-                dump.seconds,
-                dump.size,
-                counts,
-                _tally(dump, tallies),
-                problem,
-            )
-        )
+        figures.append(StepFigures(dump, counts, _tally(dump, tallies), problem))
     return Report(
         run,
         figures[::-1],

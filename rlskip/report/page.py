@@ -77,7 +77,7 @@ def _totals(report: Report) -> str:
     pairs = [
         ("steps dumped", str(report.steps_dumped)),
         ("sessions", f"{report.counted} in {report.groups} groups"),
-        ("on disk", size(sum(step.size for step in report.steps))),
+        ("on disk", size(sum(step.dump.size for step in report.steps))),
         ("hits", str(tally.hits)),
         ("misses", str(tally.misses)),
         ("generation saved", duration(max(0.0, tally.seconds_saved))),
@@ -93,13 +93,13 @@ def _totals(report: Report) -> str:
 
 
 def _times(report: Report) -> str:
-    steps = [step for step in report.steps if step.seconds is not None or step.tally.hits]
+    steps = [step for step in report.steps if step.dump.seconds is not None or step.tally.hits]
     if not steps:
         return ""
     chart = bars(
-        [step.name.partition(" ")[0] for step in steps],  # too narrow for the rank
+        [step.dump.name.partition(" ")[0] for step in steps],  # too narrow for the rank
         [
-            ("a", [step.seconds or 0.0 for step in steps]),
+            ("a", [step.dump.seconds or 0.0 for step in steps]),
             ("b", [max(0.0, step.tally.seconds_saved) for step in steps]),
         ],
         "seconds",
@@ -157,13 +157,12 @@ def _timelines(report: Report) -> Iterable[str]:
     note = f"<p>The last {shown} of {there} timelines.</p>" if shown < there else ""
     yield f"<h2>Dispatch</h2>{note}<p>{keys}</p>"
     for i, one in enumerate(report.timelines):
-        chart = timeline(one.boxes, one.lanes)
-        state = " open" if i == 0 else ""
-        name, boxes = escape(one.name), len(one.boxes)
+        boxes = len(one.boxes)
         less = boxes < one.attempts
         note = f"<p>{boxes} of its {one.attempts} attempts are shown.</p>" if less else ""
-        chart = f'<div class="wide">{chart}</div>'
-        yield f"<details{state}><summary>{name}</summary>{note}{chart}</details>"
+        chart = f'<div class="wide">{timeline(one.boxes, one.lanes)}</div>'
+        state = " open" if i == 0 else ""
+        yield f"<details{state}><summary>{escape(one.name)}</summary>{note}{chart}</details>"
 
 
 def _keys(pairs: Sequence[tuple[str, str]]) -> str:
@@ -226,10 +225,10 @@ def _table(steps: Sequence[StepFigures]) -> str:
     lines = []
     for step in steps[-_MAX_ROWS:]:
         cells = (
-            step.name,
+            step.dump.name,
             *_counted(step.counts),
-            size(step.size),
-            "" if step.seconds is None else duration(step.seconds),
+            size(step.dump.size),
+            "" if step.dump.seconds is None else duration(step.dump.seconds),
             str(step.tally.hits),
             str(step.tally.misses),
             duration(max(0.0, step.tally.seconds_saved)),

@@ -64,14 +64,12 @@ class Sampler:
             return
         self._dumps += 1
         self._sessions += len(counts.sessions)
-        shown = {
-            i: self._sampled(dump, counts, i, row) for i, row in zip(places, rows, strict=True)
-        }
+        pairs = zip(places, rows, strict=True)
+        shown = {i: self._sampled(dump, counts, i, row) for i, row in pairs}
         for kind, some in chosen.items():
             kept = self._kept[kind] + [(keys[kind][i], shown[i]) for i in some]
-            self._kept[kind] = sorted(kept, key=lambda one: one[0], reverse=True)[
-                : self._sizes[kind]
-            ]
+            kept.sort(key=lambda one: one[0], reverse=True)
+            self._kept[kind] = kept[: self._sizes[kind]]
 
     def _better(self, kind: str, keys: dict[int, _Key]) -> list[int]:
         """The places whose keys are above those that are kept, as far as there is room."""
@@ -80,14 +78,8 @@ class Sampler:
         return heapq.nlargest(size, [i for i in keys if keys[i] > above], key=keys.__getitem__)
 
     def _sampled(self, dump: str, counts: Counts, i: int, row: Trajectory) -> Sampled:
-        one = Sampled(
-            dump,
-            counts.sessions[i],
-            row,
-            counts.rewards[i],
-            counts.lengths[i],
-            *_texts(row, self._decoder),
-        )
+        figures = counts.rewards[i], counts.lengths[i]
+        one = Sampled(dump, counts.sessions[i], row, *figures, *_texts(row, self._decoder))
         self._places[one] = (-self._dumps, row.index)
         return one
 
@@ -101,11 +93,8 @@ class Sampler:
         worst = [one for one in worst if one not in best]
         others = [one for one in kept["random"] if one not in best and one not in worst]
         others = others[: room - len(best) - len(worst)]
-        return {
-            "best": best,
-            "worst": worst,
-            "random": sorted(others, key=self._places.__getitem__),
-        }
+        others.sort(key=self._places.__getitem__)
+        return {"best": best, "worst": worst, "random": others}
 
 
 def _texts(row: Trajectory, decoder: Decoder | None) -> tuple[str, list[tuple[bool, str]]]:
