@@ -62,15 +62,8 @@ class Command:
             findings.append(Finding("command", NOTE, "a multirun: its first job is explained"))
         kept = any(argument.split("=")[0] == "hydra/callbacks" for argument in self.arguments)
         if "skip" in self.swept and not kept:
-            findings.append(
-                Finding(
-                    "sweep",
-                    ERROR,
-                    "the skip option itself is swept: Hydra drops its callback, and each job "
-                    "refuses",
-                    "add hydra/callbacks=rlskip",
-                )
-            )
+            what = "the skip option itself is swept: Hydra drops its callback, and each job refuses"
+            findings.append(Finding("sweep", ERROR, what, "add hydra/callbacks=rlskip"))
         return findings
 
 
@@ -79,10 +72,9 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
     i = 1
     if os.path.basename(command[0]).startswith("python"):
         while i < len(command) and command[i].startswith("-"):
-            takes_one = command[i] in ("-m", "-W", "-X", "-c")
-            ends = command[i] in ("-m", "-c")
-            i += 2 if takes_one else 1
-            if ends:
+            option = command[i]
+            i += 2 if option in ("-m", "-W", "-X", "-c") else 1
+            if option in ("-m", "-c"):
                 return command[:i], command[i:], ""
         return command[: i + 1], command[i + 1 :], ""
     if os.path.basename(command[0]) in _SHELLS or command[0].endswith(".sh"):

@@ -9,6 +9,7 @@ import pkgutil
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,21 @@ def _plugin() -> Finding:
         ways.append("the entry point hydra.plugins (Hydra 1.4)")
     if found:
         return Finding("plug-in", OK, f"{_PLUGIN} is discovered; it is in {' and in '.join(ways)}")
-    return Finding(
-        "plug-in",
-        ERROR,
-        f"Hydra does not discover {_PLUGIN} (seen: {' and '.join(ways) or 'nothing of it'})",
-        "reinstall rlskip into this environment: pip install --force-reinstall --no-deps rlskip",
-    )
+    what = f"Hydra does not discover {_PLUGIN} (seen: {' and '.join(ways) or 'nothing of it'})"
+    remedy = "pip install --force-reinstall --no-deps rlskip"
+    return Finding("plug-in", ERROR, what, f"reinstall rlskip into this environment: {remedy}")
 
 
-def _options() -> list[Finding]:
+def _options() -> Iterator[Finding]:
     from hydra import initialize
     from hydra.core.global_hydra import GlobalHydra
 
     with initialize(version_base=None, config_path=None):
         loader = GlobalHydra.instance().config_loader()
         options = {group: loader.get_group_options(group) for group in _GROUPS}
-    findings = []
     for group, names in options.items():
         ours = [name for name in names if group != "hydra/callbacks" or name == "rlskip"]
-        level = OK if ours else ERROR
-        what = f"{group}: {', '.join(ours)}" if ours else f"{group}: none"
-        findings.append(Finding("options", level, what))
-    return findings
+        yield Finding("options", OK if ours else ERROR, f"{group}: {', '.join(ours) or 'none'}")
 
 
 def _callback() -> Finding:
@@ -95,22 +89,21 @@ def _callback() -> Finding:
     return Finding("callback", OK, f"{CALLBACK} can be imported; each skip option adds it")
 
 
-def _hosts() -> list[Finding]:
-    installed = {name: _version(name) for name in ("verl", "trl", "skyrl")}
-    installed["skyrl"] = installed["skyrl"] or _version("skyrl-train")
-    findings = []
-    if installed["verl"]:
-        findings.append(_verl(installed["verl"]))
-    if installed["trl"]:
-        what = f"{installed['trl']}: attached by rlskip.hosts.trl.attach(trainer, config)"
-        findings.append(Finding("trl", OK, what))
-    if installed["skyrl"]:
-        what = f"{installed['skyrl']}: attached by trainer.override_entrypoint=rlskip.hosts.skyrl"
-        findings.append(Finding("skyrl", OK, what))
-    absent = [name for name, version in installed.items() if version is None]
+def _hosts() -> Iterator[Finding]:
+    verl, trl = _version("verl"), _version("trl")
+    skyrl = _version("skyrl") or _version("skyrl-train")
+    if verl:
+        yield _verl(verl)
+    if trl:
+        what = f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)"
+        yield Finding("trl", OK, what)
+    if skyrl:
+        what = f"{skyrl}: attached by trainer.override_entrypoint=rlskip.hosts.skyrl"
+        yield Finding("skyrl", OK, what)
+    hosts = {"verl": verl, "trl": trl, "skyrl": skyrl}
+    absent = [name for name, version in hosts.items() if version is None]
     if absent:
-        findings.append(Finding("hosts", NOTE, f"not installed here: {', '.join(absent)}"))
-    return findings
+        yield Finding("hosts", NOTE, f"not installed here: {', '.join(absent)}")
 
 
 def _verl(version: str) -> Finding:
@@ -122,12 +115,9 @@ def _verl(version: str) -> Finding:
     if way is not None:
         return Finding("verl", OK, f"{version}: attached by {way}")
     if loads_entry_points():
-        return Finding(
-            "verl",
-            ERROR,
-            f"{version} does not load rlskip's entry point verl.plugins",
-            "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip",
-        )
+        what = f"{version} does not load rlskip's entry point verl.plugins"
+        remedy = "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip"
+        return Finding("verl", ERROR, what, remedy)
     what = f"{version}: attached by {MODULES_VARIABLE}, which the Hydra callback sets"
     remedy = f"without Hydra's callback: export {MODULES_VARIABLE}={PLUGIN}"
     return Finding("verl", NOTE, what, remedy)
@@ -143,7 +133,7 @@ def _version(distribution: str) -> str | None:
 # -- the dump dir ----------------------------------------------------------------------
 
 
-def dump_dir_findings(dump_dir: Path) -> list[Finding]:
+def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     """Whether dumps can be written there, on which file system, and how much space is free."""
     there = dump_dir
     while not there.exists() and there != there.parent:
@@ -152,18 +142,18 @@ def dump_dir_findings(dump_dir: Path) -> list[Finding]:
     problem = _cannot_write(there)
     if problem is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
-        return [Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)]
+        yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
+        return
     kind = _file_system(there)
     free = shutil.disk_usage(there).free
-    findings = [Finding("dump dir", OK, f"{name} is writable; {kind}, {size(free)} free")]
+    yield Finding("dump dir", OK, f"{name} is writable; {kind}, {size(free)} free")
     if kind in ("tmpfs", "ramfs"):
         what = f"{kind} is memory: dumps take from it, and are gone after a restart"
-        findings.append(Finding("dump dir", WARNING, what))
+        yield Finding("dump dir", WARNING, what)
     if kind in _NETWORK:
-        findings.append(Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine"))
+        yield Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine")
     if free < 1 << 30:
-        findings.append(Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune"))
-    return findings
+        yield Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune")
 
 
 def _cannot_write(directory: Path) -> str | None:

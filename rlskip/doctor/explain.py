@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from rlskip.config.check import look_up
 from rlskip.config.choices import lost_choices
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.settings import SkipSettings, skip_node
-from rlskip.config.skip import RoleConfig
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -47,7 +46,12 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
     findings += _wiring(config, split, bool(roles))
     findings += about
     findings += _legacy(config, "rollout" in roles)
-    findings += _attached(settings)
+    if roles:
+        findings += [
+            Finding("attach", OK, f"{one.target} becomes the stage {role}")
+            for role, entries in settings.attach.items()
+            for one in entries
+        ]
     if roles and is_verls(config):
         findings += _verl(settings, split)
     instances = make_roles(roles, config)
@@ -64,38 +68,31 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
 # -- the config ------------------------------------------------------------------------
 
 
-def _wiring(config: DictConfig, command: Command, on: bool) -> list[Finding]:
+def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]:
     """Plug-in and callback, as that command's own Hydra sees them."""
     version = look_up(config, "hydra.runtime.version")
     sources = look_up(config, "hydra.runtime.config_sources") or []
     if not any(source.get("provider") == "rlskip" for source in sources):
-        return [
-            Finding(
-                "plug-in",
-                ERROR,
-                f"the Hydra {version} of that command does not discover rlskip's plug-in",
-                f"install rlskip into the environment of {command.start[0]}",
-            )
-        ]
-    findings = [Finding("plug-in", OK, f"discovered by that command's Hydra {version}")]
+        what = f"the Hydra {version} of that command does not discover rlskip's plug-in"
+        remedy = f"install rlskip into the environment of {command.start[0]}"
+        yield Finding("plug-in", ERROR, what, remedy)
+        return
+    yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
     callbacks = look_up(config, "hydra.callbacks") or {}
     targets = [c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)]
     if CALLBACK in targets:
-        findings.append(Finding("callback", OK, f"{CALLBACK} starts and ends the job"))
+        yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
     elif on and is_verls(config) and (way := _attached_by(command)):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"
-        findings.append(Finding("callback", NOTE, what))
+        yield Finding("callback", NOTE, what)
     elif on:
-        findings.append(
-            Finding(
-                "callback",
-                ERROR,
-                "hydra.callbacks has no rlskip: nothing would install SkipManager",
-                "add hydra/callbacks=rlskip, or choose an option (+skip=rollout_cache) instead of "
-                "single keys; or call SkipManager.init(cfg) in the application",
-            )
+        yield Finding(
+            "callback",
+            ERROR,
+            "hydra.callbacks has no rlskip: nothing would install SkipManager",
+            "add hydra/callbacks=rlskip, or choose an option (+skip=rollout_cache) instead of "
+            "single keys; or call SkipManager.init(cfg) in the application",
         )
-    return findings
 
 
 def _attached_by(command: Command) -> str:
@@ -111,14 +108,9 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     """The settings of `skip`, and why no role or not every chosen one is on."""
     nothing = SkipSettings(config)
     if isinstance(config.get("skip"), str):
-        return nothing, [
-            Finding(
-                "skip",
-                ERROR,
-                f"it arrived as a plain string, {config.skip!r}: Hydra knew no group skip",
-                "install rlskip into that command's environment; see `--info plugins` of it",
-            )
-        ]
+        what = f"it arrived as a plain string, {config.skip!r}: Hydra knew no group skip"
+        remedy = "install rlskip into that command's environment; see `--info plugins` of it"
+        return nothing, [Finding("skip", ERROR, what, remedy)]
     try:
         node = skip_node(config)
         foreign = _foreign(node or {})
@@ -167,17 +159,6 @@ def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
     return kept
 
 
-def _attached(settings: SkipSettings) -> list[Finding]:
-    """The functions that ``skip.attach`` makes stages."""
-    if not settings.roles:
-        return []
-    return [
-        Finding("attach", OK, f"{one.target} becomes the stage {role}")
-        for role, entries in settings.attach.items()
-        for one in entries
-    ]
-
-
 def _legacy(config: DictConfig, on: bool) -> list[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -199,63 +180,54 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
 # -- what a role would do --------------------------------------------------------------
 
 
-def _role(skip: Any, config: DictConfig) -> list[Finding]:
+def _role(skip: Any, config: DictConfig) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
-    findings = [Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")]
+    yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
     sound = [dump for dump in dumps if dump.meta is not None]
     bad = [dump.name for dump in dumps if dump.meta is None]
     if bad:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
-        findings.append(Finding(name, WARNING, what, "run rlskip verify to see why"))
-    findings += _differences(name, role, skip, sound)
+        yield Finding(name, WARNING, what, "run rlskip verify to see why")
+    if role.action != "repeat":
+        yield from _differences(skip, sound)
     listed = _listed(skip, config, dumps)
     there = sorted({dump.step for dump in sound} & set(listed))
-    missing = [step for step in listed if step not in set(there)]
+    missing = sorted(set(listed) - set(there))
     if role.action == "repeat" and sound:
         what = f"steps {compact(listed)} would be replayed from the dumps of {compact(there)}"
-        return [
-            *findings,
-            Finding(name, OK, what if there else "replayed from another step's dump"),
-        ]
-    if not there:
-        findings.append(Finding(name, NOTE, "no dump yet: the listed steps are generated"))
+        yield Finding(name, OK, what if there else "replayed from another step's dump")
+        return
+    if there:
+        what = f"steps {compact(there)} have dumps and would be replayed, if their prompts are "
+        yield Finding(name, OK, f"{what}the same (that is compared as the job runs)")
     else:
-        findings.append(
-            Finding(
-                name,
-                OK,
-                f"steps {compact(there)} have dumps and would be replayed, if their prompts are "
-                "the same (that is compared as the job runs)",
-            )
-        )
+        yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     if role.on_miss == "error":
         if not there and not missing and not skip.serves_validation:
             what = "on_miss=error, and the job would end at the first step: no dump"
             remedy = "generate it once with skip.on_miss=generate"
-            findings.append(Finding(name, ERROR, what, remedy))
+            yield Finding(name, ERROR, what, remedy)
     elif missing and there:
-        findings.append(
-            Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
-        )
-    return findings
+        yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
 
 
-def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> list[Finding]:
+def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     config, starts = settings.config, settings.start_engine
     if is_verls(config):
         found = problems(config, roles, start_engine=starts)
     else:
         found = holes(roles, steps_of(config))
-    findings = [Finding("engine", ERROR, f"{p.key}: {p.what}", p.remedy) for p in found]
-    if starts and not is_verls(config):
-        return findings
-    if starts:
+    for problem in found:
+        yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
+    if not starts:
+        then = ": the job refuses to start" if found else ""
+        what = f"no inference engine will be started{then}"
+        yield Finding("engine", NOTE if found else OK, what)
+    elif is_verls(config):
         what = "an inference engine will be started: skip.start_engine is true"
-        return [*findings, Finding("engine", NOTE, what)]
-    what = "no inference engine will be started" + (": the job refuses to start" if found else "")
-    return [*findings, Finding("engine", NOTE if found else OK, what)]
+        yield Finding("engine", NOTE, what)
 
 
 def _listed(skip: Any, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
@@ -268,12 +240,9 @@ def _listed(skip: Any, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
     return sorted(step for step in steps if step in skip.local_config.steps)
 
 
-def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -> list[Finding]:
+def _differences(skip: Any, dumps: Sequence[Any]) -> Iterator[Finding]:
     """How the config differs from the one that the dumps were made with."""
-    if role.action == "repeat":
-        return []
     differ: dict[str, list[int]] = {}
-    nameless = [dump.step for dump in dumps if dump.meta.identity is None]
     for dump in dumps:
         made = dump.meta.identity
         if made is not None and (must := differences(skip, made)):
@@ -282,12 +251,10 @@ def _differences(name: str, role: RoleConfig, skip: Any, dumps: Sequence[Any]) -
         "error": (ERROR, "the job would end there"),
         "regenerate": (WARNING, "they are generated again"),
         "ignore": (WARNING, "they are replayed anyway"),
-    }[str(role.on_mismatch)]
-    findings = [
-        Finding(name, level, f"dumps of steps {compact(steps)}: {what}: {then}")
-        for what, steps in differ.items()
-    ]
+    }[str(skip.local_config.on_mismatch)]
+    for what, steps in differ.items():
+        yield Finding(skip.role, level, f"dumps of steps {compact(steps)}: {what}: {then}")
+    nameless = [dump.step for dump in dumps if dump.meta.identity is None]
     if nameless:
         what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
-        findings.append(Finding(name, NOTE, what))
-    return findings
+        yield Finding(skip.role, NOTE, what)

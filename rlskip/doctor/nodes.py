@@ -77,8 +77,7 @@ def _judged(answer: Any, here: Mapping[str, str]) -> list[Finding]:
     if isinstance(answer, Unanswered):
         if not answer.lacks_rlskip:
             return [Finding("node", ERROR, answer.reason)]
-        what = f"rlskip does not run there: {answer.reason}"
-        return [Finding("node", ERROR, what, _INSTALL)]
+        return [Finding("node", ERROR, f"rlskip does not run there: {answer.reason}", _INSTALL)]
     findings = [Finding(**fields) for fields in answer]
     there = {finding.topic: finding.what for finding in findings}
     differ = [
@@ -101,21 +100,15 @@ def _findings_there(dump_dirs: list[str], tokens: dict[str, int]) -> list[dict[s
     findings = [finding for finding in environment() if finding.topic in _WANTED]
     for dump_dir in dump_dirs:
         findings += dump_dir_findings(Path(dump_dir))
+    where = "the same directory as where rlskip doctor runs"
     for dump_dir, number in tokens.items():
         if not number:
             continue
         if sees_token(dump_dir, number):
-            what = f"{dump_dir} is the same directory as where rlskip doctor runs"
-            findings.append(Finding("dump dir", OK, what))
+            findings.append(Finding("dump dir", OK, f"{dump_dir} is {where}"))
         else:
-            findings.append(
-                Finding(
-                    "dump dir",
-                    WARNING,
-                    f"{dump_dir} on {socket.gethostname()} is not the same directory as where "
-                    "rlskip doctor runs",
-                    "dumps written here are not found by a run on another node: name a directory "
-                    "that all nodes share",
-                )
-            )
+            what = f"{dump_dir} on {socket.gethostname()} is not {where}"
+            remedy = "dumps written here are not found by a run on another node: name a directory "
+            remedy += "that all nodes share"
+            findings.append(Finding("dump dir", WARNING, what, remedy))
     return [attrs.asdict(finding) for finding in findings]
