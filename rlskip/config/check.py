@@ -174,15 +174,13 @@ def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Probl
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
             continue
         hint = hints[field.name]
-        nested = _nested_schema(hint)
-        if nested is not None and isinstance(value, Mapping):
-            values[field.name] = read(nested, value, key, problems)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+            values[field.name] = read(hint, value, key, problems)
             continue
-        problem = _wrong(value, hint, field.metadata)
-        if problem is None:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
+        if what := _wrong(value, hint, field.metadata):
+            problems.append(Problem(key, what))
         else:
-            problems.append(Problem(key, problem))
+            values[field.name] = list(value) if isinstance(value, tuple) else value
     return schema(**values)
 
 
@@ -204,10 +202,6 @@ def did_you_mean(name: str, known: Iterable[str], at: str = "") -> str:
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
     return f"known: {', '.join(known)}{or_own_key(at)}"
-
-
-def _nested_schema(hint: Any) -> type[Any] | None:
-    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:

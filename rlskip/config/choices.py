@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from rlskip._nodes import ABOVE, as_typed
@@ -33,7 +33,10 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     problems = []
-    for option, role, action in _chosen(settings.config):
+    for option, _ in _options(settings.config, "skip"):
+        role, _, action = option.rpartition("_")
+        if role not in BUILT_IN_ROLES or action not in (*ACTIONS, "replay"):
+            continue  # not one that rlskip ships
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings.config, f"skip.{role}.enable", "false", option))
@@ -103,7 +106,7 @@ def _compose_without(config: Any, choice: str) -> Any:
         return None
 
 
-def _options(config: Any, group: str = "skip") -> list[tuple[str, str]]:
+def _options(config: Any, group: str) -> list[tuple[str, str]]:
     """The chosen options of a group, each with the package that its node was put below."""
     choices = look_up(config, "hydra.runtime.choices") or {}
     found = [
@@ -121,14 +124,6 @@ def _options(config: Any, group: str = "skip") -> list[tuple[str, str]]:
         for listed in [one for one in lists if one][-1:]
         for option in re.findall(r"\w+", listed[2])
     ]
-
-
-def _chosen(config: Any) -> Iterator[tuple[str, str, str]]:
-    """Each chosen option that rlskip ships, with its role and action."""
-    for option, _ in _options(config):
-        role, _, action = option.rpartition("_")
-        if role in BUILT_IN_ROLES and action in (*ACTIONS, "replay"):
-            yield option, role, action
 
 
 def _overridden(config: Any, key: str, value: str, option: str) -> Problem:

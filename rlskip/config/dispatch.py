@@ -137,9 +137,8 @@ def read_dispatch(config: Any) -> DispatchConfig:
             problems += [Problem(alias, problem.what, problem.remedy) for problem in at_alias]
             node[key] = getattr(found, key)
         elif node[key] != value:
-            problems.append(
-                Problem(f"dispatch.{key}", f"{node[key]!r}, but {alias} is {value!r}", "set one")
-            )
+            what = f"{node[key]!r}, but {alias} is {value!r}"
+            problems.append(Problem(f"dispatch.{key}", what, "set one"))
     for key, (places, default) in _FROM_HOST.items():
         if node.get(key) is None:
             node[key] = look_up_first(host, places, default)

@@ -61,9 +61,8 @@ def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
                 f"is forced to False. Remove {key}."
             )
         else:
-            message = (
-                f"{key} is a legacy flag, and rlskip is not on. Use instead: {_today(config, key)}"
-            )
+            message = f"{key} is a legacy flag, and rlskip is not on. Use instead: "
+            message += _today(config, key)
         warnings.warn(as_typed(message), LegacyFlagWarning, stacklevel=3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,14 +55,8 @@ def read_merge(config: Any) -> MergeConfig:
     if host is not None and not isinstance(host, bool):
         problems.append(Problem(HOST_FLAG, f"expected bool, got {host!r} ({type(host).__name__})"))
     elif host and node.get("stepwise_output") is False:
-        problems.append(
-            Problem(
-                "merge.stepwise_output",
-                f"false, but {HOST_FLAG} is true and means the same",
-                "set one of them",
-            )
-        )
+        what = f"false, but {HOST_FLAG} is true and means the same"
+        problems.append(Problem("merge.stepwise_output", what, "set one of them"))
     raise_all(problems)
-    return mark_read(
-        dataclasses.replace(settings, stepwise_output=settings.stepwise_output or bool(host))
-    )
+    settings.stepwise_output |= bool(host)
+    return mark_read(settings)

@@ -92,24 +92,17 @@ def _contradictions(settings: ReplayConfig) -> list[Problem]:
     if settings.on_incomplete == "min_viable":
         k = settings.min_viable
         if k is None:
-            problems.append(
-                Problem(
-                    "replay.min_viable",
-                    "on_incomplete: min_viable needs a value here",
-                    "set the fewest successful sessions a group may have, e.g. 6",
-                )
-            )
+            what = "on_incomplete: min_viable needs a value here"
+            remedy = "set the fewest successful sessions a group may have, e.g. 6"
+            problems.append(Problem("replay.min_viable", what, remedy))
         elif settings.n is not None and k > settings.n:
             what = f"{k} sessions can never succeed, because a prompt gets {settings.n}"
             problems.append(Problem("replay.min_viable", what))
-    if settings.max_off_policy_strategy != "none" and settings.max_off_policy_threshold is None:
-        problems.append(
-            Problem(
-                "replay.max_off_policy_threshold",
-                f"max_off_policy_strategy: {settings.max_off_policy_strategy} needs a value here",
-                "set a number of steps, or max_off_policy_strategy: none",
-            )
-        )
+    strategy = settings.max_off_policy_strategy
+    if strategy != "none" and settings.max_off_policy_threshold is None:
+        what = f"max_off_policy_strategy: {strategy} needs a value here"
+        remedy = "set a number of steps, or max_off_policy_strategy: none"
+        problems.append(Problem("replay.max_off_policy_threshold", what, remedy))
     for name in ("timeout_s", "progress_interval_s"):
         seconds = getattr(settings, name)
         if seconds <= 0:

@@ -241,15 +241,10 @@ def _unknown(
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
     """Drop verl's `_target_` and every leaf of a role that holds verl's own default."""
     target = node.pop("_target_", None)
-    if not str(target).startswith(_VERL_TARGET):
-        return node
-    return {
-        key: {k: v for k, v in value.items() if k != "_target_" and not _is_verl_default(k, v)}
-        if isinstance(value, Mapping)
-        else value
-        for key, value in node.items()
-    }
-
-
-def _is_verl_default(key: str, value: Any) -> bool:
-    return key in _VERL_DEFAULTS and value == _VERL_DEFAULTS[key]
+    if str(target).startswith(_VERL_TARGET):
+        for key, value in node.items():
+            if isinstance(value, Mapping):
+                given = {k: v for k, v in value.items() if (k, v) not in _VERL_DEFAULTS.items()}
+                given.pop("_target_", None)
+                node[key] = given
+    return node
