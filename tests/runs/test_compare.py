@@ -157,6 +157,27 @@ def test_what_one_side_lacks_differs() -> None:
     assert difference(completion_ids=tokens, completion_mask=masks) == {"token": 2}
 
 
+def row(prompt: int, *, turn: int = 0, logprobs: list[float] | None = None) -> dict[str, Any]:
+    session = {"uid": f"p{prompt}", "session_id": 0, "turn": turn}
+    return {**session, "prompt_ids": [prompt], "completion_ids": [5], "logprobs": logprobs}
+
+
+def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
+    one, two = columns_of([row(1)]), columns_of([row(2)])
+    found, tally = compare([one], [one, two], 1, 0.0)
+    assert [(f.a, f.b, f.call) for f in found] == [(None, 1, 1)]
+    assert (tally.sessions, tally.same, tally.prompts) == (1, 1, 1)
+    found, tally = compare([one], [two], 1, 0.0)
+    assert [(f.a, f.b, f.call) for f in found] == [(0, None, None), (None, 0, None)]
+    assert (tally.sessions, tally.same, tally.prompts) == (1, 0, 2)
+
+
+def test_log_probs_of_some_turns_are_compared() -> None:
+    a, b = ([columns_of([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
+    (found,), _ = compare(a, b, 1, 0.0)
+    assert (found.log_prob, found.by) == (0, pytest.approx(0.3))
+
+
 def test_log_probs_count_up_to_the_first_token_that_differs() -> None:
     tokens = ([5, 6, 7], [5, 9, 7])
     pair = ([-0.1, -0.2, -0.3], [-0.1, -0.7, -0.8])

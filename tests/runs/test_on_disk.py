@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlskip.config.steps import Steps
-from rlskip.runs.on_disk import Run, compact
+from rlskip.runs.on_disk import Run, compact, find_target
 from rlskip.store import DumpError, StepStore
 
 
@@ -133,6 +133,14 @@ def test_a_step_with_several_parts_is_one_step_and_a_path_names_a_part(
     assert (listed["steps"], listed["dumps"]) == ([2], 2)
     (shown,) = rlskip("show", run / "2" / "1", "--json").json
     assert shown["dump"] == "2/1"
+
+
+def test_a_home_directory_is_written_as_in_a_shell(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(run_dir.parent))
+    found = find_target(f"~/{run_dir.name}/2", Path("/nowhere"))
+    assert (found.run.directory, found.step) == (run_dir.resolve(), 2)
 
 
 def test_runs_are_in_natural_order_and_hidden_directories_are_none(
