@@ -294,9 +294,11 @@ class WorkerJournal:
         return None
 
     def _journal(self, step: int) -> SessionJournal:
-        if step not in self._open:
+        journal = self._open.pop(step, None)
+        if journal is None:
             path = self._directory / journal_name(step)
-            self._open[step] = SessionJournal(path, self._identity, read=False)
-            for older in sorted(self._open)[:-_OPEN]:
-                self._open.pop(older).close()
-        return self._open[step]
+            journal = SessionJournal(path, self._identity, read=False)
+        self._open[step] = journal  # last, as the last used
+        for unused in list(self._open)[:-_OPEN]:
+            self._open.pop(unused).close()
+        return journal

@@ -152,7 +152,7 @@ class Scheduler:
         """
         self._load.pop(worker, None)
         self._away.discard(worker)
-        for rank, _, unit in self._pinned.pop(worker, []):
+        for rank, _, unit in sorted(self._pinned.pop(worker, [])):
             self._pin(worker, rank, unit)
 
     def change(self, worker: int, state: str) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
         elif worker in self._load:
             self._away.add(worker)
             waiting, self._pinned[worker] = self._pinned[worker], []
-            for rank, _, unit in waiting:
+            for rank, _, unit in sorted(waiting):
                 self._pin(worker, rank, unit)
 
     @property
@@ -191,7 +191,7 @@ class Scheduler:
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:
-            others = self._present or self.alive
+            others = self._present
             if not others:
                 self._again.append(unit)
                 return

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher
+from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, waits
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue, TrajectoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
@@ -193,3 +193,37 @@ def test_a_buffer_that_refills_can_be_assigned(make, make_prompts):
 def test_without_prompts_a_step_is_required(make):
     with pytest.raises(BatchError, match="no step"):
         make().collect()
+
+
+def test_it_waits_for_sessions_as_long_as_the_buffer_does(make, make_prompts, monkeypatch):
+    async def worker(prompt, sampling, session):
+        await asyncio.sleep(2.5)
+        return await echo(prompt, sampling, session)
+
+    monkeypatch.setattr(waits, "write_seconds", lambda config: 1.0)
+    rows, _ = make(worker).collect(make_prompts(1), step=1, batch_size=1)
+    assert len(rows) == 6
+
+
+def test_a_partition_of_ones_own(make, make_prompts):
+    seen = set()
+
+    async def worker(prompt, sampling, session):
+        seen.add(session.partition)
+        return await echo(prompt, sampling, session)
+
+    rows, _ = make(worker).collect(make_prompts(2), step=1, partition="other")
+    assert (len(rows), seen) == (12, {"other"})
+
+
+def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
+    together = threading.Barrier(20)
+
+    def worker(prompt, sampling, session):
+        together.wait(30)
+        return {"responses": torch.ones(3)}
+
+    dispatch = {"rollout_level": True, "n": 20, "workers": 1}
+    dispatch["max_concurrent_rollouts_per_worker"] = 20
+    with RolloutDispatcher.from_config({"dispatch": dispatch}, worker) as dispatcher:
+        assert dispatcher.generate_sequences(make_prompts(1), step=1).succeeded == 20

@@ -240,3 +240,18 @@ def test_a_closed_dispatcher_refuses_batches(make_dispatcher, make_prompts, echo
 def test_a_journal_needs_a_store(queue, echo):
     with pytest.raises(ConfigError, match=r"dispatch\.journal"):
         Dispatcher(LocalPool(echo), queue, {"dispatch": {"journal": True}})
+
+
+def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):
+    calls = []
+
+    class Worker:
+        async def load(self, *weights):
+            calls.append((id(self), weights))
+
+        async def __call__(self, prompt, sampling, session):
+            raise NotImplementedError
+
+    make_dispatcher(Worker, 3).broadcast("load", 7, "new")
+    assert [weights for _, weights in calls] == [(7, "new")] * 3
+    assert len({number for number, _ in calls}) == 3

@@ -342,3 +342,37 @@ def test_the_sessions_given_up_last_are_remembered(
     assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
     attempts = sorted(attempt for _, attempt in started[2:])
     assert attempts == [0, 1], "only one of the two was remembered"
+
+
+class NotRunning(MemoryQueue):
+    """Takes all but the status that a prompt has once its first session has started."""
+
+    def put(self, keys, partition, fields=None, tags=None):
+        if any(tag.get("status") == "running" for tag in tags or ()):
+            raise RuntimeError("no space")
+        return super().put(keys, partition, fields, tags)
+
+
+def test_a_queue_that_takes_no_status_fails_a_legacy_batch(make_prompts, echo):
+    with Dispatcher(LocalPool(echo, 2), NotRunning(), {"dispatch": {"n": 2}}) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        with pytest.raises(RuntimeError, match="no space"):
+            batch.result(30)
+
+
+def test_a_pool_forgets_a_prompt_once_after_its_last_session(make_prompts, queue):
+    ended, forgotten = Counter(), []
+
+    async def worker(prompt, sampling, session):
+        ended[session.uid] += 1
+        return {"responses": torch.ones(3)}
+
+    class Pool(LocalPool):
+        def forget(self, sample):
+            forgotten.append((sample.fields["uid"], ended[sample.fields["uid"]]))
+            super().forget(sample)
+
+    config = {"dispatch": {"rollout_level": True, "n": 4, "max_concurrent_rollouts": 1}}
+    with Dispatcher(Pool(worker, 1), queue, config) as dispatcher:
+        dispatcher.generate_sequences(make_prompts(2), step=1)
+    assert sorted(forgotten) == [("u_0", 4), ("u_1", 4)]

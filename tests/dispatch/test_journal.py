@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -326,3 +328,21 @@ def test_a_file_that_is_not_a_journal_is_appended_to(tmp_path):
     journal.append({"a": 1})
     journal.close()
     assert SessionJournal(path, IDENTITY).entries == {"a": 1}
+
+
+def test_closing_in_another_thread_disturbs_no_append(tmp_path):
+    journal, ends = SessionJournal(tmp_path / "3.journal", IDENTITY), threading.Event()
+
+    def close():
+        while not ends.is_set():
+            journal.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(close)
+        try:
+            for i in range(1000):
+                journal.append({("content", 0, i): [{"text": "x"}]})
+        finally:
+            ends.set()
+    journal.close()
+    assert steps_of(SessionJournal(tmp_path / "3.journal", IDENTITY)) == list(range(1000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -15,7 +17,8 @@ import torch
 from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.resume import Journals, journal_identity
+from rlskip.dispatch.resume import Journaled, Journals, journal_identity
+from rlskip.dispatch.units import Session
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
@@ -140,6 +143,40 @@ def test_sessions_of_other_weights(
         assert f"{N} sessions are not resumed: weights of step {weights} sampled them" in told[0]
 
 
+def test_the_oldest_weights_of_a_session_count(tmp_path: Path) -> None:
+    journals = Run(tmp_path, max_span=2).journals()
+    spans = [{"min_global_steps": w, "max_global_steps": w} for w in (0, 2)]
+    entry = Journaled([{}, {}], spans)
+    assert journals.why_not(entry, 2) == "weights of step 2 sampled them, and those are of step 1"
+    assert "weights of step 0 sampled them" in (journals.why_not(entry, 3) or "")
+    assert journals.why_not(attrs.evolve(entry, tags=spans[1:]), 3) is None
+
+
+def test_journals_of_earlier_steps_are_read_once(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=2)
+    journals = Run(tmp_path, reissues=True).journals()
+    assert ("u0", 0) in journals.open(4).entries
+    assert journals.open(5).entries == {}
+
+
+def test_a_worker_keeps_few_journals_open(tmp_path: Path) -> None:
+    journal = Run(tmp_path).journals().of_worker(60.0)
+
+    async def add(step: int) -> None:
+        session = Session("u", 0, 1, 0, step, 0, 0, False, 7, "train", ("hash", 0))
+        assert await journal.add(session, [{"responses": torch.ones(2)}], [session.tag()]) is None
+
+    for step in [*range(1, 30), 1, 29]:
+        asyncio.run(add(step))
+    assert Run(tmp_path).journals().steps() == list(range(1, 30))
+    still = []
+    for handle in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            still.append(os.readlink(f"/proc/self/fd/{handle}"))
+    still = [file for file in still if file.startswith(str(tmp_path))]
+    assert 0 < len(still) <= 8
+
+
 def test_a_prompt_that_is_submitted_again_later_finds_its_sessions_by_uid(tmp_path: Path) -> None:
     killed(tmp_path, 1, 2, ran=5)
     later = prompts(1, 2, step=4)
@@ -147,6 +184,8 @@ def test_a_prompt_that_is_submitted_again_later_finds_its_sessions_by_uid(tmp_pa
     (tmp_path / "4.journal").unlink()
     again = Run(tmp_path, max_span=2, reissues=True)
     assert [r.resumed for r in again.submit(later, step=4)] == [5]
+    tags = again.queue.list("train")
+    assert {tags[key]["global_steps"] for key in tags if split_trajectory(key)} == {4}
     (tmp_path / "3.journal").unlink()  # what was resumed is in the journal of the new step
     assert [r.resumed for r in Run(tmp_path, max_span=2).submit(later, step=4)] == [2 * N]
 
@@ -168,7 +207,8 @@ def test_a_journal_goes_with_the_dump_once_no_prompt_of_its_step_is_queued(tmp_p
     StepStore(tmp_path).save(3, {"responses": torch.ones(2)}, part=0)
     journals.tidy()
     assert journals.steps() == [3], "its groups may be in a later part of the dump"
-    run.queue.delete(list(run.queue.list("train")), "train")
+    rows = [key for key in run.queue.list("train") if split_trajectory(key)]
+    run.queue.delete(list(run.queue.list("train").keys() - rows), "train")
     journals.tidy()
     assert journals.steps() == []
 

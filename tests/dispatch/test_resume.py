@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,8 +21,9 @@ from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.resume import Journals
 from rlskip.queue import MemoryQueue
-from rlskip.store import StepStore
+from rlskip.store import Identity, StepStore
 
 
 def dispatch(store, prompts, worker, step=1, **more):
@@ -296,3 +298,45 @@ def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, mon
     warnings = [r.message for r in caplog.records if "not journaled" in r.message]
     assert len(warnings) == 1
     assert "did not answer within 0.3 s" in warnings[0]
+
+
+def test_a_batch_cancelled_while_its_journal_opens_has_its_roots_first(
+    tmp_path, make_prompts, queue
+):
+    opening, gate = threading.Event(), threading.Event()
+
+    class Slow(Journals):
+        def open(self, step):
+            opening.set()
+            gate.wait(60)
+            return super().open(step)
+
+    config = {"dispatch": {"rollout_level": True, "n": 2, "journal": True}}
+    journals = Slow(StepStore(tmp_path), Identity(), queue)
+    with RolloutDispatcher(LocalPool(worker, 1), queue, config, journals=journals) as dispatcher:
+        batch = dispatcher.submit(make_prompts(2), step=1)
+        assert opening.wait(60)
+        batch.cancel()
+        time.sleep(0.3)
+        assert not batch.done()
+        gate.set()
+        assert set(batch.result(60).failed.values()) == {"cancelled"}
+    assert [key for key, _ in queue.log][:2] == ["u_0", "u_1"]
+    assert len(queue.markers()) == 4
+
+
+def test_a_resumed_session_is_numbered_after_the_attempts_given_up(tmp_path, make_prompts, queue):
+    async def slow_at_first(prompt, sampling, session):
+        if session.session_id == 1 and session.attempt == 0:
+            await asyncio.Event().wait()
+        return await worker(prompt, sampling, session)
+
+    dispatch = {"rollout_level": True, "n": 2, "journal": True, "session_timeout_s": 1}
+    config = {"dispatch": {**dispatch, "max_retries": 9}}
+    pool, store = LocalPool(slow_at_first, 1), StepStore(tmp_path)
+    with RolloutDispatcher(pool, queue, config, store=store) as dispatcher:
+        assert dispatcher.generate_sequences(make_prompts(1), step=1).succeeded == 2
+        queue.log.clear()
+        assert dispatcher.generate_sequences(make_prompts(1), step=1).resumed == 2
+    assert dict(queue.log)["u_0_sess1"]["attempt"] > 0
+    assert dict(queue.log)["u_0_1_0"]["attempt"] > 0

@@ -229,13 +229,34 @@ def test_what_waits_for_a_worker_that_is_away_goes_to_the_others():
     (worker, unit), nothing = scheduler.next(), scheduler.next()
     assert (worker, nothing) == (1, None)
     scheduler.retry(worker, unit)
-    assert scheduler.next()[0] == 1, "it would wait for the other one"
+    worker, again = scheduler.next()
+    assert (worker, again.attempt) == (1, 1), "it would wait for the other one"
     scheduler.change(1, "away")
     assert scheduler.next() is None
     scheduler.change(0, "back")
     scheduler.add(SessionGroup(0, 1, 1))
     assert scheduler.next()[0] == 0
     assert scheduler.alive == [0, 1]
+
+
+def test_the_first_that_is_back_takes_what_waited_for_any():
+    scheduler = Scheduler(3, chunk)
+    scheduler.add(SessionGroup(0, 3, 2))
+    for worker in range(3):
+        scheduler.change(worker, "away")
+    scheduler.add(SessionGroup(1, 3, 2))
+    assert scheduler.next() is None
+    scheduler.change(2, "back")
+    seen = [(worker, group.prompt, session) for worker, group, session in drain(scheduler)]
+    assert seen == [(2, 0, 0), (2, 0, 1), (2, 1, 0), (2, 1, 1)]
+
+
+def test_sessions_of_equal_rank_start_in_order():
+    scheduler = Scheduler(1, chunk)
+    for i in range(2):
+        scheduler.add(SessionGroup(i, 2, 3))
+    order = [(group.prompt, session) for _, group, session in drain(scheduler)]
+    assert order == [(i, session) for i in range(2) for session in range(3)]
 
 
 def test_without_workers_everything_waits():

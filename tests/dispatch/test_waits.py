@@ -453,3 +453,19 @@ def test_the_process_exits(python, what, closing):
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 0
     assert "never awaited" not in errors
+
+
+def test_a_timeline_that_hangs_keeps_nobody_waiting(tmp_path, caplog):
+    async def worker(prompt, sampling, session):
+        return {"responses": torch.ones(3)}
+
+    pipe = tmp_path / "train-1.json"
+    os.mkfifo(pipe)
+    config = {"dispatch": {"timeline_dir": str(tmp_path)}}
+    try:
+        with RolloutDispatcher(LocalPool(worker, 1), MemoryQueue(), config) as dispatcher:
+            report = dispatcher.submit([{"uid": "a"}], step=1).result(LIMIT)
+        assert report.succeeded == 1
+        assert "the timeline of step 1 was not written" in caplog.text
+    finally:
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))

@@ -181,3 +181,15 @@ def test_min_viable_raises_below_its_minimum(make_buffer, rollouts):
     rollouts.session("u", 1, rows=0, error="boom")
     with pytest.raises(IncompleteRolloutError, match="u: expected 3, got 1"):
         buffer.sample(1, "train")
+
+
+@pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["  and 1 more"])])
+def test_twenty_prompts_are_named(buffer, rollouts, count, more):
+    for i in range(count):
+        rollouts.counted(f"p{i}", error="boom")
+    with pytest.raises(IncompleteRolloutError) as caught:
+        buffer.sample(1, "train")
+    lines = str(caught.value).splitlines()
+    assert sum("expected 2, got 0" in line for line in lines) == 20
+    assert [line for line in lines if "more" in line] == more
+    assert len(caught.value.prompts) == count
