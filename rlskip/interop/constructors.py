@@ -19,12 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.interop.bounds import BATCHES, Budget, ForeignDumpError, check_shape
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,10 +135,9 @@ def _recorded_step(meta: Path) -> int | None:
 
 def _import(foreign: Foreign, dump_dir: Path, places: dict[tuple[str, int], int]) -> Imported:
     if foreign.run is None or any(p != safe_name(p) for p in foreign.run.split("/")):
+        what = f"{foreign.run!r} is not the name of a run"
         raise ConfigError(
-            "its path does not contain the run"
-            if foreign.run is None
-            else f"{foreign.run!r} is not the name of a run",
+            "its path does not contain the run" if foreign.run is None else what,
             str(foreign.file),
             "give it with --run EXPERIMENT_PROJECT/GBS.._N.._in.._out.. "
             "(`rlskip doctor -- <your command>` shows it)",
@@ -202,7 +201,7 @@ def _as_part(
     return part, {"part": secrets.token_hex(8), "groups": summaries, "seconds": 0.0}
 
 
-def _sessions_per_prompt(foreign: Foreign, sessions: Sequence[set[int]] | Any) -> int:
+def _sessions_per_prompt(foreign: Foreign, sessions: Iterable[set[int]]) -> int:
     """N in the directory's name, else the number of sessions of the largest group."""
     shape = SHAPE.search(foreign.run or "")
     if shape is not None and shape[2].isdigit() and int(shape[2]) > 0:

@@ -11,13 +11,7 @@ from rlskip._human import finite
 from rlskip.batch.columns import column_length
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.trajectories import (
-    columns_of,
-    plain,
-    rows_of,
-    sessions_of,
-    values,
-)
+from rlskip.runs.trajectories import columns_of, plain, rows_of, sessions_of, values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

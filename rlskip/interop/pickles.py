@@ -16,7 +16,7 @@ import zipfile
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,10 +62,7 @@ class Unpickler(_Python):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        file: Any,
-        reader: _Reader,
-        storage: Callable[[Any], Storage] | None = None,
+        self, file: Any, reader: _Reader, storage: Callable[[Any], Storage] | None
     ) -> None:
         super().__init__(file)
         self._constructors = reader.constructors
@@ -289,25 +286,22 @@ def read_data_proto(path: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     ForeignDumpError
         It is not a DataProto, names something that no DataProto needs, or takes too much memory.
     """
-    return reading(path, _data_proto)
-
-
-def _data_proto(file: IO[bytes], reader: _Reader) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    found = reader.pickle(file)
-    state = getattr(found, "state", None)
-    if not isinstance(found, PickledDataProto) or not isinstance(state, tuple) or len(state) != 3:
-        raise ForeignDumpError("it is a pickle, but not of a DataProto")
-    packed, others, meta_info = state
-    batch = packed
-    if isinstance(packed, bytes):
-        batch = reader.archive(io.BytesIO(packed))
-    elif isinstance(packed, tuple):
-        batch = _from_numpy(reader.budget, *packed)
-    is_batch = batch is None or isinstance(batch, TensorDict)
-    if not (is_batch and isinstance(others, dict) and isinstance(meta_info, dict)):
-        raise ForeignDumpError("its parts are not those of a DataProto")
-    check_value([batch, others, meta_info], reader.budget)
-    return batch, others, meta_info
+    with _reading(path) as (file, reader):
+        found = reader.pickle(file)
+        state: Any = getattr(found, "state", None)
+        is_state = isinstance(state, tuple) and len(state) == 3
+        if not isinstance(found, PickledDataProto) or not is_state:
+            raise ForeignDumpError("it is a pickle, but not of a DataProto")
+        batch, others, meta_info = state
+        if isinstance(batch, bytes):
+            batch = reader.archive(io.BytesIO(batch))
+        elif isinstance(batch, tuple):
+            batch = _from_numpy(reader.budget, *batch)
+        is_batch = batch is None or isinstance(batch, TensorDict)
+        if not (is_batch and isinstance(others, dict) and isinstance(meta_info, dict)):
+            raise ForeignDumpError("its parts are not those of a DataProto")
+        check_value([batch, others, meta_info], reader.budget)
+        return batch, others, meta_info
 
 
 def read_queue_batch(path: Path) -> dict[str, Any]:
@@ -318,20 +312,16 @@ def read_queue_batch(path: Path) -> dict[str, Any]:
     ForeignDumpError
         As :func:`read_data_proto` does.
     """
-    return reading(path, _queue_batch)
-
-
-def _queue_batch(file: IO[bytes], reader: _Reader) -> dict[str, Any]:
-    found = reader.archive(file)
-    names = {"tensordict", "tags", "keys"}
-    if not isinstance(found, dict) or not names <= found.keys():
-        raise ForeignDumpError("it does not hold a sampled batch of a queue")
-    rows, tags, keys = found["tensordict"], found["tags"], found["keys"]
-    check_value(found, reader.budget)
-    fits = isinstance(rows, TensorDict) and len(rows) == len(tags) == len(keys)
-    if not fits or not all(isinstance(tag, dict) for tag in tags):
-        raise ForeignDumpError("its rows, tags and keys differ in number")
-    return {**found, "keys": [str(key) for key in keys]}
+    with _reading(path) as (file, reader):
+        found = reader.archive(file)
+        if not isinstance(found, dict) or not {"tensordict", "tags", "keys"} <= found.keys():
+            raise ForeignDumpError("it does not hold a sampled batch of a queue")
+        rows, tags, keys = found["tensordict"], found["tags"], found["keys"]
+        check_value(found, reader.budget)
+        fits = isinstance(rows, TensorDict) and len(rows) == len(tags) == len(keys)
+        if not fits or not all(isinstance(tag, dict) for tag in tags):
+            raise ForeignDumpError("its rows, tags and keys differ in number")
+        return {**found, "keys": [str(key) for key in keys]}
 
 
 def _from_numpy(budget: Budget, batch_size: Any, device: Any, items: dict[str, Any]) -> TensorDict:
@@ -360,14 +350,12 @@ def _tensor(budget: Budget, dtype: str, shape: Any, data: Any) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).view(shape)
 
 
-T = TypeVar("T")
-
-
-def reading(path: Path, read: Callable[[IO[bytes], _Reader], T]) -> T:
-    """Apply `read` to a file."""
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
+    """A file, opened, and its reader."""
     with named_errors(path), open(path, "rb") as file:
         try:
-            return read(file, _Reader(os.fstat(file.fileno()).st_size))
+            yield file, _Reader(os.fstat(file.fileno()).st_size)
         except OSError as error:  # zipfile seeks where the file says
             raise ForeignDumpError(f"it cannot be read: {error}") from error
 

@@ -42,17 +42,14 @@ def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[tuple[Dump, Pa
         if dump.place.world_size > 1:
             raise ExportError("verl has no dumps of single ranks", f"{run.name}/{dump.name}")
         folder = out.joinpath(*run.directory.parts[-2:], str(dump.step))
+        meta = {"global_steps": dump.step}
         rollouts = dump.load()
         if is_queue_part(rollouts):
             folder = out.joinpath(*run.directory.parts[-2:], *dump.place.parts)
             file, content = "tq_batch.pt", _queue_batch(rollouts, dump)
-            meta: dict[str, Any] = {
-                "global_steps": dump.step,
-                "num_trajectories": len(rollouts["keys"]),
-            }
+            meta["num_trajectories"] = len(rollouts["keys"])
         else:
             file, content = "gen_batch.dp", _data_proto(rollouts, dump)
-            meta = {"global_steps": dump.step}
             steps.add(dump.step)
         _write(folder / file, content)
         # Last: verl takes a dump as complete once this file exists.
