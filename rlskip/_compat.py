@@ -1,4 +1,4 @@
-"""The only place for version switches: what Hydra 1.4 and OmegaConf 2.4 do otherwise."""
+"""The only place for version switches: what Hydra 1.4 and OmegaConf 2.4 do differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 def store_config(group: str, name: str, node: Any, provider: str) -> None:
     """Put `node` into Hydra's ConfigStore, in place of one that is there already.
 
-    Hydra 1.3 does so unasked, 1.4 wants to be told.
+    Hydra 1.3 always replaces; 1.4 needs ``replace=True``.
     """
     more: dict[str, Any] = {"replace": True} if _takes_replace(ConfigStore.store) else {}
     ConfigStore.instance().store(group=group, name=name, node=node, provider=provider, **more)
@@ -25,8 +25,8 @@ def store_config(group: str, name: str, node: Any, provider: str) -> None:
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     """Register a resolver, in place of one of that name.
 
-    OmegaConf 2.4 calls ``register_resolver`` what was ``register_new_resolver``, which it
-    deprecates; before, the shorter name was that of an older function.
+    OmegaConf 2.4 deprecates ``register_new_resolver`` in favour of ``register_resolver``, which
+    is an older function before 2.4.
     """
     new = OmegaConf.register_resolver
     register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
@@ -36,7 +36,7 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
 def version_of(package: str) -> tuple[int, ...] | None:
     """The leading numbers of a package's version, (0, 9, 1); None without it.
 
-    An imported one tells its own: a source tree on the path was never installed.
+    An imported package states its own: a source tree on the path has no metadata.
     """
     version = getattr(sys.modules.get(package), "__version__", None)
     try:

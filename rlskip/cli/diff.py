@@ -92,10 +92,8 @@ def _view(
                 text(_words(one)),
             )
         view.append(rows)
-        if len(found) > limit:
-            view.append(
-                text(f"{len(found) - limit} more sessions differ: --limit, or --json for all")
-            )
+        if more := max(0, len(found) - limit):
+            view.append(text(f"{more} more sessions differ: --limit, or --json for all"))
     elif tallies and not (data["only_in_a"] or data["only_in_b"] or data["unreadable"]):
         view.append(text("no difference"))
     return view

@@ -48,9 +48,8 @@ def ls(
         )
     view: list[RenderableType] = [shown, *_more(every, lines)]
     if not lines:
-        view = [
-            text(f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {where}")
-        ]
+        none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {where}"
+        view = [text(none)]
     return Answer([attrs.asdict(line) for line in lines], view)
 
 
@@ -72,9 +71,8 @@ def _steps(runs: list[Run], sort: str, limit: int | None) -> Answer:
         tallies = all_tallies[run.dump_dir].get(run.name, {})
         every = [StepLine.of(dump, tallies) for dump in run.dumps(identities=False)]
         lines = arranged(every, sort, limit)
-        shown = table(
-            ">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job"
-        )
+        heads = (">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job")
+        shown = table(*heads)
         for line in lines:
             shown.add_row(
                 line.dump,

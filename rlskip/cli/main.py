@@ -170,17 +170,15 @@ def prune(
     """
     from rlskip.cli.prune import prune
 
-    return _put(
-        prune(
-            _where(where or directory),
-            keep_last=keep_last,
-            older_than=older_than,
-            max_size=max_size,
-            quarantined=quarantined,
-            yes=yes,
-        ),
-        as_json,
+    answer = prune(
+        _where(where or directory),
+        keep_last=keep_last,
+        older_than=older_than,
+        max_size=max_size,
+        quarantined=quarantined,
+        yes=yes,
     )
+    return _put(answer, as_json)
 
 
 @app.command()

@@ -27,23 +27,21 @@ def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
         columns = columns_of(dump.load())
         counts = Counts.of(columns)
         fields = [describe(name, column) for name, column in real_columns(columns).items()]
-        sample = _sample(columns, counts, sessions, decoder)
-        data.append(
-            {
-                "dump": dump.name,
-                "directory": str(dump.place.directory),
-                "meta": attrs.asdict(dump.meta) if dump.meta else None,
-                "rows": columns.n,
-                "sessions": len(counts.sessions),
-                "groups": counts.groups,
-                "mean_reward": counts.mean_reward,
-                "mean_length": counts.mean_length,
-                "fields": [attrs.asdict(field) for field in fields],
-                "whole": {name: plain(value) for name, value in columns.whole.items()},
-                "sample": sample,
-            }
-        )
-        view += _view(target, dump, data[-1], fields)
+        one = {
+            "dump": dump.name,
+            "directory": str(dump.place.directory),
+            "meta": attrs.asdict(dump.meta) if dump.meta else None,
+            "rows": columns.n,
+            "sessions": len(counts.sessions),
+            "groups": counts.groups,
+            "mean_reward": counts.mean_reward,
+            "mean_length": counts.mean_length,
+            "fields": [attrs.asdict(field) for field in fields],
+            "whole": {name: plain(value) for name, value in columns.whole.items()},
+            "sample": _sample(columns, counts, sessions, decoder),
+        }
+        data.append(one)
+        view += _view(target, dump, one, fields)
     return Answer(data, view)
 
 

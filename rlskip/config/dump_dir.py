@@ -39,11 +39,8 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     if not text.strip():
         raise ConfigError("it is empty", key, "name a directory (is a shell variable unset?)")
     if _URL.match(text):
-        raise ConfigError(
-            f"{text!r} is a URL, and not a directory of a file system",
-            key,
-            "mount the storage and name its path, e.g. /mnt/dumps",
-        )
+        what = f"{text!r} is a URL, and not a directory of a file system"
+        raise ConfigError(what, key, "mount the storage and name its path, e.g. /mnt/dumps")
     if "\0" in text:
         raise ConfigError(f"{text!r} holds a null character", key, "name a directory")
     try:

@@ -92,11 +92,8 @@ def skip_node(config: Any) -> dict[str, Any] | None:
     """
     node = node_of(config, "skip", SkipManagerConfig)
     if node is not None and isinstance(node.get("skip"), Mapping):
-        raise ConfigError(
-            "an option file was composed into `skip` instead of next to it",
-            "skip.skip",
-            "choose it with +skip=<option>, without @skip",
-        )
+        what = "an option file was composed into `skip` instead of next to it"
+        raise ConfigError(what, "skip.skip", "choose it with +skip=<option>, without @skip")
     return node
 
 

@@ -86,13 +86,11 @@ def find(source: Path, run: str | None, step: int | None) -> list[Foreign]:
         files = sorted(p for name in (_PROTO, _QUEUE) for p in source.rglob(name))
         files = [file for file in files if file.is_file() and not _begins(file, _OURS)]
     if not files:
-        raise NoSuchPlaceError(
-            "no dumps of verl here", str(source), f"expected {_PROTO} or {_QUEUE} files of verl"
-        )
+        remedy = f"expected {_PROTO} or {_QUEUE} files of verl"
+        raise NoSuchPlaceError("no dumps of verl here", str(source), remedy)
     if step is not None and len(files) > 1:
-        raise ConfigError(
-            f"{len(files)} dumps cannot all be of one step", "--step", "name one of the files"
-        )
+        what = f"{len(files)} dumps cannot all be of one step"
+        raise ConfigError(what, "--step", "name one of the files")
     dumps = [_place(file.resolve(), run, step) for file in files]
     return sorted(dumps, key=lambda d: (d.run or "", d.step, d.part or 0))
 
@@ -114,9 +112,8 @@ def _place(file: Path, run: str | None, step: int | None) -> Foreign:
     if step is None and older:
         step = int(older[1])
     if step is None:
-        raise ForeignDumpError(
-            "its path does not contain the step", str(file), "give it with --step"
-        )
+        what = "its path does not contain the step"
+        raise ForeignDumpError(what, str(file), "give it with --step")
     shape = folder.parent
     if run is None and SHAPE.fullmatch(shape.name):
         run = f"{shape.parent.name}/{shape.name}"
@@ -173,11 +170,8 @@ def _as_part(
     """
     rows = [(key, split_trajectory(key)) for key in batch["keys"]]
     if strange := next((key for key, row in rows if row is None), None):
-        raise ForeignDumpError(
-            f"{strange!r} is not the key of a trajectory",
-            str(foreign.file),
-            "expected {uid}_{session}_{i}",
-        )
+        what = f"{strange!r} is not the key of a trajectory"
+        raise ForeignDumpError(what, str(foreign.file), "expected {uid}_{session}_{i}")
     steps = batch.get("global_steps")
     step = steps if type(steps) is int else foreign.step
     sessions: dict[str, set[int]] = {}

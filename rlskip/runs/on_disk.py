@@ -218,9 +218,8 @@ def find_runs(where: Path) -> list[Run]:
     A run is a directory with dumps of rlskip or verl. Names with numbers are in natural order.
     """
     if not where.is_dir():
-        raise NoSuchPlaceError(
-            "no such directory", str(where), "name the skip.dump_dir of the job, or a run in it"
-        )
+        remedy = "name the skip.dump_dir of the job, or a run in it"
+        raise NoSuchPlaceError("no such directory", str(where), remedy)
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
     runs = [Run(path) for path in _runs_in(where, 3)]
     return sorted(runs, key=lambda run: _natural(run.name))
@@ -277,9 +276,8 @@ def the_run(within: Path) -> Run:
     if not runs:
         raise NoSuchPlaceError("no run has dumps here", str(within))
     names = ", ".join(run.name for run in runs[:5])
-    raise NoSuchPlaceError(
-        f"{len(runs)} runs have dumps here", str(within), f"name one with --dir: {names}"
-    )
+    what = f"{len(runs)} runs have dumps here"
+    raise NoSuchPlaceError(what, str(within), f"name one with --dir: {names}")
 
 
 def _is_run(path: Path) -> bool:

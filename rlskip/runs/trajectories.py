@@ -72,7 +72,7 @@ class Columns:
 class Trajectory:
     """A row without padding. `response` begins with the first sampled token.
 
-    ``mask`` tells for each token of the response whether it was sampled, ``log_probs`` has its
+    ``mask`` has for each token of the response whether it was sampled, ``log_probs`` its
     log-prob; None if the rollouts have none. A token-level ``reward`` is summed.
     """
 

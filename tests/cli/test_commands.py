@@ -21,6 +21,7 @@ import pytest
         (["prune", "{dumps}"], "no limit is given"),
         (["prune", "{dumps}", "--older-than", "soon"], "'soon' is not an age"),
         (["prune", "{dumps}", "--max-size", "big"], "'big' is not a size"),
+        (["prune", "{dumps}", "--max-size", "²"], "'²' is not a size"),
         (["export", "{run}", "--to", "parquet"], "is not a format; give verl or jsonl"),
         (["export", "{run}", "--to", "verl"], "--out"),
         (["import", "{dumps}"], "no dumps of verl here"),
