@@ -8,13 +8,14 @@ This module imports nothing heavy: plug-ins of hosts load it at the start of eve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import numbers
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +75,27 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     """
     parsed = Target.parse(target)
     when_imported(parsed.module, lambda module: _wrap_in(module, parsed, decorate, key))
+
+
+def around(body: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator of functions that calls ``body(function, *args, **kwargs)`` in their place.
+
+    What it returns is a coroutine function if `body` or the decorated function is one.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return body(function, *args, **kwargs)
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await body(function, *args, **kwargs)
+
+        is_async = any(map(inspect.iscoroutinefunction, (body, function)))
+        return async_wrapper if is_async else wrapper  # type: ignore[return-value]
+
+    return decorate
 
 
 def _wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
@@ -168,27 +190,22 @@ def _attach(attachment: _Attachment) -> None:
 
     def hook(module: ModuleType) -> None:
         if name in _attached:  # else this hook is of an earlier job of this process
-            _wrap_in(module, target, functools.partial(_switched, name), "skip.attach")
+            _wrap_in(module, target, _switched(name), "skip.attach")
 
     when_imported(target.module, hook)
     if target.module == _name_of_main():
         when_imported("__main__", hook)
 
 
-def _switched(target: str, func: F) -> F:
-    """`func`, which is a stage while `target` is attached."""
+def _switched(target: str) -> Callable[[F], F]:
+    """A decorator that makes a function a stage while `target` is attached."""
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    @around
+    def stage_if_attached(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         attachment = _attached.get(target)
-        if attachment is None:
-            return func(*args, **kwargs)
-        return attachment.stage(func)(*args, **kwargs)
+        return (func if attachment is None else attachment.stage(func))(*args, **kwargs)
 
-    async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await wrapper(*args, **kwargs)
-
-    chosen = async_wrapper if inspect.iscoroutinefunction(func) else wrapper
-    return functools.wraps(func)(chosen)  # type: ignore[return-value]
+    return stage_if_attached
 
 
 def _name_of_main() -> str | None:
@@ -240,9 +257,7 @@ class _Attachment:
         identity = {path: self._reader(func, "identity", path) for path in config.identity}
         annotated = SkipManager.annotate(
             self.role,
-            prompts=None
-            if config.prompts is None
-            else self._reader(func, "prompts", config.prompts),
+            prompts=config.prompts and self._reader(func, "prompts", config.prompts),
             identity=lambda *args, **kwargs: {
                 k: read(*args, **kwargs) for k, read in identity.items()
             },
@@ -268,31 +283,31 @@ class _Attachment:
         """`stage`; the error for a missing step names the key to set, not a call to insert."""
         from rlskip.skip.manager import StepNotSetError
 
-        def advice(error: StepNotSetError, args: Any, kwargs: Any) -> StepNotSetError:
-            if error.where != f"{func.__module__}.{func.__qualname__}":
-                return error  # of another stage, within this one
-            arguments = inspect.signature(func).bind(*args, **kwargs).arguments
-            paths = _paths_of_steps(arguments)
-            choice = paths[0] if paths else "<path of the step, or package.module:function>"
-            also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
-            return StepNotSetError(
-                error.what,
-                f"skip.attach.{self.role}.step",
-                f'name its source: \'skip.attach.{self.role}={{target:"{self.config.target}",'
-                f'step:"{choice}"}}\'{also}',
-            )
+        @contextlib.contextmanager
+        def advice(*args: Any, **kwargs: Any) -> Iterator[None]:
+            try:
+                yield
+            except StepNotSetError as error:
+                if error.where != f"{func.__module__}.{func.__qualname__}":
+                    raise  # of another stage, within this one
+                arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+                paths = _paths_of_steps(arguments)
+                choice = paths[0] if paths else "<path of the step, or package.module:function>"
+                also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
+                raise StepNotSetError(
+                    error.what,
+                    f"skip.attach.{self.role}.step",
+                    f'name its source: \'skip.attach.{self.role}={{target:"{self.config.target}",'
+                    f'step:"{choice}"}}\'{also}',
+                ) from None
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with advice(*args, **kwargs):
                 return stage(*args, **kwargs)
-            except StepNotSetError as error:
-                raise advice(error, args, kwargs) from None
 
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with advice(*args, **kwargs):
                 return await stage(*args, **kwargs)
-            except StepNotSetError as error:
-                raise advice(error, args, kwargs) from None
 
         chosen = async_wrapper if inspect.iscoroutinefunction(func) else wrapper
         return functools.wraps(func)(chosen)  # type: ignore[return-value]

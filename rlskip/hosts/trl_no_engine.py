@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -11,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from rlskip.errors import NoEngineError
-from rlskip.hosts.attach import AttachError
+from rlskip.hosts.attach import AttachError, around
 
 # Where the trainers are, and what makes their engine, or the client of its server.
 _TRAINERS = {
@@ -53,6 +52,12 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
     AttachError
         This version of TRL makes its engine elsewhere.
     """
+
+    @around
+    def and_then(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        made(self)
+
     if not engine:
         _import_without_vllm()
     with contextlib.ExitStack() as undo:
@@ -69,7 +74,7 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
                 undo.callback(setattr, module, _ENGINE, getattr(module, _ENGINE))
                 setattr(module, _ENGINE, NoGeneration)
             undo.callback(setattr, trainer, "__init__", trainer.__init__)
-            trainer.__init__ = _then(trainer.__init__, made)
+            trainer.__init__ = and_then(trainer.__init__)
         yield
 
 
@@ -95,12 +100,3 @@ def _import_without_vllm() -> None:
 def _genuine_engine(*args: Any, **kwargs: Any) -> Any:
     """Make TRL's own, for a trainer with an engine in the same process."""
     return getattr(import_module(_IMPORTS_VLLM[-1]), _ENGINE)(*args, **kwargs)
-
-
-def _then(init: Callable[..., None], made: Callable[[Any], None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        made(self)
-
-    return constructed

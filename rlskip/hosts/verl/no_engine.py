@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
-from rlskip.hosts.attach import AttachError, when_imported, wrap
+from rlskip.hosts.attach import AttachError, around, when_imported, wrap
 from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
 
 NO_ENGINE = "rlskip_no_engine"
@@ -116,48 +116,39 @@ def _register_replica(module: ModuleType) -> None:
 # -- the seams -----------------------------------------------------------------------------
 
 
-def _balancing(start: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(start)
-    async def balancing(self: Any) -> None:
-        if is_chosen(self.config):
-            self.global_load_balancer = None
-        else:
-            await start(self)
-
-    return balancing
+@around
+async def _balancing(start: Callable[..., Any], self: Any) -> None:
+    if is_chosen(self.config):
+        self.global_load_balancer = None
+    else:
+        await start(self)
 
 
-def _making_workers(start: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(start)
-    async def making_workers(self: Any) -> None:
-        if is_chosen(self.config):
-            self.agent_loop_workers = []
-        else:
-            await start(self)
-
-    return making_workers
+@around
+async def _making_workers(start: Callable[..., Any], self: Any) -> None:
+    if is_chosen(self.config):
+        self.agent_loop_workers = []
+    else:
+        await start(self)
 
 
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     from verl.utils.ray_utils import auto_await
 
-    @functools.wraps(inspect.unwrap(update))
-    async def syncing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around
+    async def syncing(update: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.replicas and all(replica.config.name == NO_ENGINE for replica in self.replicas):
             return {}
-        return await inspect.unwrap(update)(self, *args, **kwargs)
+        return await update(self, *args, **kwargs)
 
-    return auto_await(syncing)  # type: ignore[no-any-return]
+    return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
 
 
-def _acquiring(acquire: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(acquire)
-    async def acquiring(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_chosen(self.config):
-            raise NoEngineError.of("a request is sent to it")
-        return await acquire(self, *args, **kwargs)
-
-    return acquiring
+@around
+async def _acquiring(acquire: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_chosen(self.config):
+        raise NoEngineError.of("a request is sent to it")
+    return await acquire(self, *args, **kwargs)
 
 
 def refuse_to_generate(config: Any, prompts: Any) -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
     FINISHED,
+    ROLLOUT_N,
     STATUS,
     N,
     split_session,
@@ -23,6 +24,14 @@ from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAd
 def run_queue() -> TransferQueueAdapter:
     """The run's queue; this process joins it on the first call."""
     return TransferQueueAdapter()
+
+
+def expect_sessions(prompts: TensorDict, partition: str) -> None:
+    """Write to the prompts' roots how many sessions each gets, if `prompts` have such a field."""
+    if ROLLOUT_N in prompts.keys():  # noqa: SIM118 - a TensorDict
+        uids = list(map(str, prompts.get("uid").tolist()))
+        numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()]
+        run_queue().put(uids, partition, tags=numbers)
 
 
 class StatusQueue(TrajectoryQueue):

@@ -26,12 +26,13 @@ from tensordict import TensorDict
 
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
-from rlskip.hosts.attach import wrap
-from rlskip.hosts.verl.names import MAIN_PPO_SYNC, SCORES
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.attach import around, wrap
+from rlskip.hosts.verl.names import MAIN_PPO_SYNC
+from rlskip.hosts.verl.run_queue import expect_sessions, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.keys import EXPECTED_ROLLOUTS, GLOBAL_STEPS, ROLLOUT_N, RUNNING, STATUS, TRAIN
+from rlskip.hosts.verl.v1 import score_dropped
+from rlskip.keys import GLOBAL_STEPS, RUNNING, STATUS, TRAIN
 from rlskip.skip import SkipManager
 
 _KEY = "rlskip.verl_sync"
@@ -50,15 +51,13 @@ def start_imported_runner() -> None:
     sys.modules["__main__"].TaskRunner = importlib.import_module(MAIN_PPO_SYNC).TaskRunner  # type: ignore[attr-defined]
 
 
-def _beginning(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def beginning(self: Any, config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        begin(config)
-        roles = {role: skip.local_config for role, skip in SkipManager.skip_instances.items()}
-        judge(config, roles, main=MAIN_PPO_SYNC)
-        init(self, config, *args, **kwargs)
-
-    return beginning
+@around
+def _beginning(
+    init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
+) -> None:
+    begin(config)
+    judge(config, SkipManager.skip_instances, main=MAIN_PPO_SYNC)
+    init(self, config, *args, **kwargs)
 
 
 def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
@@ -79,14 +78,9 @@ def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
         step, uids = prompts[GLOBAL_STEPS], uids_of(prompts)
         self.replay_buffer.add(TRAIN, {uid: {GLOBAL_STEPS: step, STATUS: RUNNING} for uid in uids})
         SkipManager.set_step(step)
-        if ROLLOUT_N in prompts.keys():  # noqa: SIM118 - a TensorDict
-            numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts[ROLLOUT_N].tolist()]
-            run_queue().put(uids, TRAIN, tags=numbers)
+        expect_sessions(prompts, TRAIN)
         stage(self, prompts)
-        if SCORES in skip.local_config.drop_fields and self.reward_loop_worker_handles:
-            from rlskip.hosts.verl.scores import score_replayed
-
-            score_replayed(uids, run_queue(), self.reward_loop_worker_handles)
+        score_dropped(skip, prompts, self.reward_loop_worker_handles)
 
     return submitting
 

@@ -37,7 +37,7 @@ from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.attach import install, when_imported, wrap
+from rlskip.hosts.attach import around, install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.look_ahead import before_workers
@@ -129,17 +129,16 @@ def next_step(step: int) -> None:
 # -- the seams -----------------------------------------------------------------------------
 
 
-def _beginning(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def beginning(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        begin(config)
-        if SkipManager.skip_instances and _is_of_main(type(self)):
-            refuse_unimported()
-        if "rollout" in SkipManager.skip_instances:
-            _check_manager(type(self))
-        init(self, config, *args, **kwargs)
-
-    return beginning
+@around
+def _beginning(
+    init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
+) -> None:
+    begin(config)
+    if SkipManager.skip_instances and _is_of_main(type(self)):
+        refuse_unimported()
+    if "rollout" in SkipManager.skip_instances:
+        _check_manager(type(self))
+    init(self, config, *args, **kwargs)
 
 
 def _is_of_main(manager: type) -> bool:
@@ -161,28 +160,23 @@ def _check_manager(manager: type) -> None:
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a coroutine function that returns rollouts as a DataProto."""
+    annotate = SkipManager.annotate(role=role, stage="verl.generate", lacks=lacking_now)
+    return lambda generate: _forgetting_times(annotate(_generating(generate)))
 
-    def decorate(generate: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(generate)
-        async def generating(*args: Any, **kwargs: Any) -> Any:
-            _generated.set(True)
-            return await generate(*args, **kwargs)
 
-        stage = SkipManager.annotate(role=role, stage="verl.generate", lacks=lacking_now)(
-            generating
-        )
+@around
+async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _generated.set(True)
+    return await generate(*args, **kwargs)
 
-        @functools.wraps(stage)
-        async def generate_or_replay(*args: Any, **kwargs: Any) -> Any:
-            _generated.set(False)
-            rollouts = await stage(*args, **kwargs)
-            if not _generated.get():
-                forget_times(rollouts)
-            return rollouts
 
-        return generate_or_replay
-
-    return decorate
+@around
+async def _forgetting_times(stage: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _generated.set(False)
+    rollouts = await stage(*args, **kwargs)
+    if not _generated.get():
+        forget_times(rollouts)
+    return rollouts
 
 
 def lacking_now(rollouts: Any) -> list[str]:
@@ -219,18 +213,15 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
     return auto_await(generate_sequences)  # type: ignore[no-any-return]
 
 
-def _making_workers(init_workers: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init_workers)
-    def making_workers(self: Any, *args: Any, **kwargs: Any) -> None:
-        global _trainer
-        _trainer = weakref.ref(self)
-        # The fully async application has two such trainers, and only one generates.
-        if look_up(self.config, "async_training") is None:
-            begin(self.config)
-            before_workers(self.config, _last_step(self))
-        init_workers(self, *args, **kwargs)
-
-    return making_workers
+@around
+def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    global _trainer
+    _trainer = weakref.ref(self)
+    # The fully async application has two such trainers, and only one generates.
+    if look_up(self.config, "async_training") is None:
+        begin(self.config)
+        before_workers(self.config, _last_step(self))
+    init(self, *args, **kwargs)
 
 
 def _last_step(trainer: Any) -> int | None:
@@ -260,7 +251,7 @@ def _lacks_scores(manager: Any, rollouts: Any, role: str) -> bool:
     skip = SkipManager.skip_instances.get(role)
     return (
         skip is not None
-        and SCORES in (skip.local_config.drop_fields or [])
+        and SCORES in skip.local_config.drop_fields
         and SCORES not in rollouts.batch.keys()  # noqa: SIM118 - iterating one gives rows
         and bool(manager.reward_loop_worker_handles)
     )

@@ -7,7 +7,7 @@ process that trains on the config itself.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -16,7 +16,7 @@ from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, look_up, node_of, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
-from rlskip.config.skip import VALIDATION_ROLE, RoleConfig
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
@@ -31,7 +31,7 @@ from rlskip.hosts.verl.names import (
 )
 from rlskip.hosts.verl.releases import lacks
 
-Roles = Mapping[str, RoleConfig]
+Roles = Collection[str]
 
 # Which of verl's trainers calls which role.
 _TRAINERS = {

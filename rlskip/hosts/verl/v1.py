@@ -46,22 +46,15 @@ from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.attach import wrap
+from rlskip.hosts.attach import around, wrap
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
 from rlskip.hosts.verl.look_ahead import before_workers, last_checkpoint
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.no_engine import refuse_to_generate
-from rlskip.hosts.verl.run_queue import StatusQueue, run_queue
+from rlskip.hosts.verl.run_queue import StatusQueue, expect_sessions, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    ROLLOUT_N,
-    ROLLOUT_ROOT_KEYS,
-    TRAIN,
-    VAL,
-    split_trajectory,
-)
+from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.skip import SkipManager
 
@@ -72,20 +65,22 @@ _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of i
 
 def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
-    wrap(f"{V1}.trainer_base:PPOTrainer.__init__", _beginning, key=_KEY)
-    wrap(f"{V1}.trainer_base:PPOTrainer._init_dataloader", _loading, key=_KEY)
-    wrap(f"{V1}.trainer_base:PPOTrainer.fit", _fitting, key=_KEY)
-    wrap(f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout", _submitting, key=_KEY)
-    wrap(f"{V1}.replay_buffer:ReplayBuffer._materialize_batch", _materializing, key=_KEY)
-    wrap(f"{V1}.replay_buffer:ReplayBuffer._clear_groups", _clearing, key=_KEY)
-    wrap(f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids", _selecting, key=_KEY)
-    wrap(f"{V1}.trainer_base:PPOTrainer._save_checkpoint", _saving, key=_KEY)
-    wrap(f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", _expecting, key=_KEY)
-    wrap(
-        f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single",
-        rollout_stage("async_rollout"),
-        key=_KEY,
-    )
+    seams: dict[str, Callable[..., Any]] = {
+        f"{V1}.trainer_base:PPOTrainer.__init__": _beginning,
+        f"{V1}.trainer_base:PPOTrainer._init_dataloader": _loading,
+        f"{V1}.trainer_base:PPOTrainer.fit": _fitting,
+        f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout": _submitting,
+        f"{V1}.trainer_base:PPOTrainer._save_checkpoint": _saving,
+        f"{V1}.replay_buffer:ReplayBuffer._materialize_batch": _materializing,
+        f"{V1}.replay_buffer:ReplayBuffer._clear_groups": _clearing,
+        f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids": _selecting,
+        f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences": _expecting,
+        f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single": rollout_stage(
+            "async_rollout"
+        ),
+    }
+    for target, decorate in seams.items():
+        wrap(target, decorate, key=_KEY)
 
 
 # The `dispatch` settings of the trainer in this process.
@@ -109,42 +104,40 @@ def dispatch_settings() -> DispatchConfig:
     return _dispatch
 
 
-def _beginning(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def beginning(self: Any, config: DictConfig, *args: Any, **kwargs: Any) -> None:
-        global _dispatch
-        begin(config)
-        roles = {role: skip.local_config for role, skip in SkipManager.skip_instances.items()}
-        _dispatch = plug_in(config, roles, with_journals(config, read_dispatch(config)))
-        init(self, config, *args, **kwargs)
+@around
+def _beginning(
+    init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
+) -> None:
+    global _dispatch
+    begin(config)
+    dispatch = with_journals(config, read_dispatch(config))
+    _dispatch = plug_in(config, SkipManager.skip_instances, dispatch)
+    init(self, config, *args, **kwargs)
 
-    return beginning
+
+@around
+def _loading(load: Callable[..., None], self: Any) -> None:
+    load(self)
+    before_workers(self.config, self.total_training_steps)
 
 
-def _loading(load: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(load)
-    def loading(self: Any) -> None:
-        load(self)
-        before_workers(self.config, self.total_training_steps)
-
-    return loading
+def _stages(
+    submit: Callable[..., Any], role: str, stage: str, queue: Callable[..., Any], **options: Any
+) -> dict[str, Callable[..., Any]]:
+    """`submit` as a stage, for the first batch of a step and for its refills."""
+    return {
+        phase: SkipManager.annotate(
+            role, stage=stage, queue=queue, lacks=lacking_now, phase=phase, **options
+        )(submit)
+        for phase in ("submit", "refill")
+    }
 
 
 # -- role rollout_tq -----------------------------------------------------------------------
 
 
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
-    stages = {
-        phase: SkipManager.annotate(
-            role=_ROLE,
-            stage="verl.submit",
-            prompts="batch",
-            queue=_queue_of,
-            lacks=lacking_now,
-            phase=phase,
-        )(submit)
-        for phase in ("submit", "refill")
-    }
+    stages = _stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
@@ -157,20 +150,24 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
         if not refills and look_up(self.config, FILTER_KEY):
             batch = _with_dumped_refills(self, batch, skip)
         stages["refill" if refills else "submit"](self, batch)
-        _score_replayed(self, batch, skip, TRAIN)
+        score_dropped(skip, batch, self.reward_loop_manager.reward_loop_worker_handles)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
 
 
-def _score_replayed(trainer: Any, batch: Any, skip: Any, partition: str) -> None:
-    """Score what was replayed without its scores, as configured."""
-    workers = trainer.reward_loop_manager.reward_loop_worker_handles
-    # None: a reward model on the rollouts' own GPUs, which scores what is sampled.
-    if SCORES in skip.local_config.drop_fields and workers is not None:
+def score_dropped(
+    skip: Any, prompts: Any, workers: Sequence[Any] | None, partition: str = TRAIN
+) -> None:
+    """Score the replayed rollouts of `prompts` if the role `skip` left out their scores.
+
+    `workers` are verl's reward workers; None if a reward model on the rollouts' own GPUs scores
+    what is sampled.
+    """
+    if SCORES in skip.local_config.drop_fields and workers:
         from rlskip.hosts.verl.scores import score_replayed
 
-        score_replayed(uids_of(batch), run_queue(), workers, partition)
+        score_replayed(uids_of(prompts), run_queue(), workers, partition)
 
 
 def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDict:
@@ -214,58 +211,49 @@ _evicted = _observed(_ROLE, "evict")
 _sampled = {TRAIN: _observed(_ROLE, "sample"), VAL: _observed(VALIDATION_ROLE, "sample")}
 
 
-def _materializing(materialize: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(materialize)
-    def materializing(self: Any, partition_id: str, uids: Any, snapshot: Any) -> Any:
-        if partition_id in _sampled and _ROLE in SkipManager.skip_instances:
-            _sampled[partition_id](partition_id, uids, snapshot)
-        return materialize(self, partition_id, uids, snapshot)
-
-    return materializing
-
-
-def _clearing(clear: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(clear)
-    def clearing(self: Any, partition_id: str, uids: set[str]) -> None:
-        if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
-            _evicted(partition_id, sorted(uids), self.partitions[partition_id])
-        clear(self, partition_id, uids)
-
-    return clearing
+@around
+def _materializing(
+    materialize: Callable[..., Any], self: Any, partition_id: str, uids: Any, snapshot: Any
+) -> Any:
+    if partition_id in _sampled and _ROLE in SkipManager.skip_instances:
+        _sampled[partition_id](partition_id, uids, snapshot)
+    return materialize(self, partition_id, uids, snapshot)
 
 
-def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(select)
-    def selecting(self: Any, partition_id: str, sampleable: Any, batch_size: int) -> Any:
-        if _ROLE in SkipManager.skip_instances:
-            submitted = self.prompt_global_steps[partition_id]
-            sampleable = [uid for uid in submitted if uid in sampleable]
-        return select(self, partition_id, sampleable, batch_size)
-
-    return selecting
+@around
+def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
+    if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
+        _evicted(partition_id, sorted(uids), self.partitions[partition_id])
+    clear(self, partition_id, uids)
 
 
-def _saving(save: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(save)
-    def saving(self: Any) -> None:
-        save(self)
-        tidy_journals(last_checkpoint(self.config))
+@around
+def _selecting(
+    select: Callable[..., Any], self: Any, partition_id: str, sampleable: Any, batch_size: int
+) -> Any:
+    if _ROLE in SkipManager.skip_instances:
+        submitted = self.prompt_global_steps[partition_id]
+        sampleable = [uid for uid in submitted if uid in sampleable]
+    return select(self, partition_id, sampleable, batch_size)
 
-    return saving
+
+@around
+def _saving(save: Callable[..., None], self: Any) -> None:
+    save(self)
+    tidy_journals(last_checkpoint(self.config))
 
 
 # -- role rollout_val ------------------------------------------------------------------------
 
 
-def _fitting(fit: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fit)
-    def fitting(self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any) -> Any:
-        if VALIDATION_ROLE in SkipManager.skip_instances:
-            submit = agent_loop_manager.generate_sequences
-            agent_loop_manager.generate_sequences = _validating(self, submit)
-        return fit(self, agent_loop_manager, *args, **kwargs)
-
-    return fitting
+@around
+def _fitting(
+    fit: Callable[..., Any], self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if VALIDATION_ROLE in SkipManager.skip_instances:
+        submit = agent_loop_manager.generate_sequences
+        agent_loop_manager.generate_sequences = _validating(self, submit)
+    return fit(self, agent_loop_manager, *args, **kwargs)
 
 
 def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[..., None]:
@@ -274,17 +262,8 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
     def validate(prompts: TensorDict) -> None:
         submit(prompts)
 
-    stages = {
-        phase: SkipManager.annotate(
-            role=VALIDATION_ROLE,
-            stage="verl.validate",
-            queue=lambda prompts: _queue_of(trainer, prompts),
-            partition_id=VAL,
-            lacks=lacking_now,
-            phase=phase,
-        )(validate)
-        for phase in ("submit", "refill")
-    }
+    queue = functools.partial(_queue_of, trainer)
+    stages = _stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
     validated: int | None = None
 
     @functools.wraps(submit)
@@ -297,7 +276,8 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
         validated = trainer.global_steps
         SkipManager.set_step(trainer.global_steps)
         stages[phase](prompts)
-        _score_replayed(trainer, prompts, SkipManager.skip_instances[VALIDATION_ROLE], VAL)
+        workers = trainer.reward_loop_manager.reward_loop_worker_handles
+        score_dropped(SkipManager.skip_instances[VALIDATION_ROLE], prompts, workers, VAL)
 
     return generate_sequences
 
@@ -305,16 +285,9 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
 # -- rlskip's buffer with verl's manager -----------------------------------------------------
 
 
-def _expecting(generate: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(generate)
-    def expecting(self: Any, prompts: TensorDict) -> None:
-        refuse_to_generate(self.config, prompts)
-        if ROLLOUT_N in prompts.keys() and samples_with_ours(self.config):  # noqa: SIM118
-            run_queue().put(
-                [str(uid) for uid in prompts.get("uid").tolist()],
-                VAL if is_validation(prompts) else TRAIN,
-                tags=[{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()],
-            )
-        generate(self, prompts)
-
-    return expecting
+@around
+def _expecting(generate: Callable[..., None], self: Any, prompts: TensorDict) -> None:
+    refuse_to_generate(self.config, prompts)
+    if samples_with_ours(self.config):
+        expect_sessions(prompts, VAL if is_validation(prompts) else TRAIN)
+    generate(self, prompts)
