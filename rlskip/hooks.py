@@ -15,10 +15,11 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import attrs
 from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -33,7 +34,6 @@ from rlskip.hosts.attach import install, uninstall
 from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, Tally, new_job_id, tally
 from rlskip.skip.manager import SkipManager, read_settings
-from rlskip.skip.role import BaseSkip
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +115,8 @@ class SkipCallback(OwnKeysCallback):
             os.environ.pop(variable, None)
         if not roles:
             return
-        tallies = {
-            role: counts + unwritten[role] for role, counts in tally(_dump_dirs(roles), job).items()
-        }
+        dump_dirs = {role: skip.local_config.dump_dir for role, skip in roles.items()}
+        tallies = {role: n + unwritten[role] for role, n in tally(dump_dirs, job).items()}
         launcher.after_job(
             job_return,
             consulted=any(counts.consulted for counts in tallies.values()),
@@ -203,13 +202,7 @@ def _drop(record: logging.LogRecord) -> bool:
     return False
 
 
-def _dump_dirs(roles: Mapping[str, BaseSkip]) -> dict[str, str]:
-    return {role: skip.local_config.dump_dir for role, skip in roles.items()}
-
-
 def _write_summary(output_dir: Path, job: str, tallies: dict[str, Tally]) -> None:
-    import attrs
-
     summary = {
         "job": job,
         "written": time.time(),

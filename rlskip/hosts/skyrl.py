@@ -150,19 +150,21 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             "trainer.eval_interval",
             "set trainer.eval_interval=-1, or skip.validation to replay",
         )
-    step = _STEP_AHEAD if look_up(cfg, _FULLY_ASYNC) else None
-    if step is not None and replays_eval:
-        raise ConfigError(
-            f"with {_FULLY_ASYNC} evaluation runs among groups of no certain step",
-            "skip.validation",
-            "set skip.validation to generate",
-        )
-    if step is not None and step not in SkipManager.skip_instances[ROLE].local_config.steps:
-        raise ConfigError(
-            f"with {_FULLY_ASYNC} all groups belong to step {step}, which is not listed",
-            f"skip.{ROLE}.steps",
-            f"set skip.{ROLE}.steps to all",
-        )
+    step = None
+    if look_up(cfg, _FULLY_ASYNC):
+        step = _STEP_AHEAD
+        if replays_eval:
+            raise ConfigError(
+                f"with {_FULLY_ASYNC} evaluation runs among groups of no certain step",
+                "skip.validation",
+                "set skip.validation to generate",
+            )
+        if step not in SkipManager.skip_instances[ROLE].local_config.steps:
+            raise ConfigError(
+                f"with {_FULLY_ASYNC} all groups belong to step {step}, which is not listed",
+                f"skip.{ROLE}.steps",
+                f"set skip.{ROLE}.steps to all",
+            )
     generator.generate = _skipping(generator.generate, cfg.generator, step)
 
 
@@ -180,12 +182,12 @@ def look_ahead(trainer: Any) -> None:
     total = getattr(trainer, "total_training_steps", None)
     if total is None or look_up(trainer.cfg, _FULLY_ASYNC):
         return
-    cfg, every = trainer.cfg, trainer.cfg.trainer.eval_interval
-    spans = cfg.trainer.algorithm.dynamic_sampling.type is not None  # batches make up a step
-    if spans or (done := _steps_done(cfg.trainer)) is None:
+    cfg = trainer.cfg.trainer
+    spans = cfg.algorithm.dynamic_sampling.type is not None  # batches make up a step
+    if spans or (done := _steps_done(cfg)) is None:
         return
-    steps = range(done + 1, total + 1)
-    evaluated = [done] if every > 0 and cfg.trainer.eval_before_train else []
+    steps, every = range(done + 1, total + 1), cfg.eval_interval
+    evaluated = [done] if every > 0 and cfg.eval_before_train else []
     evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
     raise_all(holes(SkipManager.skip_instances, steps, evaluated))
 

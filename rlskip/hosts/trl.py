@@ -188,8 +188,7 @@ class _Generation:
     def _evaluated(self, first: int, last: int) -> list[int]:
         """The steps that are known to end in an evaluation (transformers' DefaultFlowCallback)."""
         args = self.trainer.args
-        strategy = getattr(args, "eval_strategy", "no")
-        if getattr(strategy, "value", strategy) != "steps":
+        if _eval_strategy(args) != "steps":
             return []
         every = self.trainer.state.eval_steps
         return [s for s in range(first, last + 1) if s % every == 0 and s >= args.eval_delay]
@@ -260,22 +259,23 @@ def _check_without_engine(trainer: Any) -> None:
         )
     if VALIDATION_ROLE in SkipManager.skip_instances:
         return
-    args = trainer.args
-    evaluates = {
-        "eval_strategy": getattr(args.eval_strategy, "value", args.eval_strategy) != "no",
-        "eval_on_start": args.eval_on_start,
-    }
+    evaluates = (
+        ("eval_strategy", _eval_strategy(trainer.args) != "no", "'no'"),
+        ("eval_on_start", trainer.args.eval_on_start, "False"),
+    )
+    what = "evaluation generates, and skip.start_engine=false"
     raise_all(
         [
-            Problem(
-                key,
-                "evaluation generates, and skip.start_engine=false",
-                f"set {key}={off}, or skip.validation to replay",
-            )
-            for (key, on), off in zip(evaluates.items(), ("'no'", "False"), strict=True)
+            Problem(key, what, f"set {key}={off}, or skip.validation to replay")
+            for key, on, off in evaluates
             if on
         ]
     )
+
+
+def _eval_strategy(args: Any) -> Any:
+    strategy = getattr(args, "eval_strategy", "no")
+    return getattr(strategy, "value", strategy)
 
 
 def _restore_rng_by_default() -> None:

@@ -46,13 +46,11 @@ class AttemptKeys:
         if self._before_put is not None:
             await self._before_put(fields, [dict(tag) for tag in tags])
         return await self._inner.async_kv_batch_put(
-            keys=[_key_of(key, attempt) for key in keys],
+            keys=[
+                str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))
+                for row in map(TrajectoryKey.parse, keys)
+            ],
             fields=fields,
             tags=[{**tag, ATTEMPT: attempt} for tag in tags],
             **more,
         )
-
-
-def _key_of(key: str, attempt: int) -> str:
-    row = TrajectoryKey.parse(key)
-    return str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))

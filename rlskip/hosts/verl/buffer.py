@@ -89,11 +89,7 @@ class FailClosedReplayBuffer:
         self._whole_steps = trainer_mode == _SYNC and settings.on_incomplete == "drop"
         refill = None if refill_fn is None else self._refill
         self._buffer = ReplayBuffer(
-            self._queue,
-            settings,
-            refill=refill,
-            group_filter=group_filter,
-            on_evict=_evicted,
+            self._queue, settings, refill=refill, group_filter=group_filter, on_evict=_evicted
         )
 
     def sample(

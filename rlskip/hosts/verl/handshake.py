@@ -36,7 +36,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
@@ -108,9 +108,9 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
 
     Calls the hook that was set before first.
     """
-    before = os.environ.get(NEXT_HOOK_VARIABLE)
-    if before is not None:
-        given = _load(before)(given)
+    if (before := os.environ.get(NEXT_HOOK_VARIABLE)) is not None:
+        module, _, name = before.rpartition(".")
+        given = getattr(importlib.import_module(module), name)(given)
     env = dict(given or {})
     variables = dict(env.get("env_vars") or {})
     modules = variables.get(MODULES_VARIABLE, os.environ.get(MODULES_VARIABLE, ""))
@@ -184,15 +184,16 @@ def acknowledge(role: str, dump_dir: str) -> None:
         failed = error
     facts = {"dump_dir": str(dump_dir), "host": socket.gethostname(), "written": failed is None}
     in_ray = _put(f"{records.job_id()}/{role}", json.dumps(facts))
-    if failed is not None:
-        if not in_ray:
-            raise ConfigError(
-                f"the acknowledgement cannot be written, and there is no Ray to carry it: {failed}",
-                f"skip.{role}.dump_dir={dump_dir}",
-                "name a directory that can be written",
-            ) from failed
-        # Dumps can still be read there. Each one that cannot be written costs a warning.
-        log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
+    if failed is None:
+        return
+    if not in_ray:
+        raise ConfigError(
+            f"the acknowledgement cannot be written, and there is no Ray to carry it: {failed}",
+            f"skip.{role}.dump_dir={dump_dir}",
+            "name a directory that can be written",
+        ) from failed
+    # Dumps can still be read there. Each one that cannot be written costs a warning.
+    log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
 
 
 def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
@@ -248,12 +249,6 @@ def _job_variables() -> dict[str, str]:
 def _with_plugin(modules: str) -> str:
     names = [name for name in modules.split(",") if name]
     return ",".join(names if PLUGIN in names else [*names, PLUGIN])
-
-
-def _load(dotted: str) -> Callable[..., Any]:
-    module, _, name = dotted.rpartition(".")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
 
 
 def _put(key: str, value: str) -> bool:

@@ -92,21 +92,21 @@ class _Job:
         def wait() -> None:
             deadline = time.monotonic() + wait_s
             while not self._ended.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
+                late = time.monotonic() >= deadline
+                after = ""
+                error: RlskipError | None
                 if nodes := self._unreached():
                     error = plugin_not_loaded("The job started Ray", nodes)
-                    _end_run("rlskip ends this run: %s", error)
-                    return
-                late = time.monotonic() >= deadline
-                if self.is_acknowledged() and (late or self._reached or running_ray() is None):
-                    if unshared := self.unshared():
-                        _end_run("rlskip ends this run: %s", unshared)
-                    return
-                if late and not self._acknowledged:
-                    _end_run(
-                        "rlskip ends this run after %g s (%s): %s",
-                        wait_s, WAIT_VARIABLE, self.not_acknowledged(),
-                    )  # fmt: skip
-                    return
+                elif self.is_acknowledged() and (late or self._reached or running_ray() is None):
+                    error = self.unshared()
+                elif late and not self._acknowledged:
+                    error = self.not_acknowledged()
+                    after = f" after {wait_s:g} s ({WAIT_VARIABLE})"
+                else:
+                    continue
+                if error is not None:
+                    _end_run(f"rlskip ends this run{after}: {error}")
+                return
 
         threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
 
@@ -140,8 +140,8 @@ class _Job:
                 os.environ[name] = value
 
 
-def _end_run(message: str, *values: Any) -> None:
-    log.error(message, *values)
+def _end_run(message: str) -> None:
+    log.error("%s", message)
     main = threading.main_thread().ident
     assert main is not None
     # SIGINT interrupts a blocking call, too, and ends the job as Ctrl-C does. A process that a

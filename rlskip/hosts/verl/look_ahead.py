@@ -16,6 +16,7 @@ from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.config.steps import compact
 from rlskip.hosts.verl.no_engine import choose
+from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
 from rlskip.skip.look_ahead import TOTAL_STEPS, holes
 from rlskip.skip.role import BaseSkip
@@ -30,11 +31,7 @@ _VALIDATES = (
 
 
 def problems(
-    config: Any,
-    roles: Mapping[str, BaseSkip],
-    *,
-    start_engine: bool,
-    total: int | None = None,
+    config: Any, roles: Mapping[str, BaseSkip], *, start_engine: bool, total: int | None = None
 ) -> list[Problem]:
     """All that a run of verl would have to generate although it must not.
 
@@ -60,24 +57,29 @@ def problems(
     if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
         return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    key = "trainer.v1.trainer_mode"
-    if look_up(config, "trainer.use_v1") and look_up(config, key) == "separate_async":
+    if look_up(config, "trainer.use_v1") and look_up(config, MODE_KEY) == "separate_async":
         what = "separate_async keeps its engine on separate GPUs"
-        found.append(Problem(key, what, f"set {key}=colocate_async, or skip.start_engine=true"))
+        remedy = f"set {MODE_KEY}=colocate_async, or skip.start_engine=true"
+        found.append(Problem(MODE_KEY, what, remedy))
     key = "actor_rollout_ref.hybrid_engine"
     if look_up(config, key) is False:
         what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
     if VALIDATION_ROLE not in roles:
+        what = f"validation generates, and {_ENGINE}"
         found += [
-            Problem(
-                key,
-                f"validation generates, and {_ENGINE}",
-                f"set {key}={off}, or skip.validation=replay",
-            )
+            Problem(key, what, f"set {key}={off}, or skip.validation=replay")
             for key, validates, off in _VALIDATES
             if validates(look_up(config, key))
         ]
+    return found + _unlisted(roles, steps, validated)
+
+
+def _unlisted(
+    roles: Mapping[str, BaseSkip], steps: list[int], validated: list[int]
+) -> list[Problem]:
+    """A problem for each role that does not list all of its steps."""
+    found = []
     for role, skip in roles.items():
         due = validated if skip.serves_validation else steps
         unlisted = [step for step in due if step not in skip.local_config.steps]

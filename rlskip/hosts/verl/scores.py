@@ -29,28 +29,24 @@ _TENSORS = ("prompts", "responses", "input_ids", "position_ids")
 def score_replayed(
     uids: Sequence[str], queue: TrajectoryQueue, workers: Sequence[Any], partition: str = TRAIN
 ) -> None:
-    """As :func:`score_again`, for those of these prompts that were replayed."""
-    listing = queue.list(partition)
-    replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
-    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
-    if keys:
-        score_again(keys, partition, queue, workers)
+    """Score the replayed sessions of these prompts and write the scores to their rows.
 
-
-def score_again(
-    keys: Sequence[str], partition: str, queue: TrajectoryQueue, workers: Sequence[Any]
-) -> None:
-    """Score sessions and write the scores to their rows; does nothing if they have scores.
+    Does nothing if they have scores.
 
     Parameters
     ----------
-    keys, partition
-        All rows of these sessions.
+    uids, partition
+        The prompts.
     queue
-        The queue that holds them.
+        The queue that holds their rows.
     workers
         verl's reward workers, Ray actors with a method ``compute_score``.
     """
+    listing = queue.list(partition)
+    replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
+    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
+    if not keys:
+        return
     data = queue.get(keys, partition)
     if SCORES in data.keys():  # noqa: SIM118 - a TensorDict
         return
@@ -85,7 +81,12 @@ def _as_sent(rows: list[dict[str, Any]]) -> DataProto:
     return DataProto(
         batch=TensorDict(padded, batch_size=len(rows)),
         non_tensor_batch={
-            **{k: np.array([v] * len(rows)) for k, v in fields.items() if _is_field(v)},
+            # The fields of the prompt: a trajectory's own are tensors.
+            **{
+                name: np.array([value] * len(rows))
+                for name, value in fields.items()
+                if not isinstance(value, torch.Tensor)
+            },
             "__num_turns__": np.array([int(row["num_turns"]) for row in rows]),
             "tool_extra_fields": np.array([_before_scores(row) for row in rows], dtype=object),
             "prompt_len": np.array([len(row["prompts"]) for row in rows]),
@@ -110,8 +111,3 @@ def _before_scores(row: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
-
-
-def _is_field(value: Any) -> bool:
-    """Whether `value` belongs to the prompt; a trajectory's own fields are tensors."""
-    return not isinstance(value, torch.Tensor)

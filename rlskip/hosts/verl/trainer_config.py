@@ -187,13 +187,13 @@ def _group_filter(
 
 def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> list[Problem]:
     """Built-in roles that are on, for a trainer that calls the role `called` only."""
+    others = {} if trainer else _OTHER_TRAINER
     return [
         Problem(
             f"skip.{role}.enable",
             f"{trainer or _TRAINERS[called]} never calls a stage {role!r}: nothing would be "
             "skipped",
-            f"use skip.{called} (+skip={called}_cache)"
-            + ("" if trainer else _OTHER_TRAINER.get((role, called), "")),
+            f"use skip.{called} (+skip={called}_cache){others.get((role, called), '')}",
         )
         for role in roles
         if role in _TRAINERS.keys() - {called}
@@ -229,12 +229,9 @@ def _check_sampler(
     where = f"{SAMPLER_KEY}.sampler_kwargs"
     if look_up(config, where) not in (None, {}, kwargs):
         problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
-    exact = look_up(config, FILTER_KEY)  # verl then fetches single prompts itself
-    if (
-        settings.on_incomplete == "refill"
-        and not exact
-        and look_up(config, "data.gen_batch_size") != 1
-    ):
+    # With filter_groups verl fetches single prompts itself.
+    fetches_one = look_up(config, FILTER_KEY) or look_up(config, "data.gen_batch_size") == 1
+    if settings.on_incomplete == "refill" and not fetches_one:
         what = "replay.on_incomplete=refill fetches single prompts"
         problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
 
@@ -245,13 +242,9 @@ def _choose(config: DictConfig, key: str, value: str, problems: list[Problem]) -
     if theirs in (None, value):
         _set(config, key, value)
     else:
-        problems.append(
-            Problem(
-                key,
-                f"it is {theirs!r}, and rlskip needs its own {value} here",
-                "leave it null, or turn off rollout-level dispatch and `replay`",
-            )
-        )
+        what = f"it is {theirs!r}, and rlskip needs its own {value} here"
+        remedy = "leave it null, or turn off rollout-level dispatch and `replay`"
+        problems.append(Problem(key, what, remedy))
 
 
 def _set(config: DictConfig, key: str, value: Any) -> None:
