@@ -275,18 +275,18 @@ def fold_turns(rows: TensorDict, config: MergeConfig) -> tuple[TensorDict, Merge
         return rows, MergeReport()
     width, at = rows["input_ids"].shape[1], rows["response_mask"].int().argmax(1).tolist()
 
-    def cut(
-        values: Tensor, start: int
-    ) -> Tensor:  # [rows, width] to jagged: before, or at the guess
-        parts = [v[a:][:1] if start else v[:a] for v, a in zip(values, at, strict=True)]
+    def cut(name: str, guess: bool = True) -> Tensor:
+        """Each row's guess, or the part before it, as a jagged tensor."""
+        cuts = zip(rows[name], at, strict=True)
+        parts = [row[i : i + 1] if guess else row[:i] for row, i in cuts]
         return torch.nested.nested_tensor(parts, layout=torch.jagged)
 
     whole = rows.exclude("input_ids", "response_mask", "rollout_log_probs").update(
         {
-            "prompt_token_ids": cut(rows["input_ids"], 0),
-            "response_ids": cut(rows["input_ids"], 1),
-            "loss_masks": cut(rows["response_mask"], 1),
-            "rollout_logprobs": cut(rows["rollout_log_probs"], 1),
+            "prompt_token_ids": cut("input_ids", guess=False),
+            "response_ids": cut("input_ids"),
+            "loss_masks": cut("response_mask"),
+            "rollout_logprobs": cut("rollout_log_probs"),
             "trajectory_ids": rows["prompt"] * (1 + rows["session"].max()) + rows["session"],
         }
     )

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from rlskip.config.check import Problem, raise_all
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
@@ -114,16 +112,13 @@ def attached(config: Any = None) -> Iterator[None]:
         yield
 
 
-@attrs.define(eq=False)
 class _Generation:
     """Replaces the trainer's `_generate`."""
 
-    trainer: Any
-    generate: Callable[..., Any]
-    _stages: dict[str, Callable[..., Any]] = attrs.field(init=False)
-    _looked_ahead: bool = attrs.field(init=False, default=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, trainer: Any, generate: Callable[..., Any]) -> None:
+        self.trainer = trainer
+        self.generate = generate
+        self._looked_ahead = False
         self._stages = {
             role: SkipManager.annotate(
                 role=role,

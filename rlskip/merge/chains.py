@@ -125,9 +125,10 @@ def link(
                 candidates = sorted(chains, key=lambda chain: -rows.length(chain[-1]))
             chain = next((c for c in candidates if rows.continues(j, c[-1])), None)
             if chain is not None and too_long(j):
-                overlong.append(j)
                 if on_overlong == "split":
                     chain = None
+                else:
+                    overlong.append(j)
             if chain is None:
                 chains.append([j])
             else:
@@ -135,7 +136,7 @@ def link(
         return sorted(chains, key=lambda chain: chain[-1])
 
     linked = [chains_of(trajectory) for trajectory in rows.trajectories]
-    if overlong and on_overlong != "split":
+    if overlong:
         _overlong(overlong, rows, max_seq_len, on_overlong)
     return linked
 

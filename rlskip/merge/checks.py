@@ -58,17 +58,13 @@ def check_rows(out: Mapping[str, Any]) -> None:
                 "give every row a list of token rewards, or every row a number",
             )
     for name in (PROMPTS, RESPONSES, *per_token):
-        for i, values in enumerate(out[name]):
+        for i, (values, response) in enumerate(zip(out[name], out[RESPONSES], strict=True)):
             if not isinstance(values, list):
                 kind = type(values).__name__
                 raise MergeError(f"expected a list of values per token, got {kind}", f"{name}[{i}]")
-    for name in per_token:
-        for i, (values, response) in enumerate(zip(out[name], out[RESPONSES], strict=True)):
-            if len(values) != len(response):
-                raise MergeError(
-                    f"{len(values)} values for {len(response)} response tokens", f"{name}[{i}]"
-                )
-
+            if name in per_token and len(values) != len(response):
+                what = f"{len(values)} values for {len(response)} response tokens"
+                raise MergeError(what, f"{name}[{i}]")
     if REWARDS not in per_token:
         check_numbers(out[REWARDS], REWARDS)
 

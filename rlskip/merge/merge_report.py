@@ -128,11 +128,9 @@ def _explain(
     else:
         cause = _cause(was, now, kept=token - len(rows.prompts[after]))
 
-    shown = was[:_SHOWN].tolist(), now[:_SHOWN].tolist()
-    text = None
-    if tokenizer is not None:
-        text = tokenizer.decode(shown[0]), tokenizer.decode(shown[1])
-    return Break(j, after, cause, token, tuple(shown[0]), tuple(shown[1]), text)
+    old, new = was[:_SHOWN].tolist(), now[:_SHOWN].tolist()
+    text = None if tokenizer is None else (tokenizer.decode(old), tokenizer.decode(new))
+    return Break(j, after, cause, token, tuple(old), tuple(new), text)
 
 
 def _cause(was: np.ndarray, now: np.ndarray, kept: int) -> str:

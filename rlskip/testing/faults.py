@@ -164,23 +164,21 @@ class FaultyFiles:
         return call
 
     def _os_open(self, name: str, real: Any) -> Any:
+        opened = self._of_a_path(name, real)
+
         def call(path: Any, *arguments: Any, **options: Any) -> int:
-            found = self._path(path, options.get("dir_fd"))
-            if found is not None:
-                self.operate(name, found)
-            handle: int = real(path, *arguments, **options)
-            self._remember(handle, found)
+            handle: int = opened(path, *arguments, **options)
+            self._remember(handle, self._path(path, options.get("dir_fd")))
             return handle
 
         return call
 
     def _os_dup(self, name: str, real: Any) -> Any:
+        duplicate = self._of_a_descriptor(name, real)
+
         def call(handle: int) -> int:
-            found = self._paths.get(handle)
-            if found is not None:
-                self.operate(name, found)
-            copy: int = real(handle)
-            self._remember(copy, found)
+            copy: int = duplicate(handle)
+            self._remember(copy, self._paths.get(handle))
             return copy
 
         return call
