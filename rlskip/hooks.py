@@ -183,23 +183,18 @@ def _command(config: DictConfig) -> str:
 @contextlib.contextmanager
 def _quiet_console() -> Iterator[None]:
     """Within it, log records go to files and services only."""
-    consoles = [
-        handler
-        for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler)
-        and not isinstance(handler, logging.FileHandler)
-    ]
-    for handler in consoles:
-        handler.addFilter(_drop)
-    try:
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    with contextlib.ExitStack() as undo:
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(
+                handler, logging.FileHandler
+            ):
+                handler.addFilter(drop)
+                undo.callback(handler.removeFilter, drop)
         yield
-    finally:
-        for handler in consoles:
-            handler.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _write_summary(output_dir: Path, job: str, tallies: dict[str, Tally]) -> None:

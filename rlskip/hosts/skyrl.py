@@ -28,13 +28,11 @@ from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.merge import read_merge
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import CONFIG_VARIABLE, host_config, is_on, read_config
+from rlskip.hosts.attach import AttachError, around, install
+from rlskip.hosts.source import CONFIG_VARIABLE, ROLE, host_config, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
-
-ROLE = "rollout"
 
 # Keys of `cfg.generator` that shape what a generator returns.
 _SHAPING = (
@@ -61,6 +59,10 @@ _OVERRIDE = "trainer.override_entrypoint="
 # Seconds per trajectory, and the metrics made of them.
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
+
+# Whether the present call generated, and whether its batch asks for log-probs.
+_generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
+_needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
 
 E = TypeVar("E", bound=type)
 
@@ -141,7 +143,7 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
             engine=cfg.generator.inference_engine.backend,
         )
     )
-    if not is_on(ROLE, config, "SkyRL's trainer"):
+    if not is_on(config, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
     if not SkipManager.start_engine and cfg.trainer.eval_interval > 0 and not replays_eval:
@@ -282,8 +284,6 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
     Its calls are those of `step`; None: of the step that the batch names.
     """
-    generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
-    needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
     shaping = {
         name: vars(value) if dataclasses.is_dataclass(value) else value
         for name in _SHAPING
@@ -292,23 +292,12 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
         asked = input_batch.get("sampling_params") or {}
-        return {**shaping, **{name: asked[name] for name in asked if name != _LOGPROBS}}
-
-    def lacks(output: Mapping[str, Any]) -> list[str]:
-        lacking = needs_logprobs.get() and not output.get("rollout_logprobs")
-        return [f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"] if lacking else []
-
-    async def generate_plainly(input_batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        generated.set(True)
-        output = await generate(input_batch, *args, **kwargs)
-        # A dump cannot hold SkyRL's class.
-        ids = output.get("trajectory_ids")
-        return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
+        return {**shaping, **{name: value for name, value in asked.items() if name != _LOGPROBS}}
 
     stages = {
         role: SkipManager.annotate(
-            role=role, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=lacks
-        )(generate_plainly)
+            role=role, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=_lacks
+        )(_generating(generate))
         for role in (ROLE, VALIDATION_ROLE)
     }
 
@@ -323,11 +312,11 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step if step is None else step)
-        generated.set(False)
+        _generated.set(False)
         asked = input_batch.get("sampling_params") or {}
-        needs_logprobs.set(asked.get(_LOGPROBS) is not None)
+        _needs_logprobs.set(asked.get(_LOGPROBS) is not None)
         output = await stages[role](input_batch, *args, **kwargs)
-        if not generated.get():
+        if not _generated.get():
             output = _without_times(output)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
@@ -335,6 +324,20 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
 
     return skipping
+
+
+@around
+async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    _generated.set(True)
+    output = await generate(*args, **kwargs)
+    # A dump cannot hold SkyRL's class.
+    ids = output.get("trajectory_ids")
+    return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
+
+
+def _lacks(output: Mapping[str, Any]) -> list[str]:
+    lacking = _needs_logprobs.get() and not output.get("rollout_logprobs")
+    return [f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"] if lacking else []
 
 
 def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:

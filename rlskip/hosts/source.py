@@ -14,13 +14,17 @@ from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, raise_all
 from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
+from rlskip.skip.manager import SkipManager
 
 CONFIG_VARIABLE = "RLSKIP_CONFIG"
+
+#: The role that these hosts call in training.
+ROLE = "rollout"
 
 log = logging.getLogger(__name__)
 
 # The stage of a role that the user registered is in the user's own code.
-_BUILT_IN = ("rollout", "async_rollout", "rollout_tq")
+_NEVER_CALLED = ("async_rollout", "rollout_tq")
 
 
 def read_config(config: Any) -> Any:
@@ -76,8 +80,8 @@ def host_config(
     }
 
 
-def is_on(role: str, config: Any, host: str) -> bool:
-    """Whether `role`, the only one that `host` calls, is on.
+def is_on(config: Any, host: str) -> bool:
+    """Whether the role that `host` calls is on.
 
     Logs a warning if it is off although `config` has a `skip` entry.
 
@@ -86,26 +90,24 @@ def is_on(role: str, config: Any, host: str) -> bool:
     ConfigError
         Names every other built-in role that is on: none of its stages would be skipped.
     """
-    from rlskip.skip.manager import SkipManager
-
     raise_all(
         [
             Problem(
                 f"skip.{other}.enable",
                 f"{host} never calls a stage {other!r}: nothing would be skipped",
-                f"use skip.{role}.enable=true instead",
+                f"use skip.{ROLE}.enable=true instead",
             )
             for other in SkipManager.skip_instances
-            if other in _BUILT_IN and other != role
+            if other in _NEVER_CALLED
         ]
     )
-    if role in SkipManager.skip_instances:
+    if ROLE in SkipManager.skip_instances:
         return True
     settings = SkipManager.settings
     if config is not None and settings is not None and settings.node is not None:
         log.warning(
             "rlskip: NOTHING that %s generates is skipped or cached: %s is false, or "
             "%s is not true",
-            host, as_typed("skip.enable"), as_typed(f"skip.{role}.enable"),
+            host, as_typed("skip.enable"), as_typed(f"skip.{ROLE}.enable"),
         )  # fmt: skip
     return False

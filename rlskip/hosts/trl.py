@@ -18,13 +18,11 @@ from rlskip.config.check import Problem, raise_all
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import host_config, is_on, read_config
+from rlskip.hosts.source import ROLE, host_config, is_on, read_config
 from rlskip.hosts.trl_no_engine import NoGeneration, constructing
 from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.store import fingerprint
-
-ROLE = "rollout"
 
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
 # the same distribution is an equally good sample.
@@ -71,7 +69,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     config = read_config(config)
     if config is not None:
         install(_full_config(config, trainer))
-    if not is_on(ROLE, config, "TRL's trainer"):
+    if not is_on(config, "TRL's trainer"):
         return
     _check(trainer)
     if not SkipManager.start_engine:

@@ -38,14 +38,9 @@ class NoGeneration:
 
 @contextlib.contextmanager
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
-    """Within it, ``made(trainer)`` follows the construction of each trainer.
+    """Within it, ``made(trainer)`` ends the construction of each ``GRPOTrainer``, ``RLOOTrainer``.
 
-    Parameters
-    ----------
-    made
-        Called at the end of ``GRPOTrainer.__init__`` and ``RLOOTrainer.__init__``.
-    engine
-        Whether the trainers start their engine.
+    `engine` tells whether the trainers start their engine.
 
     Raises
     ------

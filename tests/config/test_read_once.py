@@ -151,7 +151,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def test_a_host_without_hydra_reads_skip_once(reads: Counter[str]) -> None:
     config = {"skip": {"rollout": {"enable": False}}}
     install(config)
-    assert not is_on("rollout", config, "the trainer")
+    assert not is_on(config, "the trainer")
     assert reads == {"skip": 1}
 
 

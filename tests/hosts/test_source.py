@@ -119,9 +119,9 @@ def test_only_the_built_in_roles_that_a_host_never_calls_are_refused(
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
     install(on)
     (role,) = SkipManager.skip_instances.values()
-    assert is_on("rollout", on, "the trainer")
+    assert is_on(on, "the trainer")
     monkeypatch.setitem(SkipManager.skip_instances, "critic", role)  # the application's own
-    assert is_on("rollout", on, "the trainer")
+    assert is_on(on, "the trainer")
     monkeypatch.setitem(SkipManager.skip_instances, "async_rollout", role)
     with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: the trainer never calls"):
-        is_on("rollout", on, "the trainer")
+        is_on(on, "the trainer")

@@ -22,14 +22,9 @@ BeforePut = Callable[[TensorDict, list[dict[str, Any]]], Awaitable[None]]
 
 
 class AttemptKeys:
-    """`transfer_queue`, with keys and tags of :data:`present_attempt` in every batch put.
+    """The module `transfer_queue`, with keys and tags of :data:`present_attempt` in batches put.
 
-    Parameters
-    ----------
-    inner
-        The module.
-    before_put
-        Called with the rows and the tags of a batch before it is put.
+    `before_put` is called with the rows and the tags of a batch before it is put.
     """
 
     def __init__(self, inner: Any, before_put: BeforePut | None = None) -> None:

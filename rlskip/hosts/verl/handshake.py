@@ -69,12 +69,8 @@ SHOWN_S = 90.0
 def attached_by() -> str | None:
     """How the verl processes of this environment load rlskip; None if they do not.
 
-    Looks at installed metadata and environment variables only.
-
-    Returns
-    -------
-    str or None
-        ``verl.plugins`` (the entry point, verl 0.9 and later) or ``VERL_USE_EXTERNAL_MODULES``.
+    ``verl.plugins`` (the entry point, verl 0.9 and later) or ``VERL_USE_EXTERNAL_MODULES``. Looks
+    at installed metadata and environment variables only.
     """
     if _entry_point_is_allowed():
         return PLUGIN_GROUP
@@ -199,12 +195,7 @@ def acknowledge(role: str, dump_dir: str) -> None:
 def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
     """In the launcher process: whether any role of `job` is acknowledged.
 
-    Parameters
-    ----------
-    job
-        The job's name.
-    dump_dirs
-        The ``dump_dir`` of each enabled role.
+    `dump_dirs` holds the ``dump_dir`` of each enabled role.
     """
     return any(
         _get(f"{job}/{role}") is not None or records.acknowledged(dump_dir, role, job)
@@ -214,8 +205,6 @@ def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
 
 def refuse_unshared(job: str, dump_dirs: Mapping[str, str]) -> None:
     """In the launcher process: refuse a dump_dir that is another one where the job trains.
-
-    The parameters are those of :func:`is_acknowledged`.
 
     Raises
     ------

@@ -33,18 +33,9 @@ _VALIDATES = (
 def problems(
     config: Any, roles: Mapping[str, BaseSkip], *, start_engine: bool, total: int | None = None
 ) -> list[Problem]:
-    """All that a run of verl would have to generate although it must not.
+    """All that a run of verl with these `roles` would have to generate although it must not.
 
-    Parameters
-    ----------
-    config
-        verl's whole config.
-    roles
-        The enabled roles.
-    start_engine
-        Whether an inference engine is started.
-    total
-        The number of the last step; None: ``trainer.total_training_steps``, if it is set.
+    `total` is the number of the last step; None: ``trainer.total_training_steps``, if it is set.
     """
     total = total or look_up(config, TOTAL_STEPS)
     first = _first_step(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rlskip._compat import version_of
 from rlskip.config.check import look_up
@@ -61,16 +61,6 @@ def refuse_old_release() -> None:
             "skip",
             f"use verl {_dotted(OLDEST)} or later, or turn skip off",
         )
-
-
-def refuse_unimported() -> NoReturn:
-    """Raise :class:`ConfigError`: the classes of ``main_ppo_sync`` were sent here by value."""
-    raise ConfigError(
-        "the trainer of verl's main_ppo_sync was started from __main__, where rlskip cannot reach "
-        "it, and would train without skipping",
-        "skip",
-        "switch skip on by the option +skip=rollout_tq_cache",
-    )
 
 
 def warn_of_new_release() -> None:

@@ -18,30 +18,22 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from rlskip.hosts.verl.names import SCORES
-from rlskip.keys import REPLAYED, TRAIN, TrajectoryKey, split_trajectory
-from rlskip.queue import TrajectoryQueue, to_rows
+from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.keys import REPLAYED, TrajectoryKey, split_trajectory
+from rlskip.queue import to_rows
 
 _INFO = "reward_extra_info"
 # The fields that the reward workers get as tensors; the mask is all ones.
 _TENSORS = ("prompts", "responses", "input_ids", "position_ids")
 
 
-def score_replayed(
-    uids: Sequence[str], queue: TrajectoryQueue, workers: Sequence[Any], partition: str = TRAIN
-) -> None:
+def score_replayed(uids: Sequence[str], workers: Sequence[Any], partition: str) -> None:
     """Score the replayed sessions of these prompts and write the scores to their rows.
 
-    Does nothing if they have scores.
-
-    Parameters
-    ----------
-    uids, partition
-        The prompts.
-    queue
-        The queue that holds their rows.
-    workers
-        verl's reward workers, Ray actors with a method ``compute_score``.
+    Does nothing if they have scores. `workers` are verl's reward workers, Ray actors with a method
+    ``compute_score``.
     """
+    queue = run_queue()
     listing = queue.list(partition)
     replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
     keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]

@@ -36,14 +36,14 @@ from typing import Any
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.attach import around, install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.look_ahead import before_workers
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
-from rlskip.hosts.verl.releases import refuse_old_release, refuse_unimported
+from rlskip.hosts.verl.releases import refuse_old_release
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
@@ -134,16 +134,22 @@ def _beginning(
     init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
 ) -> None:
     begin(config)
-    if SkipManager.skip_instances and _is_of_main(type(self)):
-        refuse_unimported()
+    if SkipManager.skip_instances:
+        _refuse_unimported(type(self))
     if "rollout" in SkipManager.skip_instances:
         _check_manager(type(self))
     init(self, config, *args, **kwargs)
 
 
-def _is_of_main(manager: type) -> bool:
-    """Whether `manager` is main_ppo_sync's, and was not imported but sent here by value."""
-    return manager.__module__ == "__main__" and manager.__name__ == "AgentLoopManagerTQ"
+def _refuse_unimported(manager: type) -> None:
+    """Refuse main_ppo_sync's `manager` if it was not imported but sent here by value."""
+    if manager.__module__ == "__main__" and manager.__name__ == "AgentLoopManagerTQ":
+        raise ConfigError(
+            "the trainer of verl's main_ppo_sync was started from __main__, where rlskip cannot "
+            "reach it, and would train without skipping",
+            "skip",
+            "switch skip on by the option +skip=rollout_tq_cache",
+        )
 
 
 def _check_manager(manager: type) -> None:

@@ -57,14 +57,7 @@ _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SA
 def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
     """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
 
-    Parameters
-    ----------
-    config
-        The whole config of the run.
-    roles
-        The roles that it enables.
-    main
-        The module of verl's application, where it is known.
+    `roles` are those that it enables; `main` is the module of verl's application, if it is known.
 
     Raises
     ------
@@ -96,12 +89,7 @@ def plug_in(
 ) -> DispatchConfig:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
 
-    `dispatch` replaces the config's settings of that name.
-
-    Returns
-    -------
-    DispatchConfig
-        The `dispatch` settings, which the manager works with.
+    Returns the `dispatch` settings, which the manager works with: those given, else the config's.
 
     Raises
     ------

@@ -167,7 +167,7 @@ def score_dropped(
     if SCORES in skip.local_config.drop_fields and workers:
         from rlskip.hosts.verl.scores import score_replayed
 
-        score_replayed(uids_of(prompts), run_queue(), workers, partition)
+        score_replayed(uids_of(prompts), workers, partition)
 
 
 def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDict:
