@@ -194,14 +194,13 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
     """A coroutine function under ``auto_await``, as verl's own, which inspects its caller."""
     from verl.utils.ray_utils import auto_await
 
-    # Below auto_await, and below verl 0.9's own decorator.
-    theirs = inspect.unwrap(method)
-
-    @functools.wraps(theirs)
-    async def generate(self: Any, prompts: Any) -> Any:
+    @around
+    async def generating(generate: Callable[..., Any], self: Any, prompts: Any) -> Any:
         refuse_to_generate(getattr(self, "config", None), prompts)
-        return await theirs(self, prompts)
+        return await generate(self, prompts)
 
+    # Below auto_await, and below verl 0.9's own decorator.
+    generate = generating(inspect.unwrap(method))
     stages = {role: rollout_stage(role)(generate) for role in ("rollout", VALIDATION_ROLE)}
 
     @functools.wraps(generate)
@@ -268,8 +267,7 @@ def _score(manager: Any, prompts: Any, rollouts: Any) -> None:
     from verl import DataProto
     from verl.experimental.reward_loop import reward_loop
 
-    old = rollouts.meta_info.pop("reward_extra_keys", [])
-    for key in old:
+    for key in rollouts.meta_info.pop("reward_extra_keys", []):
         rollouts.non_tensor_batch.pop(key, None)
     workers = manager.reward_loop_worker_handles
     resolve = getattr(reward_loop, "resolve_reward_manager_cls", None)  # verl 0.7 has none
