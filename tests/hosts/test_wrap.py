@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rlskip.config.attachments import TargetError
-from rlskip.hosts.attach import AttachError, when_imported, wrap
+from rlskip.hosts.attach import AttachError, around, when_imported, wrap
 
 TRAINER = """
     class Base:
@@ -131,3 +135,27 @@ def test_importing_attach_is_light():
     code = f"import sys, rlskip.hosts.attach; print(sorted({heavy} & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("outer_is_async", [False, True])
+@pytest.mark.parametrize("inner_is_async", [False, True])
+def test_around_a_coroutine_function_is_one(outer_is_async: bool, inner_is_async: bool) -> None:
+    def double(x: int) -> int:
+        return 2 * x
+
+    async def adouble(x: int) -> int:
+        return 2 * x
+
+    def body(function: Callable[..., Any], x: int) -> Any:
+        return function(x + 1)
+
+    async def abody(function: Callable[..., Any], x: int) -> Any:
+        doubled = function(x + 1)
+        return await doubled if inner_is_async else doubled
+
+    inner = adouble if inner_is_async else double
+    outer = around(abody if outer_is_async else body)(inner)
+    assert inspect.iscoroutinefunction(outer) is (outer_is_async or inner_is_async)
+    assert (outer.__name__, inspect.signature(outer)) == (inner.__name__, inspect.signature(inner))
+    result: Any = outer(1)
+    assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == 4
