@@ -38,7 +38,7 @@ class NoGeneration:
 
 @contextlib.contextmanager
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
-    """Within it, ``made(trainer)`` ends the construction of each ``GRPOTrainer``, ``RLOOTrainer``.
+    """Within it, ``made(trainer)`` ends the construction of each GRPO or RLOO trainer.
 
     `engine` tells whether the trainers start their engine.
 

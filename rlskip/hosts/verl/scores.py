@@ -74,11 +74,7 @@ def _as_sent(rows: list[dict[str, Any]]) -> DataProto:
         batch=TensorDict(padded, batch_size=len(rows)),
         non_tensor_batch={
             # The fields of the prompt: a trajectory's own are tensors.
-            **{
-                name: np.array([value] * len(rows))
-                for name, value in fields.items()
-                if not isinstance(value, torch.Tensor)
-            },
+            **{k: np.array([v] * len(rows)) for k, v in fields.items() if not torch.is_tensor(v)},
             "__num_turns__": np.array([int(row["num_turns"]) for row in rows]),
             "tool_extra_fields": np.array([_before_scores(row) for row in rows], dtype=object),
             "prompt_len": np.array([len(row["prompts"]) for row in rows]),
