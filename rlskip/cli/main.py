@@ -308,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RlskipError as error:
         complain(str(error).replace("\n  -> ", "; "))
         return BAD_INPUT
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer's answer to a BrokenPipeError is to exit with 1
         # The reader closed the pipe (`| head`); Python must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

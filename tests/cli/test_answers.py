@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rlskip as package
+from rlskip.cli.screen import Answer, put, table
 from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
@@ -163,6 +164,21 @@ def test_no_word_is_broken_on_a_narrow_screen(
     assert whole - set(narrow.split()) == set()
 
 
+def test_a_table_without_room_leaves_out_empty_cells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    shown = table("name", "note", "more")
+    shown.add_row("a-long-name", "", "x")
+    shown.add_row("b-long-name", "note-of-it", "")
+    put(Answer([], [shown]), as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [words for words in lines if words] == [
+        ["name", "a-long-name"], ["more", "x"], ["name", "b-long-name"], ["note", "note-of-it"],
+    ]  # fmt: skip
+    assert lines.count([]) == 2, "one after each row"
+
+
 def test_ls_sorts_filters_and_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     def runs(*more: object) -> list[str]:
         return [one["run"].split("_")[0] for one in rlskip("ls", dumps, "--json", *more).json]
@@ -184,6 +200,7 @@ def test_ls_sorts_filters_and_limits_runs_and_dumps(rlskip: Any, dumps: Path) ->
     assert [one["size"] for one in run["dumps"]] == [
         max(sum(f.stat().st_size for f in (dumps / RUN / step).iterdir()) for step in "13")
     ]
+    assert rlskip("ls", dumps, "-d", "/nowhere").code == 0
     answer = rlskip("ls", dumps, "--sort", "colour")
     assert (answer.code, len(answer.err.splitlines())) == (2, 1)
     assert all(f"'{order}'" in answer.err for order in ("name", "size", "age", "hits"))

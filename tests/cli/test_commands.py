@@ -42,9 +42,13 @@ def test_bad_input_is_one_line_and_code_2(
     assert words in line
 
 
-def test_the_installed_command_ends_quietly_when_its_reader_does(dumps: Path) -> None:
-
-    command = f"{sys.executable} -m rlskip.cli.main ls --steps {dumps} --json | head -1"
+@pytest.mark.parametrize(("reader", "read"), [("head -1", "["), ("true", "")])
+def test_the_installed_command_ends_quietly_when_its_reader_does(
+    dumps: Path, reader: str, read: str
+) -> None:
+    command = f"{sys.executable} -m rlskip.cli.main ls --steps {dumps} --json | {reader}"
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
-    assert (done.stdout.strip(), done.stderr) == ("[", "")
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=env
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, read, "")

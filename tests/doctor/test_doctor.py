@@ -229,6 +229,11 @@ def test_it_says_how_the_config_differs_from_the_dumps(
     assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
     assert "the job would end there" in error
     assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
+    save(app.folder, 3, temperature=0.7)
+    assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments, app=app))] == [
+        "dumps of steps 2",
+        "dumps of steps 3",
+    ]
     repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
     assert errors(repeated) == [], "repeat compares nothing"
 
@@ -309,6 +314,11 @@ def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., A
     own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
     assert errors(own) == []
     assert "role critic is the application's own" in said_of(own, "skip")
+
+
+def test_what_only_the_job_can_resolve_is_no_error(explain: Callable[..., Any]) -> None:
+    said = explain("+skip=rollout_cache", config=HOST + "later: ${oc.env:SET_IN_THE_JOB}\n")
+    assert errors(said) == []
 
 
 def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:

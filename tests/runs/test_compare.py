@@ -57,6 +57,8 @@ def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_
     assert found(1, 3, "--tolerance", 0.6) == []
     assert [(one["a"], one["b"]) for one in found(1, 4)] == [(1, None), (None, 1)]
     assert [one["token"] for one in found(1, 5)] == [2]
+    out = rlskip("diff", 1, 4, "-d", tmp_path, "--limit", 1).out
+    assert "\n1 more sessions differ: --limit" in out
 
 
 def test_diff_of_runs_names_steps_that_one_lacks(rlskip: Any, dumps: Path) -> None:

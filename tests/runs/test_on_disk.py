@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlskip._human import size
 from rlskip.config.steps import Steps
 from rlskip.runs.on_disk import Run, compact, find_target
 from rlskip.store import DumpError, StepStore
@@ -72,7 +73,8 @@ def test_verify_tells_the_bad_ones_and_touches_none(rlskip: Any, run_dir: Path) 
     before = listing(run_dir)
     said = rlskip("verify", "-d", run_dir)
     assert said.code == 1
-    assert "1 of 3 dumps are sound" in said.out
+    nbytes = sum(f.stat().st_size for step in "123" for f in (run_dir / step).iterdir())
+    assert f"1 of 3 dumps are sound ({size(nbytes)} read)" in said.out
     verdicts = {v["dump"]: v["problem"] for v in rlskip("verify", "-d", run_dir, "--json").json}
     assert verdicts["1"] is None
     assert "altered" in verdicts["2"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity, StepStore, commit
 
@@ -41,6 +42,11 @@ def test_keep_last_counts_per_run_by_when_they_were_written(
     assert all(one["removed"] for one in said.json)
     assert steps(run_dir) == [1]
     assert rlskip("verify", "-d", dumps).code == 0
+
+
+def test_fewer_steps_than_keep_last_all_stay(rlskip: Any, dumps: Path) -> None:
+    for keep in (3, 4, 5, 100):
+        assert rlskip("prune", dumps, "--keep-last", keep, "--json").json == []
 
 
 def test_older_than(rlskip: Any, dumps: Path, run_dir: Path) -> None:
@@ -103,6 +109,13 @@ def test_what_another_process_reads_is_never_removed(
         reader.communicate("\n", timeout=60)
     rlskip("prune", run_dir, *limit, "--yes")
     assert steps(run_dir) == []
+
+
+def test_what_is_kept_is_not_in_the_total(rlskip: Any, run_dir: Path) -> None:
+    nbytes = sum(f.stat().st_size for step in "23" for f in (run_dir / step).iterdir())
+    with commit.reading(run_dir, 1):
+        said = rlskip("prune", run_dir, "--keep-last", 0)
+    assert f"would remove 2 dumps, {size(nbytes)};" in said.out
 
 
 def test_a_reader_that_was_killed_blocks_nothing_for_long(rlskip: Any, run_dir: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rlskip.runs.fields import describe
+from rlskip.runs.trajectories import columns_of, lengths_of, sessions_of
 from rlskip.store import StepStore
 
 
@@ -58,6 +60,22 @@ def test_show_takes_rollouts_of_any_shape(rlskip: Any, tmp_path: Path, rollouts:
     assert rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").code == 0
 
 
+def test_fields_tell_lengths_and_what_is_not_finite() -> None:
+    assert describe("x", [[1, 2], [3, 4]]).shape == "2x2"
+    assert describe("x", [[1], [3, 4]]).shape == "2x1..2"
+    found = describe("x", torch.tensor([1.0, float("nan"), float("inf"), 3.0]))
+    assert (found.min, found.mean, found.max, found.note) == (1, 2, 3, "2 not finite")
+
+
+def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
+    rows = [{"uid": "u", "session_id": 0, "turn": turn} for turn in (2, 0, 1)]
+    (session,) = sessions_of(columns_of(rows))
+    assert session.rows == [1, 2, 0]
+    mask = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
+    responses = torch.ones(2, 5, dtype=torch.int64)
+    assert lengths_of(columns_of({"responses": responses, "response_mask": mask})) == [3, 0]
+
+
 def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:
     StepStore(tmp_path / "e_p" / "s").save(1, [{"text": "\x1b[2J[red]boo[/red]\x07"}])
     out = rlskip("show", 1, "-d", tmp_path).out
@@ -97,6 +115,7 @@ def test_every_tensor_is_shown(rlskip: Any, tmp_path: Path, kind: str, layout: s
     (field, _) = rlskip("show", 1, "-d", run, "--json").json[0]["fields"]
     if kind != "complex":
         assert (field["min"], field["max"]) == (0, 9 if kind == "two numbers each" else 4)
+        assert isinstance(field["max"], int) == (kind == "unsigned")
     assert field["shape"] == ("2x2..3" if column.is_nested else "x".join(map(str, flat.shape)))
     assert rlskip("show", 1, "-d", run).code == 0
     assert rlskip("report", run, "--html", tmp_path / "page.html").code == 0

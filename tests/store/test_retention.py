@@ -32,6 +32,32 @@ def test_max_size_counts_what_is_on_disk(tmp_path: Path) -> None:
         assert store.steps() == list(range(max(0, step - 2), step + 1))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_max_size_counts_later_calls_of_all_ranks(tmp_path: Path, ranks: int) -> None:
+    call = torch.rand(10_000)
+    size = StepStore(tmp_path / "one").save(0, call).stored * ranks
+    first, *others = (
+        StepStore(tmp_path, rank=rank, world_size=ranks, max_size=int(4.5 * size))
+        for rank in range(ranks)
+    )
+    for step, part in [(1, None), (2, None), (2, 1), (2, 2), (2, 3)]:
+        assert (tmp_path / "1").exists() == (part is not None or step == 2)
+        for store in (*others, first):  # the first removes what is too much
+            store.save(step, call, part=part)
+    assert not (tmp_path / "1").exists()
+
+
+def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
+    store = StepStore(tmp_path)
+    for written, step, part in [(1, 1, None), (2, 2, None), (3, 1, 1)]:
+        store.save(step, step, part=part)
+        folder = tmp_path / str(step) / ("" if part is None else str(part))
+        for file in folder.glob("*.*"):
+            os.utime(file, (written, written))
+    StepStore(tmp_path, keep_last=2).save(3, 3)
+    assert store.steps() == [1, 3]
+
+
 def test_the_step_just_written_always_stays(tmp_path: Path) -> None:
     store = StepStore(tmp_path, max_size=0)
     for step in (1, 2):

@@ -75,6 +75,26 @@ def test_the_first_dump_of_a_step_stays_unless_replaced(
     assert (kept / "gen_batch.dp").exists(), "what was replaced is kept"
 
 
+def test_a_first_call_that_is_replaced_is_kept_and_the_later_calls_stay(store: StepStore) -> None:
+    for part, value in [(None, "old"), (1, "second")]:
+        store.save(3, value, part=part)
+    store.save(3, "new", replace=True)
+    assert (store.load(3), store.load(3, part=1)) == ("new", "second")
+    (kept,) = store.directory.glob("3.bad-*")
+    kept.rename(store.directory / "4")
+    assert sorted(path.name for path in (store.directory / "4").iterdir()) == [
+        "gen_batch.dp",
+        "meta.json",
+    ]
+
+
+def test_each_rank_compares_its_shard_with_the_next_ranks(store: StepStore) -> None:
+    ranks = [StepStore(store.directory, rank=rank, world_size=3) for rank in range(3)]
+    for rank, call in zip(ranks, ("a", "b", "a"), strict=True):
+        rank.save(1, "x", info={"generation": call})
+    assert [rank.read_meta(1) is None for rank in ranks] == [True, True, False]
+
+
 @pytest.mark.parametrize("call", ["listdir", "stat", "open"])
 def test_what_another_host_removes_meanwhile_is_absent(
     store: StepStore,

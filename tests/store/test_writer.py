@@ -144,6 +144,22 @@ def test_an_error_is_a_warning_and_the_next_dump_is_written(
     assert store.steps() == [2]
 
 
+def test_a_copy_that_fails_gives_its_room_back(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> Prepared:
+        raise MemoryError
+
+    writer = Writer(store, max_bytes=1, timeout_s=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(Prepared, "copied", no_memory)
+        with pytest.raises(MemoryError):
+            writer.save(1, torch.ones(1000))
+    writer.save(2, torch.ones(1000))
+    writer.flush()
+    assert store.steps() == [2]
+
+
 def test_many_threads_may_save(store: StepStore) -> None:
     writer = Writer(store, max_bytes=1 << 16)
     threads = [
