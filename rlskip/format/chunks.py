@@ -40,6 +40,9 @@ STORED_AS = {
 }
 """The specs of arrays, each with those that its chunks may have: narrower integers."""
 
+# By the size of an element; wider ones are shuffled by bits.
+_FILTERS = {"1": blosc2.Filter.NOFILTER, "2": blosc2.Filter.SHUFFLE}
+
 # While one thread compresses, the training thread must be able to run.
 blosc2.set_releasegil(True)
 
@@ -182,19 +185,12 @@ def squeeze(data: np.ndarray, spec: str) -> bytes:
         codec=blosc2.Codec.LZ4,
         clevel=5,
         typesize=data.itemsize,
-        filters=[_filter(spec)],
+        filters=[_FILTERS.get(spec[1], blosc2.Filter.BITSHUFFLE)],
         filters_meta=[0],
         blocksize=1 << 18,
         nthreads=1,
     )
     return packed
-
-
-def _filter(spec: str) -> blosc2.Filter:
-    """No filter for single bytes, by bytes for two-byte elements, by bits for wider ones."""
-    if spec[1] == "1":
-        return blosc2.Filter.NOFILTER
-    return blosc2.Filter.SHUFFLE if spec[1] == "2" else blosc2.Filter.BITSHUFFLE
 
 
 # Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2.

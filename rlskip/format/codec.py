@@ -18,7 +18,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -31,6 +31,9 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
     UnsupportedTypeError,
 )
+
+if TYPE_CHECKING:
+    from rlskip.format.container import Reader
 
 Node = Any
 MAX_DEPTH = 100
@@ -242,18 +245,6 @@ def text_of(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
-class Source(Protocol):
-    """Where an :class:`Unpacker` finds its trees and arrays: :class:`~.container.Reader`."""
-
-    @property
-    def where(self) -> str: ...
-    @property
-    def index(self) -> dict[str, Any]: ...
-    @property
-    def budget(self) -> int: ...
-    def array(self, number: int) -> np.ndarray: ...
-
-
 class Unpacker:
     """The walk from a node to a value.
 
@@ -272,7 +263,7 @@ class Unpacker:
     """
 
     def __init__(
-        self, source: Source, fields: Sequence[str] | None = None, host_classes: bool = True
+        self, source: Reader, fields: Sequence[str] | None = None, host_classes: bool = True
     ) -> None:
         self._source = source
         self.host_classes = host_classes

@@ -155,25 +155,16 @@ class Reader:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
-        self.checksum: str = digest.hex()
         packed = self._read(size - _TAIL.size - stored, stored)
         if xxhash.xxh3_128_digest(packed) != digest:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
-        self._budget: int = max(FLOOR, MAX_RATIO * size) - _PARSED * plain
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all arrays in memory."""
-        return sum(entry.nbytes for entry in self._entries)
-
-    @property
-    def budget(self) -> int:
-        """Bytes that rebuilding the values may take, besides the arrays."""
-        return self._budget - self.nbytes
+        #: Bytes that rebuilding the values may take, besides the arrays.
+        self.budget: int = max(FLOOR, MAX_RATIO * size) - _PARSED * plain
+        self.budget -= sum(entry.nbytes for entry in self._entries)
 
     def array(self, number: int) -> np.ndarray:
         """Array `number`, verified, as bytes in newly allocated memory."""

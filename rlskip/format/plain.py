@@ -11,7 +11,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -59,19 +59,19 @@ def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
     if form == "int":
         return list(unpacker.array(rest[0], "i8", each=_NUMBER).tolist())
     if form == "runs":
-        ends = _ends(unpacker.array(rest[0], "i8", each=_RUN))
-        flat = unpacker.list_of(rest[1])
-        if (ends[-1] if ends else 0) != len(flat):
-            raise ValueError("runs do not add up")
-        return [flat[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        counts = unpacker.array(rest[0], "i8", each=_RUN)
+        return _cut(unpacker.list_of(rest[1]), counts)
     raise ValueError(f"a list of the form {form!r}")
 
 
-def _ends(counts: np.ndarray) -> list[int]:
-    """Where each of several runs ends, from their lengths."""
+def _cut(flat: Any, counts: np.ndarray) -> list[Any]:
+    """`flat` cut into runs of these lengths."""
     if len(counts) and (counts.min() < 0 or counts.max() > 2**40):
         raise ValueError("a run of impossible length")
-    return [int(end) for end in np.cumsum(counts)]
+    ends = [0, *np.cumsum(counts).tolist()]
+    if ends[-1] != len(flat):
+        raise ValueError("runs do not add up")
+    return [flat[a:b] for a, b in pairwise(ends)]
 
 
 def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
@@ -83,13 +83,9 @@ def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
 
 
 def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
-    ends = _ends(unpacker.array(parts[0], "i8", each=_STRING))
+    counts = unpacker.array(parts[0], "i8", each=_STRING)
     text = unpacker.array(parts[1], "u1", each=5).tobytes()
-    if (ends[-1] if ends else 0) != len(text):
-        raise ValueError("strings do not add up")
-    return [
-        text[a:b].decode("utf-8", "surrogatepass") for a, b in zip([0, *ends], ends, strict=False)
-    ]
+    return [run.decode("utf-8", "surrogatepass") for run in _cut(text, counts)]
 
 
 def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:

@@ -208,16 +208,10 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
     def build(raw: np.ndarray) -> torch.Tensor:
-        return _place(torch.from_numpy(raw).view(dtype).reshape(shape), device)
+        tensor = torch.from_numpy(raw).view(dtype).reshape(shape)
+        return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
 
     tensor: torch.Tensor = _shared(unpacker, number, (name, shape), build)
-    return tensor
-
-
-def _place(tensor: torch.Tensor, device: str | None) -> torch.Tensor:
-    """Move it to the kind of device it came from, if this process has one."""
-    if device == "cuda" and torch.cuda.is_available():
-        return tensor.cuda()
     return tensor
 
 
