@@ -54,21 +54,16 @@ __all__ = [
     "run_directory",
 ]
 
-_HOME = {
+_ERRORS = "rlskip.format.dump_errors"
+_HOME = {  # of the names that are not among these errors
     "VOLATILE": "rlskip.format.fingerprint",
-    "AbsentDumpError": "rlskip.format.dump_errors",
-    "CorruptDumpError": "rlskip.format.dump_errors",
-    "DumpError": "rlskip.format.dump_errors",
     "DumpMeta": "rlskip.store.meta",
     "Identity": "rlskip.store.identity",
     "Lease": "rlskip.jobs.lease",
-    "NewerFormatError": "rlskip.format.dump_errors",
     "RankGroup": "rlskip.jobs.ranks",
     "RankTimeoutError": "rlskip.jobs.ranks",
     "SingleFlight": "rlskip.jobs.lease",
     "StepStore": "rlskip.store.step_store",
-    "UnknownTypeError": "rlskip.format.dump_errors",
-    "UnsupportedTypeError": "rlskip.format.dump_errors",
     "Writer": "rlskip.store.writer",
     "WriterTimeoutError": "rlskip.store.writer",
     "fingerprint": "rlskip.format.fingerprint",
@@ -78,6 +73,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOME.get(name, _ERRORS)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -78,8 +78,7 @@ class _Pulse:
 
 
 _PULSE = _Pulse()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _PULSE.forget())
+os.register_at_fork(after_in_child=lambda: _PULSE.forget())
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -255,7 +254,7 @@ def remove(path: Path, root: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some errors are raised although they are to be ignored
+    with contextlib.suppress(OSError):  # of which `ignore_errors` lets some pass
         shutil.rmtree(path, ignore_errors=True)
 
 

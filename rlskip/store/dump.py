@@ -28,17 +28,13 @@ def whose(place: Place | DumpMeta) -> dict[str, int | None]:
 
 def _has_own(place: Place, names: frozenset[str]) -> bool:
     """Whether both of this rank's files are there; raises where only one of them is."""
-    present = {place.dump, place.meta} & names
+    missing = {place.dump, place.meta} - names
     # The two files of a shard, or in a directory that later calls have, too, come one after the
     # other; those of other dumps in one rename.
-    if len(present) == 1 and place.world_size == 1 and not _is_under_way(place, names):
-        missing = place.meta if place.dump in names else place.dump
-        raise CorruptDumpError(f"{missing} is missing", where=str(place.directory))
-    return len(present) == 2
-
-
-def _is_under_way(place: Place, names: frozenset[str]) -> bool:
-    return place.part is None and place.dump in names and bool(call_numbers(names))
+    joins = place.part is None and place.dump in names and call_numbers(names)
+    if len(missing) == 1 and place.world_size == 1 and not joins:
+        raise CorruptDumpError(f"{missing.pop()} is missing", where=str(place.directory))
+    return not missing
 
 
 def is_complete(here: OpenPlace, compared: Sequence[Place] | None = None) -> bool:

@@ -34,52 +34,43 @@ _REMEDY = (
 )
 
 
-class _Plain:
-    """Converts a field's value to JSON that differs for any two values that are not equal."""
+def _plain(value: Any, where: str, sharing: Sharing, levels: int) -> Any:
+    """`value` as JSON that differs for any two values that are not equal."""
+    try:
+        return _convert(value, where, sharing, levels)
+    except (UnsupportedTypeError, MemoryError):
+        raise
+    except Exception as error:  # an interpolation that fails, an object that is broken
+        raise UnsupportedTypeError(
+            f"cannot be compared: {text_of(error)}", where, _REMEDY
+        ) from error
 
-    def __init__(self, field: str) -> None:
-        self._field = field
 
-    def __call__(self, value: Any) -> Any:
-        return self._of(value, self._field, Sharing(), MAX_DEPTH)
+def _convert(value: Any, where: str, sharing: Sharing, levels: int) -> Any:
+    value = scalar_of(value)
+    if isinstance(value, str):
+        return json.loads(json.dumps(str.__str__(value)))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, float):
+        return _NAN if math.isnan(value) else float(value)
+    if not levels or sharing.is_endless(value):
+        raise UnsupportedTypeError("nested without end", where, _REMEDY)
 
-    def _of(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
-        try:
-            return self._convert(value, where, sharing, levels)
-        except (UnsupportedTypeError, MemoryError):
-            raise
-        except Exception as error:  # an interpolation that fails, an object that is broken
-            raise UnsupportedTypeError(
-                f"cannot be compared: {text_of(error)}", where, _REMEDY
-            ) from error
+    def part(value: Any, at: str) -> Any:
+        return _plain(value, f"{where}{at}", sharing, levels - 1)
 
-    def _convert(self, value: Any, where: str, sharing: Sharing, levels: int) -> Any:
-        value = scalar_of(value)
-        if isinstance(value, str):
-            return json.loads(json.dumps(str.__str__(value)))
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int) and -(2**63) <= value < 2**63:
-            return int(value)
-        if isinstance(value, float):
-            return _NAN if math.isnan(value) else float(value)
-        if not levels or sharing.is_endless(value):
-            raise UnsupportedTypeError("nested without end", where, _REMEDY)
-
-        def part(value: Any, at: str) -> Any:
-            return self._of(value, f"{where}{at}", sharing, levels - 1)
-
-        if isinstance(value, Mapping):
-            keys = {key: _key(key, where) for key in value}
-            return {
-                keys[k]: part(value[k], f".{keys[k]}") for k in sorted(keys, key=keys.__getitem__)
-            }
-        if isinstance(value, Set):
-            items = (part(item, "{...}") for item in value)
-            return {"<set>": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-            return [part(item, f"[{i}]") for i, item in enumerate(value)]
-        return f"<{_sort(value)} {_hash(value, where)}>"
+    if isinstance(value, Mapping):
+        keys = {key: _key(key, where) for key in value}
+        return {keys[k]: part(value[k], f".{keys[k]}") for k in sorted(keys, key=keys.__getitem__)}
+    if isinstance(value, Set):
+        items = (part(item, "{...}") for item in value)
+        return {"<set>": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [part(item, f"[{i}]") for i, item in enumerate(value)]
+    return f"<{_sort(value)} {_hash(value, where)}>"
 
 
 def _sort(value: Any) -> str:
@@ -109,14 +100,16 @@ def _hash(value: Any, where: str) -> str:
         raise UnsupportedTypeError(error.what, f"{where}{at}", _REMEDY) from error
 
 
-def _field(name: str, default: Any = None) -> Any:
-    return attrs.field(default=default, converter=_Plain(name))
+def _field(name: str, default: Any = None, **options: Any) -> Any:
+    return attrs.field(
+        default=default,
+        converter=lambda value: _plain(value, name, Sharing(), MAX_DEPTH),
+        **options,
+    )
 
 
 def _mapping(name: str) -> Any:
-    return attrs.field(
-        factory=dict, converter=_Plain(name), validator=attrs.validators.instance_of(dict)
-    )
+    return _field(name, attrs.Factory(dict), validator=attrs.validators.instance_of(dict))
 
 
 @attrs.frozen
@@ -269,9 +262,6 @@ def _line(name: str, now: Any, then: Any) -> str:
     now, then = repr(now), repr(then)
     # Of long values, show the part that differs.
     alike = next((i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), 0)
-    start = max(0, alike - 20) if max(len(now), len(then)) > 60 else 0
-    return f"{name}: {_short(now, start)} now, {_short(then, start)} in the dump"
-
-
-def _short(text: str, start: int) -> str:
-    return short(f"...{text[start:]}" if start else text, 60)
+    if start := max(0, alike - 20) if max(len(now), len(then)) > 60 else 0:
+        now, then = f"...{now[start:]}", f"...{then[start:]}"
+    return f"{name}: {short(now, 60)} now, {short(then, 60)} in the dump"

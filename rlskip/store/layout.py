@@ -19,7 +19,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,10 +158,6 @@ class Place:
     @property
     def meta(self) -> str:
         return f"meta{self._shard}.json"
-
-    def has_file(self, names: Collection[str]) -> bool:
-        """Whether a file of this dump is among the names in its directory."""
-        return self.dump in names or self.meta in names
 
     @property
     def _shard(self) -> str:

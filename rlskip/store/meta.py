@@ -42,10 +42,6 @@ def check_info(info: Mapping[str, Any]) -> None:
         raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
 
 
-def _info_is_sound(meta: DumpMeta, field: attrs.Attribute, value: Any) -> None:
-    check_info(value)
-
-
 @attrs.frozen
 class DumpMeta:
     """A dump's ``meta.json``.
@@ -79,7 +75,7 @@ class DumpMeta:
     world_size: int = attrs.field(default=1, validator=_COUNT)
     identity: Identity | None = None
     info: Mapping[str, Any] = attrs.field(
-        factory=dict, validator=[instance_of(dict), _info_is_sound]
+        factory=dict, validator=[instance_of(dict), lambda meta, field, info: check_info(info)]
     )
     version: int = attrs.field(default=VERSION, validator=_COUNT)
 
@@ -104,22 +100,21 @@ class DumpMeta:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         check_version(version, where)
         try:
-            sealed = plain.pop("seal", None) == _seal(plain)
-            if sealed and not identity:
+            if plain.pop("seal", None) != _seal(plain):
+                raise CorruptDumpError("meta.json was altered", where=where)
+            if not identity:
                 plain["identity"] = None
-            if sealed and plain["identity"] is not None:
+            if plain["identity"] is not None:
                 from rlskip.store.identity import Identity
 
                 plain["identity"] = Identity.from_json(plain["identity"])
-            if sealed:
-                return cls(**{_IN_PYTHON.get(name, name): value for name, value in plain.items()})
+            return cls(**{_IN_PYTHON.get(name, name): value for name, value in plain.items()})
         except NewerFormatError as error:
             raise NewerFormatError(error.what, where, error.remedy) from error
-        except MemoryError:
+        except (CorruptDumpError, MemoryError):
             raise
         except Exception as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
-        raise CorruptDumpError("meta.json was altered", where=where)
 
 
 def _seal(plain: Mapping[str, Any]) -> str:

@@ -12,12 +12,21 @@ import attrs
 from rlskip._files import Folder
 from rlskip.format import chunks, container
 from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.format.kinds import Packer
 from rlskip.store import commit
 from rlskip.store.dump import whose
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Place
 from rlskip.store.meta import DumpMeta, check_info
+
+
+def as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """`info` as ``meta.json`` keeps it; raises UnsupportedTypeError for what it cannot keep."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
+        check_info(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    return plain
 
 
 @attrs.frozen(eq=False)
@@ -37,28 +46,6 @@ class Prepared:
     replace: bool
     elsewhere: Callable[[DumpMeta], int | None] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        place: Place,
-        rollouts: Any,
-        *,
-        sidecar: Any = None,
-        info: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> Prepared:
-        """Pack `rollouts` and `sidecar`; raises UnsupportedTypeError for what cannot be kept."""
-        packer = Packer()
-        index = {
-            "rollouts": packer.node(rollouts, "rollouts"),
-            "aside": packer.node(sidecar, "sidecar"),
-        }
-        return cls(place, index, packer.arrays, packer.cost, info=_as_json(info or {}), **others)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
     @property
     def copy_nbytes(self) -> int:
         """The most that :meth:`copied` takes of its arena."""
@@ -67,10 +54,6 @@ class Prepared:
     def copied(self, arena: chunks.Arena) -> Prepared:
         """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
         return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
-
-    def at_part(self, part: int | None) -> Prepared:
-        """The same dump for another part of its step."""
-        return attrs.evolve(self, place=attrs.evolve(self.place, part=part))
 
     def write_files(self, staging: Folder) -> DumpMeta:
         """Write both files into a directory, and sync them."""
@@ -84,7 +67,7 @@ class Prepared:
             rank=place.rank,
             world_size=place.world_size,
             checksum=checksum,
-            nbytes=self.nbytes,
+            nbytes=sum(array.nbytes for array in self.arrays),
             stored=stored,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             identity=self.identity,
@@ -93,12 +76,3 @@ class Prepared:
         with commit.synced(staging, place.meta) as file:
             file.write(meta.to_bytes())
         return meta
-
-
-def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
-        check_info(plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
-    return plain

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlskip._files import Folder
 from rlskip.format import container
 from rlskip.format.dump_errors import (
@@ -18,12 +20,13 @@ from rlskip.format.dump_errors import (
     DumpError,
     UnreadableDumpError,
 )
+from rlskip.format.kinds import Packer
 from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
 from rlskip.store.identity import Identity
 from rlskip.store.layout import OpenPlace, Place, call_numbers
 from rlskip.store.meta import DumpMeta
-from rlskip.store.prepared import Prepared
+from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
 from rlskip.store.step_index import StepIndex, by_preference
 
@@ -70,28 +73,22 @@ class StepStore:
 
     def steps(self, part: int | None = None) -> list[int]:
         """The steps with a complete dump, ascending; those that cannot be read are left out."""
-        unread: list[DumpError] = []
-        steps = [s for s in self._listed(unread) if self._is_complete(s, part, unread)]
-        _warn(unread)
-        return steps
+        with _unread_dumps() as unread:
+            return [s for s in self._listed(unread) if self._is_complete(s, part, unread)]
 
     def nearest(self, step: int, part: int | None = None) -> int | None:
         """The step that `repeat` takes for `step`; those that cannot be read are left out.
 
         `step` itself; else the largest below; else the smallest above; else None.
         """
-        unread: list[DumpError] = []
-        candidates = by_preference(self._listed(unread), step)
-        found = next((s for s in candidates if self._meta(s, part, unread) is not None), None)
-        _warn(unread)
-        return found
+        with _unread_dumps() as unread:
+            candidates = by_preference(self._listed(unread), step)
+            return next((s for s in candidates if self._meta(s, part, unread) is not None), None)
 
     def listed(self) -> list[int]:
         """The steps that have a directory, ascending, without a look into it."""
-        unread: list[DumpError] = []
-        steps = self._listed(unread)
-        _warn(unread)
-        return steps
+        with _unread_dumps() as unread:
+            return self._listed(unread)
 
     def calls(self, step: int) -> list[int]:
         """The numbers of the calls that `step` has dumps of, ascending, from one listing.
@@ -106,7 +103,7 @@ class StepStore:
             return []
         except CorruptDumpError:  # for who reads it to quarantine
             return [0]
-        first = [0] if here.place.has_file(names) else []
+        first = [0] if {here.place.dump, here.place.meta} & names else []
         return first + call_numbers(names)
 
     def read_meta(self, step: int, part: int | None = None) -> DumpMeta | None:
@@ -121,10 +118,8 @@ class StepStore:
         NewerFormatError
             A newer rlskip wrote it.
         """
-        unread: list[DumpError] = []
-        meta = self._meta(step, part, unread)
-        _warn(unread)
-        return meta
+        with _unread_dumps() as unread:
+            return self._meta(step, part, unread)
 
     def _listed(self, unread: list[DumpError]) -> list[int]:
         try:
@@ -205,12 +200,18 @@ class StepStore:
             Called with the meta of a dump that is kept so. It returns the part to write to instead;
             None: this dump is dropped.
         """
-        return Prepared.of(
-            self._place(step, part),
-            rollouts,
+        packer = Packer()
+        index = {
+            "rollouts": packer.node(rollouts, "rollouts"),
+            "aside": packer.node(sidecar, "sidecar"),
+        }
+        return Prepared(
+            place=self._place(step, part),
+            index=index,
+            arrays=packer.arrays,
+            cost=packer.cost,
             identity=identity,
-            info=info,
-            sidecar=sidecar,
+            info=as_json(info or {}),
             replace=replace,
             elsewhere=elsewhere,
         )
@@ -223,7 +224,7 @@ class StepStore:
             part = None if ours or dump.elsewhere is None else dump.elsewhere(meta)
             if part is None:
                 return meta
-            dump = dump.at_part(part)
+            dump = attrs.evolve(dump, place=attrs.evolve(dump.place, part=part))
 
     def _write(self, dump: Prepared) -> tuple[DumpMeta, bool]:
         """The meta of the dump that has the place now, and whether it is this one."""
@@ -381,7 +382,11 @@ class StepStore:
             yield opened
 
 
-def _warn(unread: list[DumpError]) -> None:
+@contextlib.contextmanager
+def _unread_dumps() -> Iterator[list[DumpError]]:
+    """Those that cannot be read at the moment: one warning for all."""
+    unread: list[DumpError] = []
+    yield unread
     if unread:
         more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
         logger.warning("%s%s; it counts as absent", unread[0], more)

@@ -183,24 +183,19 @@ class Writer:
     def _write(self, job: _Job) -> None:
         meta: DumpMeta | None = None
         error: BaseException | None = None
-        began = time.perf_counter()
+        step, began = job.dump.place.step, time.perf_counter()
         try:
             meta = self.store.write(job.dump)
         except BaseException as raised:
             error = raised
-            logger.warning(
-                "step %d is NOT dumped, it will be generated again: %s",
-                job.dump.place.step,
-                raised,
-            )
+            logger.warning("step %d is NOT dumped, it will be generated again: %s", step, raised)
         else:
-            seconds = time.perf_counter() - began
-            logger.debug("step %d dumped in %.2f s", job.dump.place.step, seconds)
+            logger.debug("step %d dumped in %.2f s", step, time.perf_counter() - began)
         if job.done is not None:
             try:
                 job.done(meta, error)
             except BaseException:  # the next dump is to be written
-                logger.exception("after the dump of step %d", job.dump.place.step)
+                logger.exception("after the dump of step %d", step)
 
     def _forget_parent(self) -> None:
         """Start empty in a forked child, which has neither the parent's thread nor its dumps."""
