@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.jobs.ranks import RankGroup
@@ -30,7 +29,7 @@ LEASES = ".leases"
 _MAX_LEASE = 4096  # bytes
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, kept alive until released.
 
     One without a path (another rank's, or taken after the wait timed out) holds nothing.
@@ -78,15 +77,7 @@ class Lease:
             if self._token.encode() in folder.read(self._path.name, _MAX_LEASE):
                 os.unlink(self._path.name, dir_fd=folder.handle)
 
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _text(self) -> bytes:
@@ -200,9 +191,8 @@ class SingleFlight:
             if not logged and self._ranks.rank == 0:
                 logger.info(
                     "another job generates step %d; waiting for it, %g s at most",
-                    step,
-                    self._wait_s,
-                )
+                    step, self._wait_s,
+                )  # fmt: skip
             logged = True
             time.sleep(self._poll_s)
 

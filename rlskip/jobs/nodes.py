@@ -65,14 +65,11 @@ def nodes_without(ray: Any, directory: str | Path, timeout_s: float) -> list[str
 def answers(ray: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """What each node answered within `timeout_s` seconds, or :class:`Unanswered`."""
     ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
+    late = Unanswered(f"it did not answer within {timeout_s:.0f} s", is_late=True)
     return {
-        name: _answer(ray, reference) if reference in ready else _late(timeout_s)
+        name: _answer(ray, reference) if reference in ready else late
         for name, reference in asked.items()
     }
-
-
-def _late(timeout_s: float) -> Unanswered:
-    return Unanswered(f"it did not answer within {timeout_s:.0f} s", is_late=True)
 
 
 def _answer(ray: Any, reference: Any) -> Any:

@@ -32,9 +32,9 @@ def token_in(directory: str | Path) -> Iterator[int]:
                 token.unlink()
 
 
-def sees_token(directory: str | Path, number: int, patience_s: float = PATIENCE_S) -> bool:
-    """Whether the token is there; waits `patience_s` seconds for it. True for number 0."""
-    deadline = time.monotonic() + patience_s
+def sees_token(directory: str | Path, number: int) -> bool:
+    """Whether the token is there; waits `PATIENCE_S` seconds for it. True for number 0."""
+    deadline = time.monotonic() + PATIENCE_S
     while number and not _path(directory, number).exists():
         if time.monotonic() > deadline:
             return False
