@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from omegaconf import DictConfig, OmegaConf
 
 from rlskip._files import open_folder
 from rlskip.skip.shaping import leaves
@@ -41,7 +40,7 @@ def flat_config(config: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
     found = {key: _plain(value) for key, value in leaves(config)}
-    raw = dict(_raw_leaves(config))
+    raw = dict(leaves(config, resolve=False))
     masked = {
         key
         for key in found
@@ -104,24 +103,9 @@ def _is_secret(key: str) -> bool:
     return _SECRET.search(key) is not None and _NAMES_A_FIELD.search(key) is None
 
 
-def _raw_leaves(node: Any, at: str = "") -> Any:
-    """As :func:`leaves`, but interpolations stay unresolved."""
-    if isinstance(node, DictConfig):
-        node = OmegaConf.to_container(node, resolve=False)
-    if isinstance(node, Mapping) and node:
-        for name, value in node.items():
-            yield from _raw_leaves(value, f"{at}.{name}" if at else str(name))
-    else:
-        yield at, node
-
-
-def _by_text(mapping: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    return [(str(key), value) for key, value in mapping.items()]
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: MASKED if _is_secret(k) else _plain(v) for k, v in _by_text(value)}
+        return {str(k): MASKED if _is_secret(str(k)) else _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
