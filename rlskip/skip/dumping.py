@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import re
 from collections.abc import Iterable
@@ -21,21 +20,14 @@ from rlskip._version import __version__
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of, plain
 from rlskip.config.check import look_up
-from rlskip.config.skip import TRAINING_ROLES, RoleConfig
+from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip import config_copy
 from rlskip.skip.call import Call
 from rlskip.skip.config_copy import flat_config
 from rlskip.skip.role import BaseSkip, SkipAction
-from rlskip.skip.shaping import (
-    MODEL,
-    engine_of,
-    is_unknown,
-    may_matter,
-    sampling_of,
-    value_at,
-)
+from rlskip.skip.shaping import MODEL, engine_of, is_unknown, may_matter, sampling_of, value_at
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -59,12 +51,9 @@ _MAX_CHANGES = 10
 class DumpingSkip(BaseSkip):
     """A role with a directory of dumps: what they record, and what is logged of them."""
 
-    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+    def __init__(self, local_config: Any, global_config: Any) -> None:
         super().__init__(local_config, global_config)
         c = local_config
-        assert c.dump_dir is not None
-        assert c.experiment_name is not None
-        assert c.project_name is not None
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
         self.directory = run_directory(c.dump_dir, c.experiment_name, c.project_name, *shape)
@@ -145,12 +134,6 @@ class DumpingSkip(BaseSkip):
             model=look_up(config, MODEL),
             versions={**_versions(), **engine_of(config)},
         )
-
-    def _same(self, present: Identity, meta: DumpMeta) -> bool:
-        """Whether the dump was made for this very call, or may be replayed anyway."""
-        differs = self._differences(present, meta)
-        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-        return not differs or self._accepts(what, Found(meta.step))
 
     def _differences(self, present: Identity, meta: DumpMeta) -> list[str]:
         """What makes the dump another call's. What is only noteworthy is logged."""
@@ -240,20 +223,22 @@ class DumpingSkip(BaseSkip):
             if may_matter(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
         ]
         of_rollouts = [key for key in changed if is_unknown(key)]
-        for level, keys in ((logging.WARNING, of_rollouts), (logging.INFO, changed)):
-            keys = [key for key in keys if level == logging.WARNING or key not in of_rollouts]
+        others = [key for key in changed if not is_unknown(key)]
+        for level, keys, most in (
+            (logging.WARNING, of_rollouts, len(of_rollouts)),
+            (logging.INFO, others, _MAX_CHANGES),
+        ):
             if keys:
-                more = f" and {len(keys) - _MAX_CHANGES} more" if len(keys) > _MAX_CHANGES else ""
-                shown = [
+                shown = ", ".join(
                     f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
-                    for key in (keys if level == logging.WARNING else keys[:_MAX_CHANGES])
-                ]
+                    for key in keys[:most]
+                )
+                more = f" and {len(keys) - most} more" if len(keys) > most else ""
                 log.log(
                     level,
                     "rlskip: role %s: changed since the dump was made, and not compared: %s%s; "
                     "%s=[%s] compares",
-                    self.role, ", ".join(shown), more * (level == logging.INFO),
-                    as_typed("skip.identity"), keys[0],
+                    self.role, shown, more, as_typed("skip.identity"), keys[0],
                 )  # fmt: skip
 
     def _warn_of_other_shapes(self) -> None:
@@ -310,8 +295,7 @@ class DumpingSkip(BaseSkip):
 
 def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
     """What the stage took to make the dumps, less the time to load them; 0 where not known."""
-    known = [meta.info.get("seconds") for meta in metas]
-    took = sum(s for s in known if isinstance(s, int | float) and 0 < s < math.inf)
+    took = sum(meta.info.get("seconds", 0.0) for meta in metas)
     return took - loading if took else 0.0
 
 

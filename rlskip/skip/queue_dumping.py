@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import attrs
 
-from rlskip.config.skip import RoleConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
@@ -52,7 +51,7 @@ class QueueDumping(DumpingSkip):
 
     stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
 
-    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+    def __init__(self, local_config: Any, global_config: Any) -> None:
         super().__init__(local_config, global_config)
         if local_config.match == "run":
             raise ConfigError(

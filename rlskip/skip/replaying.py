@@ -181,12 +181,12 @@ class ReplayingSkip(DumpingSkip):
             if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
                 return None
             call.reason = f"the prompts cannot be compared with those of the dump of {kth}"
-            return self._despite(call, kth, call.reason)
+            return self._despite(call, kth)
         if policy == "ignore":
             if kth is None:
                 return None
             call.reason = f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
-            return self._despite(call, kth, call.reason)
+            return self._despite(call, kth)
         nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
         if nearest is None:
             damaged = "a dump of the step is missing, and the others were made for other calls"
@@ -206,11 +206,11 @@ class ReplayingSkip(DumpingSkip):
             if elsewhere:
                 call.reason += f". A dump of {elsewhere[0]} has its prompts"
                 hint = f"skip.{self.role}.match=run looks in the run's other steps, too; "
-        return self._despite(call, found, call.reason, hint)
+        return self._despite(call, found, hint)
 
-    def _despite(self, call: Call, found: Found, what: str, hint: str = "") -> Found | None:
-        """`found` if `what` is ignored; None if it was quarantined."""
-        if self._accepts(what, found, hint):
+    def _despite(self, call: Call, found: Found, hint: str = "") -> Found | None:
+        """`found` if it is to serve the call despite `call.reason`; None if it was quarantined."""
+        if self._accepts(call.reason, found, hint):
             return found
         call.visit.lose(found)
         return None

@@ -49,13 +49,11 @@ def restore_rng(states: dict[str, Any] | None) -> None:
             "skip.restore_rng",
             "replay it with skip.restore_rng=false",
         )
-    before = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()
+    before = capture_rng()
     try:
         _set(states)
     except Exception as error:  # a file's values may be anything
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        _set(before)
         raise CorruptDumpError("it does not hold states of the random generators") from error
 
 
@@ -63,15 +61,8 @@ def _set(states: dict[str, Any]) -> None:
     python, np_state = states["python"], states["numpy"]
     words = tuple(int(word) for word in python["words"])
     random.setstate((python["version"], words, python["gauss"]))
-    np.random.set_state(
-        (
-            np_state["name"],
-            np.asarray(np_state["keys"]),
-            np_state["position"],
-            np_state["has_gauss"],
-            np_state["cached"],
-        )
-    )
+    names = ("name", "keys", "position", "has_gauss", "cached")
+    np.random.set_state(tuple(np_state[name] for name in names))
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])

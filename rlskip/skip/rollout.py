@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlskip.config.skip import RoleConfig, RolloutSkipConfig
+from rlskip.config.skip import RolloutSkipConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, saved_call
 from rlskip.skip.replaying import ReplayingSkip
@@ -43,12 +43,10 @@ class RolloutSkip(ReplayingSkip):
     where `background_write` allows.
     """
 
-    def __init__(self, local_config: RoleConfig, global_config: Any) -> None:
+    def __init__(self, local_config: Any, global_config: Any) -> None:
         super().__init__(local_config, global_config)
-        c = local_config
-        assert c.wait_s is not None
-        self._in_background = bool(c.background_write)
-        self._waits = c.wait_s > 0 and c.on_miss == "generate"
+        self._in_background = bool(local_config.background_write)
+        self._waits = local_config.wait_s > 0 and local_config.on_miss == "generate"
 
     @functools.cached_property
     def ranks(self) -> RankGroup:
@@ -85,7 +83,12 @@ class RolloutSkip(ReplayingSkip):
 
     def _new_visit(self, step: int) -> Visit:
         # What earlier steps generated can be replayed; what this visit writes serves none of it.
-        self._wait_for_writer()
+        if self._in_background:
+            try:
+                self.writer.wait()
+            except WriterTimeoutError as error:
+                # A dump is complete or absent, so to look without it is safe.
+                log.warning("rlskip: role %s goes on without waiting longer: %s", self.role, error)
         return super()._new_visit(step)
 
     def _agreed(self, call: Call, found: Found | None, offers: Iterator[Found]) -> Found | None:
@@ -187,15 +190,6 @@ class RolloutSkip(ReplayingSkip):
         if self._in_background:
             self.writer.flush()
 
-    def _wait_for_writer(self) -> None:
-        if not self._in_background:
-            return
-        try:
-            self.writer.wait()
-        except WriterTimeoutError as error:
-            # A dump is complete or absent, so to look without it is safe.
-            log.warning("rlskip: role %s goes on without waiting longer: %s", self.role, error)
-
     def _load_shard(self, call: Call, found: Found | None) -> tuple[bool, int]:
         """Load this rank's shard of `found`: whether it can be, and which call's it is."""
         call.found, call.loaded = found, None
@@ -206,7 +200,7 @@ class RolloutSkip(ReplayingSkip):
         except BaseException as error:  # the other ranks must not wait for this one
             call.loaded = error
             return False, 0
-        return True, _number(call.loaded[1].info.get("generation"))
+        return True, int(call.loaded[1].info.get("generation", "0"), 16)
 
     def _load(self, call: Call) -> tuple[Any, DumpMeta, Any]:
         """As the base class has it; on every rank or on none."""
@@ -227,11 +221,3 @@ class RolloutSkip(ReplayingSkip):
         if self.ranks.world_size > 1:
             info["generation"] = self.ranks.decision
         return info
-
-
-def _number(generation: Any) -> int:
-    """The generation of a dump as a number that ranks can exchange; 0 if it has none."""
-    try:
-        return int(str(generation), 16) % (1 << 63)
-    except ValueError:
-        return 0

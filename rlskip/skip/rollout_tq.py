@@ -25,13 +25,7 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.skip import RolloutTqSkipConfig
 from rlskip.errors import MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
-from rlskip.keys import (
-    REPLAYED,
-    RUNNING,
-    STATUS,
-    STEP_TAGS,
-    dump_tag,
-)
+from rlskip.keys import REPLAYED, RUNNING, STATUS, STEP_TAGS, dump_tag
 from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
 from rlskip.skip.call import Call, current_call
 from rlskip.skip.dumping import seconds_saved
@@ -46,6 +40,7 @@ from rlskip.skip.groups import (
 from rlskip.skip.queue_dumping import REFILL, QueueDumping, Submitted
 from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import SkipAction, register_skip
+from rlskip.skip.visit import Found
 from rlskip.store import (
     AbsentDumpError,
     CorruptDumpError,
@@ -219,10 +214,13 @@ class RolloutTqSkip(QueueDumping):
 
     def _fits(self, metas: Sequence[DumpMeta]) -> bool:
         """Whether parts were made under conditions that this run accepts."""
-        if self.local_config.action == SkipAction.REPEAT:
-            return True
-        conditions = self.conditions
-        return all(self._same(conditions, meta) for meta in metas)
+        return self.local_config.action == SkipAction.REPEAT or all(map(self._is_accepted, metas))
+
+    def _is_accepted(self, meta: DumpMeta) -> bool:
+        """Whether a part was made under the conditions of this run, or may be replayed anyway."""
+        differs = self._differences(self.conditions, meta)
+        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
+        return not differs or self._accepts(what, Found(meta.step))
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None], list[str | None]]:
         """The prompts' uids, their contents, and these as rlskip 0.1 had them: without a stage.
@@ -289,8 +287,8 @@ class RolloutTqSkip(QueueDumping):
         """All that enters the queue for the planned groups, verified, before any of it does."""
         replay = _Replay({}, {}, [])
         for part in range(len(plan.metas)):
-            chosen = [(uid, g) for uid, g in zip(plan.uids, plan.groups, strict=True) if g]
-            chosen = [(uid, g) for uid, g in chosen if g.part == part]
+            groups = zip(plan.uids, plan.groups, strict=True)
+            chosen = [(uid, group) for uid, group in groups if group and group.part == part]
             if not chosen:
                 continue
             loaded = self.store.load(plan.source, part=part)
