@@ -95,6 +95,7 @@ add_kind(
     ),
     types=[NonTensorData],
 )
+
 # -- verl --------------------------------------------------------------------------------
 
 _DATAPROTO = "verl.protocol"

@@ -25,7 +25,11 @@ def world_size() -> int:
 
 
 class RankGroup:
-    """The ranks that call a stage together.
+    """The ranks that call a stage together; rank 0 of 1, which never waits, without ranks.
+
+    Constructing it is itself a collective where torch.distributed is initialised with more than one
+    rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
+    accelerator's stream.
 
     Parameters
     ----------
@@ -36,10 +40,6 @@ class RankGroup:
     ----------
     decision
         Names the last exchange: the same text on all its ranks, and for no other exchange.
-
-    Constructing it is itself a collective where torch.distributed is initialised with more than one
-    rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
-    accelerator's stream. Otherwise this is rank 0 of 1 and never waits.
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:

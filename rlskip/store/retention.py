@@ -24,14 +24,14 @@ class _Written:
 class Retention:
     """Removes old dumps as new ones are written.
 
+    The step just written and one that is being read are never removed, whatever the limits.
+
     Parameters
     ----------
     keep_last
         How many steps to keep, each with all its calls: those written last; None for all.
     max_size
         Bytes that the dumps may take together; None for any number.
-
-    The step just written and one that is being read are never removed, whatever the limits.
     """
 
     def __init__(self, root: Path, keep_last: int | None, max_size: int | None) -> None:

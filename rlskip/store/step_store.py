@@ -38,6 +38,10 @@ _ATTEMPTS = 10
 class StepStore:
     """The dumps in one directory, as :func:`~rlskip.store.run_directory` names it.
 
+    A corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and the
+    step counts as absent. A dump that cannot be read at the moment counts as absent, too, and one
+    in a newer format raises; both stay where they are.
+
     Parameters
     ----------
     directory
@@ -48,10 +52,6 @@ class StepStore:
     keep_last, max_size
         After each save remove the dumps that were written longest ago, down to this number and to
         this many bytes; never the step just saved or one that is being read. None: keep all.
-
-    A corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and the
-    step counts as absent. A dump that cannot be read at the moment counts as absent, too, and one
-    in a newer format raises; both stay where they are.
     """
 
     def __init__(
