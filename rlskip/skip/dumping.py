@@ -132,7 +132,8 @@ class DumpingSkip(BaseSkip):
             sampling=sampling,
             extra={key: value_at(config, key, f"skip.{self.role}") for key in c.identity or ()},
             model=look_up(config, MODEL),
-            versions={**_versions(), **engine_of(config)},
+            # Plain text: torch's own kind of string parses both sides whenever it is compared.
+            versions={"rlskip": __version__, "torch": str(torch.__version__), **engine_of(config)},
         )
 
     def _differences(self, present: Identity, meta: DumpMeta) -> list[str]:
@@ -308,8 +309,3 @@ def _steps_in(directory: Path) -> int:
 
 def _short(value: Any) -> str:
     return short(repr(value), 40)
-
-
-def _versions() -> dict[str, str]:
-    # Plain text: torch's own kind of string parses both sides whenever it is compared.
-    return {"rlskip": __version__, "torch": str(torch.__version__)}
