@@ -128,7 +128,7 @@ def test_a_trainer_that_does_not_share_the_launchers_dump_dir_is_refused(
 APP = """
 import ray
 from rlskip.hosts.verl import handshake
-handshake.SHOWN_S = 2.0
+handshake.SHOWN_S = 10.0
 ray.init(address=os.environ["RAY_ADDRESS"])
 there = ray.remote(handshake.acknowledge).options(resources={os.environ["WHERE"]: 1})
 ray.get(there.remote("rollout", cfg.skip.dump_dir))
@@ -168,7 +168,7 @@ def test_the_launcher_ends_a_run_whose_trainer_has_another_dump_dir(
         PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]),
         RAY_ADDRESS=nodes.cluster.address,
         WHERE=where,
-        TRAINS_S="15" if where == "near" else "200",
+        TRAINS_S="40" if where == "near" else "200",
     )
     if where == "near":
         assert "trained" in run.said
