@@ -151,7 +151,6 @@ class Scheduler:
         Those that ran on it must still be reported, with `done` or `retry`.
         """
         self._load.pop(worker, None)
-        self._away.discard(worker)
         for rank, _, unit in sorted(self._pinned.pop(worker, [])):
             self._pin(worker, rank, unit)
 

@@ -160,6 +160,21 @@ def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, m
     assert report.failed == ({("u_0", 0): "no worker is left"} if gone else {})
 
 
+def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_prompts):
+    both = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        while not both.is_set():
+            await asyncio.sleep(0.01)
+        raise WorkerLostError("its process died", gone=True)
+
+    dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts=1)
+    batches = [dispatcher.submit(make_prompts(2), step=step) for step in (1, 2, 3)]
+    both.set()
+    for batch in batches:
+        assert set(batch.result(60).failed.values()) == {"no worker is left"}
+
+
 def test_a_legacy_prompt_names_the_first_of_its_failures(make_dispatcher, make_prompts, queue):
     async def worker(prompt, sampling, session):
         raise ValueError("no")
@@ -376,3 +391,23 @@ def test_a_pool_forgets_a_prompt_once_after_its_last_session(make_prompts, queue
     with Dispatcher(Pool(worker, 1), queue, config) as dispatcher:
         dispatcher.generate_sequences(make_prompts(2), step=1)
     assert sorted(forgotten) == [("u_0", 4), ("u_1", 4)]
+
+
+def test_each_kind_of_failure_has_its_own_retries(make_dispatcher, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.attempt < 2:
+            raise [OSError("no route"), ValueError("bad luck")][session.attempt]
+        return {"responses": torch.ones(3)}
+
+    dispatcher = make_dispatcher(worker, max_retries=1, max_data_retries=1)
+    assert dispatcher.generate_sequences(make_prompts(1), step=1).failed == {}
+
+
+def test_rows_that_a_worker_writes_itself_are_not_counted(make_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        rows = [{"responses": torch.ones(3)}]
+        queue.put([session.key(0)], session.partition, rows, [session.tag()])
+
+    make_dispatcher(worker, n=2).generate_sequences(make_prompts(1), step=1)
+    batch, _ = ReplayBuffer(queue, {"replay": {"timeout_s": 5}}).sample(1, "train")
+    assert len(batch.keys) == 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 
 import pytest
 import torch
@@ -64,17 +65,37 @@ def test_a_batch_writes_its_timeline(make_dispatcher, make_prompts, tmp_path):
     assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 15
 
 
+def test_a_cancelled_attempt_is_drawn(make_dispatcher, make_prompts, tmp_path):
+    started = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        started.set()
+        await asyncio.sleep(60)
+
+    dispatcher = make_dispatcher(worker, timeline_dir=str(tmp_path), max_concurrent_rollouts=1)
+    batch = dispatcher.submit(make_prompts(1), step=4)
+    assert started.wait(30)
+    batch.cancel()
+    batch.result(60)
+    events = json.loads((tmp_path / "train-4.json").read_text())["traceEvents"]
+    (run,) = [e for e in events if e["ph"] == "X"]
+    assert (run["cat"], run["args"]["error"]) == ("failed", "cancelled")
+
+
 def test_progress_shows_sessions_and_tokens(make_dispatcher, make_prompts, capsys):
     pytest.importorskip("tqdm")
 
     async def worker(prompt, sampling, session):
         await asyncio.sleep(0.1)  # a bar is drawn ten times a second
+        if (session.uid, session.session_id) == ("u_0", 0):
+            raise ValueError("bad prompt")
         return {"responses": torch.ones(7)}
 
-    caps = {"max_concurrent_rollouts": 3}
+    caps = {"max_concurrent_rollouts": 3, "max_data_retries": 0}
     make_dispatcher(worker, progress=True, **caps).generate_sequences(make_prompts(3), step=4)
     said = capsys.readouterr().err
     assert "step 4" in said
     assert "/12" in said
+    assert "failed=1" in said
     assert re.search(r"tok/s=[\d,]+", said)
     assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", said)  # the time taken, and that left

@@ -62,6 +62,8 @@ def test_a_dump_that_is_there_stays(rlskip: Any, foreign: Path, tmp_path: Path) 
     StepStore(tmp_path / "ours" / RUN).save(1, ["ours"])
     said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
     assert [one["nbytes"] is None for one in said.json] == [True, False, False]
+    again = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    assert again.out.count("exists already") == 3
     assert StepStore(tmp_path / "ours" / RUN).load(1) == ["ours"]
 
 
