@@ -106,11 +106,11 @@ def rows_of(batch: Any) -> list[dict[str, Any]]:
     if isinstance(batch, list | tuple):
         return [dict(row) for row in batch] if _is_rows(batch) else []
     n = length_of(batch)
-    columns = columns_of(batch)
-    cells = {name: cells_of(column, n) for name, column in columns.items()}
-    whole = {name: unwrapped(columns[name]) for name, found in cells.items() if found is None}
-    per_row = {name: found for name, found in cells.items() if found is not None}
-    return [{n: per_row[n][i] if n in per_row else whole[n] for n in columns} for i in range(n)]
+    cells: dict[str, Sequence[Any]] = {}
+    for name, column in columns_of(batch).items():
+        found = cells_of(column, n)
+        cells[name] = [unwrapped(column)] * n if found is None else found
+    return [{name: values[i] for name, values in cells.items()} for i in range(n)]
 
 
 def select(batch: Any, rows: Sequence[int]) -> Any:
@@ -167,3 +167,20 @@ def _is_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 def unwrapped(value: Any) -> Any:
     """What NonTensorData holds; any other value as it is."""
     return value.data if isinstance(value, NonTensorData) else value
+
+
+def own(value: Any) -> Any:
+    """Copy `value`, so that the copy shares no memory with it; views are copied, too."""
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is dict:
+        return {key: own(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind([own(item) for item in value])
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.clone() if isinstance(value, TensorDictBase) else copy.deepcopy(value)
+
+
+_IMMUTABLE = (int, float, str, bool, bytes, type(None))

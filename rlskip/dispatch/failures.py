@@ -45,11 +45,11 @@ def kind_of(failure: SessionFailure) -> str:
     return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
 
 
-def portable(error: BaseException) -> Exception:
+def portable(error: BaseException, who: str = "it") -> Exception:
     """`error`, or a DataFailure for an error that futures and event loops cannot carry."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return _caused(DataFailure, f"it raised {type(error).__name__}: {text_of(error)}", error)
+    return _caused(DataFailure, f"{who} raised {type(error).__name__}: {text_of(error)}", error)
 
 
 def text_of(error: BaseException) -> str:

@@ -17,8 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlskip.dispatch.failures import DataFailure, text_of
-from rlskip.dispatch.units import Job, Sample, Session, own
+from rlskip.batch.columns import own
+from rlskip.dispatch.failures import DataFailure, portable
+from rlskip.dispatch.units import Job, Sample, Session
 from rlskip.dispatch.waits import DaemonThreads
 
 Worker = Callable[..., Any]
@@ -93,8 +94,7 @@ class LocalPool(Pool):
         session = job.session
         run = self._runners[worker].run(job.sample.fields, job.sampling, session)
         name = f"session {session.session_id} of {session.uid} (attempt {session.attempt}, "
-        name += f"worker {worker})"
-        return asyncio.get_running_loop().create_task(run, name=name)
+        return asyncio.get_running_loop().create_task(run, name=f"{name}worker {worker})")
 
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
         future.cancel()
@@ -122,28 +122,24 @@ class Runner:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         if self._threads is not None:
-            thread = self._threads.run(self._call, args)
+            thread = self._threads.run(self._call, *args)
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
                 return await thread  # a thread cannot be stopped
         try:
             return await self._worker(*args)
-        except (Exception, asyncio.CancelledError):
+        except asyncio.CancelledError:
             raise
         except BaseException as error:
-            # It would end the event loop, or look like the end of the actor's task.
-            raise _raised(error) from error
+            # It could end the event loop, or look like the end of the actor's task.
+            raise portable(error, "the worker")  # noqa: B904 - has its cause
 
-    def _call(self, args: tuple[Any, ...]) -> Any:
+    def _call(self, *args: Any) -> Any:
         try:
             return self._worker(*args)
-        except Exception as error:
-            if isinstance(error, StopIteration):  # no future carries it
-                raise _raised(error) from error
-            raise
         except BaseException as error:
-            raise _raised(error) from error
+            raise portable(error, "the worker")  # noqa: B904 - has its cause
 
     async def call(self, method: str, *args: Any) -> None:
         result = getattr(self._worker, method)(*args)
@@ -153,10 +149,6 @@ class Runner:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.close()
-
-
-def _raised(error: BaseException) -> DataFailure:
-    return DataFailure(f"the worker raised {type(error).__name__}: {text_of(error)}")
 
 
 def is_blocking(worker: Worker) -> bool:

@@ -8,13 +8,14 @@ import itertools
 import logging
 import operator
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import ray
 from ray.exceptions import RayActorError
 
+from rlskip.batch.columns import own
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -25,7 +26,7 @@ from rlskip.dispatch.failures import (
 )
 from rlskip.dispatch.packing import pack, sendable, unpack
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.units import Job, Sample, Session, own
+from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +75,8 @@ class RayPool(Pool):
         self._worker = worker
         self._threads = threads
         self.slots = threads if is_blocking(worker) else None
-        self._options = {
-            "max_concurrency": 10_000,
-            "scheduling_strategy": "SPREAD",
-            **(options or {}),
-        }
+        usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
+        self._options = {**usual, **(options or {})}
         self._restarts = restarts
         self._seats: list[_Seat] = []
         self._packed: dict[int, bytes] = {}
@@ -86,10 +84,7 @@ class RayPool(Pool):
     async def open(self) -> None:
         if not ray.is_initialized():
             ray.init()
-        self._seats = [
-            _Seat(i, self._spawn, self._pack_sample, self._restarts, self._tell)
-            for i in range(self.workers)
-        ]
+        self._seats = [_Seat(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
         try:
@@ -102,9 +97,6 @@ class RayPool(Pool):
                 "see `ray status` for what is missing",
             ) from error
 
-    def _tell(self, worker: int, state: str) -> None:
-        self.changed(worker, state)
-
     def _spawn(self) -> Any:
         actor = ray.remote(_Actor)
         return actor.options(**self._options).remote(self._worker, self._threads)
@@ -116,6 +108,7 @@ class RayPool(Pool):
         self._seats[worker].stop(future)
 
     def _pack_sample(self, sample: Sample) -> bytes:
+        """A prompt as bytes, packed once for all actors."""
         if sample.id not in self._packed:
             self._packed[sample.id] = pack(sample.fields)
         return self._packed[sample.id]
@@ -137,27 +130,17 @@ class RayPool(Pool):
 class _Seat:
     """The driver's side of one actor."""
 
-    def __init__(
-        self,
-        number: int,
-        spawn: Callable[[], Any],
-        pack_sample: Callable[[Sample], bytes],
-        restarts: int,
-        tell: Callable[[int, str], None],
-    ) -> None:
+    def __init__(self, number: int, pool: RayPool) -> None:
         self._number = number
-        self._tell = tell
-        self._spawn = spawn
-        self._pack_sample = pack_sample
-        self._restarts = restarts
+        self._pool = pool
+        self._restarts = pool._restarts
         self._ids = itertools.count()
         self._calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
         self._loop = asyncio.get_running_loop()
-        self.actor: Any = None
         self._sit()
 
     def _sit(self) -> None:
-        self.actor = self._spawn()
+        self.actor: Any = self._pool._spawn()
         self._known: set[int] = set()
         self._forgotten: list[int] = []
         self._outbox: list[tuple[int, Job]] = []
@@ -217,7 +200,7 @@ class _Seat:
             logger.exception("worker %d cannot take the last broadcast", self._number)
             ray.kill(actor)
             return
-        self._tell(self._number, "back")
+        self._pool.changed(self._number, "back")
         self._loop.call_soon(self._soon)
 
     def close(self) -> None:
@@ -246,7 +229,7 @@ class _Seat:
         for number, job in jobs:
             try:
                 if job.sample.id not in self._known:
-                    prompts[job.sample.id] = self._pack_sample(job.sample)
+                    prompts[job.sample.id] = self._pool._pack_sample(job.sample)
                     self._known.add(job.sample.id)
             except Exception as error:  # a prompt that cannot be sent
                 self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
@@ -264,8 +247,7 @@ class _Seat:
         try:
             while True:
                 for number, packed in pickle.loads(await actor.results.remote()):
-                    result = packed and unpack(packed, "its result cannot be read")
-                    self._settle(number, result)
+                    self._settle(number, packed and unpack(packed, "its result cannot be read"))
         except RayActorError as error:
             self._lost(" ".join(str(error).split()))
         except Exception as error:
@@ -282,13 +264,9 @@ class _Seat:
 
     def _lost(self, cause: str) -> None:
         running, gone = self._running, self._restarts == 0
-        logger.warning(
-            "worker %d died with %d sessions: %s%s",
-            self._number,
-            len(running),
-            cause,
-            "" if gone else "; it is replaced",
-        )
+        text = "worker %d died with %d sessions: %s%s"
+        more = "" if gone else "; it is replaced"
+        logger.warning(text, self._number, len(running), cause, more)
         if self._timer is not None:
             self._timer.cancel()
         if gone:
@@ -296,7 +274,7 @@ class _Seat:
         else:
             self._restarts -= 1
             self._sit()
-        self._tell(self._number, "lost" if gone else "away")
+        self._pool.changed(self._number, "lost" if gone else "away")
         for future in running.values():
             future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}", gone=gone))
 

@@ -8,16 +8,11 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlskip.batch.columns import rows_of
+from rlskip.batch.columns import own, rows_of
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.handle import BatchHandle, Prompt
 from rlskip.dispatch.history import History
-from rlskip.dispatch.units import (
-    BatchError,
-    Sample,
-    build_trajectory_info,
-    own,
-)
+from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL
 from rlskip.store import fingerprint
 
@@ -55,7 +50,7 @@ def read_batch(
     samples = [own(row) for row in rows_of(prompts)]
     if not samples:
         raise BatchError("the batch has no prompts")
-    size, first = len(samples), samples[0]
+    first = samples[0]
     step = first.get("global_steps") if step is None else step
     if step is None:
         raise BatchError(
@@ -78,9 +73,9 @@ def read_batch(
         if "uid" not in sample:
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         prompt = Prompt(
-            i,
-            size,
-            n,
+            prompt=i,
+            prompts=len(samples),
+            n=n,
             batch=batch,
             uid=str(sample["uid"]),
             sample=Sample(sample),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import torch
 import xxhash
-from tensordict import TensorDictBase
 
-from rlskip.batch.columns import rows_of, select
+from rlskip.batch.columns import own, rows_of, select
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
 
@@ -66,15 +63,12 @@ class Session:
         return row_tag(self.step, self.attempt, **more)
 
 
-_ids = itertools.count()
-
-
+@attrs.frozen(eq=False)
 class Sample:
     """One prompt's fields, extracted once for all its sessions."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self.id = next(_ids)
-        self.fields = fields
+    fields: dict[str, Any]
+    id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
 
 @attrs.frozen(eq=False)
@@ -110,19 +104,6 @@ def extract_sample(batch: Any, i: int) -> dict[str, Any]:
     """
     (row,) = rows_of(select(batch, [i]))
     return {str(key): own(value) for key, value in row.items()}
-
-
-def own(value: Any) -> Any:
-    """Copy `value`, so that the copy shares no memory with it; views are copied, too."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, TensorDictBase):
-        return value.clone()
-    if type(value) is dict:
-        return {key: own(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(own(item) for item in value)
-    return copy.deepcopy(value)
 
 
 def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:

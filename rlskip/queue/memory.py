@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-import torch
 from tensordict import TensorDict
 
+from rlskip.batch.columns import own
 from rlskip.errors import RlskipError
 from rlskip.keys import attempt_of
 from rlskip.queue.protocol import (
@@ -68,7 +67,7 @@ class MemoryQueue(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
-        rows = [{}] * len(keys) if fields is None else [_own(row) for row in to_rows(fields)]
+        rows = [{}] * len(keys) if fields is None else own(to_rows(fields))
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             held = self._partitions.setdefault(partition, {})
@@ -95,10 +94,9 @@ class MemoryQueue(TrajectoryQueue):
     ) -> TensorDict:
         with self._changed:
             held = self._partitions.get(partition, {})
-            entries = [held.get(key) for key in keys]
-        found = [entry for entry in entries if entry is not None]
-        if len(found) < len(keys):
-            missing = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
+            missing = [key for key in keys if key not in held]
+            found = [] if missing else [held[key] for key in keys]
+        if missing:
             raise MissingKeysError.of_keys(missing, partition)
         common = _common_fields(found)
         wanted = common if fields is None else fields
@@ -168,16 +166,13 @@ class _MemoryWatch(Watch):
 
     def poll(self) -> Changes:
         with self._queue._changed:
-            changes, self._changes = self._changes, {}
-            return {
-                partition: self._tags_now(partition, keys)
-                for partition, keys in changes.items()
-                if keys
-            }
-
-    def _tags_now(self, partition: str, keys: Iterable[str]) -> dict[str, Tag | None]:
-        held = self._queue._partitions.get(partition, {})
-        return {key: entry.tag if (entry := held.get(key)) else None for key in keys}
+            noted, self._changes = self._changes, {}
+            changes: Changes = {}
+            for partition, keys in noted.items():
+                if keys:
+                    held = self._queue._partitions.get(partition, {})
+                    changes[partition] = {k: held[k].tag if k in held else None for k in keys}
+            return changes
 
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:
@@ -222,11 +217,3 @@ def _common_fields(entries: Sequence[_Entry]) -> list[str]:
     """The fields that every entry holds, in the order of the first entry."""
     first = entries[0].row if entries else {}
     return [name for name in first if all(name in entry.row for entry in entries)]
-
-
-def _own(row: Row) -> dict[str, Any]:
-    """Copy `row`; the copy shares no memory with it."""
-    return {
-        name: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-        for name, value in row.items()
-    }

@@ -297,9 +297,7 @@ class TrajectoryQueue(ABC):
 
 
 def check_put(
-    keys: Sequence[str],
-    fields: TensorDict | Sequence[Row] | None,
-    tags: Sequence[Tag] | None,
+    keys: Sequence[str], fields: TensorDict | Sequence[Row] | None, tags: Sequence[Tag] | None
 ) -> None:
     """Refuse arguments of a put that no queue accepts; raises :class:`PutError`."""
     if isinstance(keys, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,8 @@ class TransferQueueAdapter(TrajectoryQueue):
         self._tq.init(conf)
 
     def __reduce__(self) -> Any:
-        return _join, self._poll_s
+        low, high = self._poll_s
+        return functools.partial(TransferQueueAdapter, min_poll_s=low, max_poll_s=high), ()
 
     def put(
         self,
@@ -107,16 +109,15 @@ class TransferQueueAdapter(TrajectoryQueue):
         self, keys: Sequence[str], partition: str, tags: Sequence[Tag]
     ) -> None:
         """Delete these rows of earlier attempts, whose fields TransferQueue would merge in."""
-        later = {
+        # Most attempts have their own keys, which no other attempt uses.
+        shared = {
             key: attempt
             for key, tag in zip(keys, tags, strict=True)
-            if (attempt := attempt_of(tag))
+            if (attempt := attempt_of(tag)) and not is_own_key(key, attempt)
         }
-        # Most attempts have their own keys, which no other attempt uses.
-        shared = [key for key in later if not is_own_key(key, later[key])]
         if shared:
             there = self.list(partition)
-            earlier = [k for k in shared if k in there and attempt_of(there[k]) != later[k]]
+            earlier = [k for k, n in shared.items() if k in there and attempt_of(there[k]) != n]
             self.delete(earlier, partition)
 
     def _missing(
@@ -180,10 +181,6 @@ def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
     ):
         return fields
     return to_batch(to_rows(fields))
-
-
-def _join(min_poll_s: float, max_poll_s: float) -> TransferQueueAdapter:
-    return TransferQueueAdapter(min_poll_s=min_poll_s, max_poll_s=max_poll_s)
 
 
 def _transfer_queue() -> Any:
