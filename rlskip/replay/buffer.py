@@ -120,7 +120,7 @@ class ReplayBuffer:
         """
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        call = SampleCall(step, partition, batch_size)
+        call = SampleCall(step, partition, batch_size, self._filter_of(partition))
         while True:
             with self._lock:
                 self._partitions.sync()
@@ -178,8 +178,12 @@ class ReplayBuffer:
             known = self._partitions[partition]
             complete = known.index.steps(State.COMPLETE)
             fresh = {at: n for at, n in complete.items() if not known.is_stale(at, step)}
-            groups = (group for at in fresh for group in known.index.groups(State.COMPLETE, at))
-            return sum(fresh.values()) - len(self._rejected(partition, groups))
+            count = sum(fresh.values())
+            group_filter = self._filter_of(partition)
+            if group_filter is not None:
+                groups = (group for at in fresh for group in known.index.groups(State.COMPLETE, at))
+                count -= len(group_filter.rejected(partition, groups))
+            return count
 
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
@@ -251,36 +255,35 @@ class ReplayBuffer:
         self._discard(outcomes, call)
         call.to_replace += [(o, n + 1) for o, n in zip(outcomes, refills, strict=True)]
 
-    def _rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
-        if self._filter is None or partition == VAL:
-            return []
-        return self._filter.rejected(partition, groups)
+    def _filter_of(self, partition: str) -> GroupFilter | None:
+        return None if partition == VAL else self._filter
 
     def _evict_rejected(self, call: SampleCall) -> bool:
         """Evict the groups that the filter rejects; returns whether there were any."""
+        if call.group_filter is None:
+            return False
         partition = self._partitions[call.partition]
         complete = partition.index.groups(State.COMPLETE, call.only_step)
-        rejected = self._rejected(call.partition, complete)
+        rejected = call.group_filter.rejected(call.partition, complete)
         if not rejected:
             return False
-        assert self._filter is not None
         call.rejected.update(group.metric for group in rejected)
         outcomes = partition.outcomes(rejected)
         self._discard(outcomes, call)
-        call.to_replace += [(outcome, 0) for outcome in outcomes * self._filter.refills]
+        call.to_replace += [(outcome, 0) for outcome in outcomes * call.group_filter.refills]
         return True
 
     def _replace_evicted(self, call: SampleCall) -> bool:
         """Submit replacements, as many as may be; returns whether there were any."""
         now = call.to_replace
-        if now and self._filter is not None:
+        if now and call.group_filter is not None:
             partition = self._partitions[call.partition]
             complete = partition.count(State.COMPLETE, call.only_step)
             enough = complete >= (call.batch_size or 1)
             running = partition.count(State.RUNNING) + len(partition.owed)
-            if enough and self._filter.discards_surplus:
+            if enough and call.discards_surplus:
                 call.to_replace = []
-            now = call.to_replace[: self._filter.room(running, call.submitted)]
+            now = call.to_replace[: call.group_filter.room(running, call.submitted)]
             if call.to_replace and not (now or running or enough):
                 raise call.rejected_too_many(complete)
         if not now:
@@ -290,12 +293,8 @@ class ReplayBuffer:
         self._replace(now, call)
         return True
 
-    def _discards_surplus(self, call: SampleCall) -> bool:
-        discards = self._filter is not None and self._filter.discards_surplus
-        return discards and call.partition != VAL
-
     def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
-        if not self._discards_surplus(call):
+        if not call.discards_surplus:
             return
         partition = self._partitions[call.partition]
         taken = {group.uid for group in groups}
@@ -340,7 +339,7 @@ class ReplayBuffer:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
         # All that was submitted, if its surplus is discarded.
-        waits = self._discards_surplus(call) and (partition.count(State.RUNNING) or partition.owed)
+        waits = call.discards_surplus and (partition.count(State.RUNNING) or partition.owed)
         if waits or partition.about_to_be_stale(call.step):
             return None
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
@@ -388,12 +387,7 @@ class ReplayBuffer:
             raise call.timed_out(partition.running(call), partition.situation(call))
         if now >= call.logged + self.config.progress_interval_s:
             call.logged = now
-            log.info(
-                "%s: waiting for %.0f of %.0f s; %s%s",
-                call,
-                now - call.started,
-                self.config.timeout_s,
-                partition.situation(call),
-                name_prompts(partition.running(call)),
-            )
+            text = "%s: waiting for %.0f of %.0f s; %s%s"
+            situation = partition.situation(call), name_prompts(partition.running(call))
+            log.info(text, call, now - call.started, self.config.timeout_s, *situation)
         return min(timeout_at, call.logged + self.config.progress_interval_s) - now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
@@ -42,13 +43,12 @@ class GroupFilter:
     def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""
         groups = list(groups)
-        new = {group.uid: [key for key, _ in group.successful_rows()] for group in groups
-               if group.varies is None}  # fmt: skip
+        new = [group for group in groups if group.varies is None]
+        keys = [[key for key, _ in group.successful_rows()] for group in new]
         if new:
-            values = iter(self.metric([key for keys in new.values() for key in keys], partition))
-            metrics = {uid: [next(values) for _ in keys] for uid, keys in new.items()}
-            for group in groups:
-                if group.uid in metrics:
-                    group.varies = len({*metrics[group.uid]}) != 1 or len(metrics[group.uid]) == 1
-                    group.metric = metrics[group.uid][0]
+            values = iter(self.metric(list(itertools.chain(*keys)), partition))
+            for group, its_keys in zip(new, keys, strict=True):
+                metrics = [next(values) for _ in its_keys]
+                group.varies = len(metrics) == 1 or len({*metrics}) != 1
+                group.metric = metrics[0]
         return [group for group in groups if not group.varies]

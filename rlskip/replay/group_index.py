@@ -40,9 +40,7 @@ class PartitionIndex:
         As the queue's attribute of this name.
     """
 
-    def __init__(
-        self, judge: Callable[[PromptGroup], State], drops_late_writes: bool = True
-    ) -> None:
+    def __init__(self, judge: Callable[[PromptGroup], State], drops_late_writes: bool) -> None:
         self._judge = judge
         self._drops_late_writes = drops_late_writes
         self._groups: dict[str, PromptGroup] = {}
@@ -75,7 +73,7 @@ class PartitionIndex:
 
     def find(self, uid: str) -> PromptGroup:
         """The group of `uid`; an empty one if the partition has no keys of it."""
-        return self._groups.get(uid) or self._new(uid, 0)
+        return self._groups.get(uid) or PromptGroup(uid, 0, self._drops_late_writes)
 
     def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
         """Mark groups as sampled: they stay in the index and are never sampled again."""
@@ -130,11 +128,8 @@ class PartitionIndex:
         group = self._groups.get(uid)
         if group is None:
             self._born += 1
-            group = self._groups[uid] = self._new(uid, self._born)
+            group = self._groups[uid] = PromptGroup(uid, self._born, self._drops_late_writes)
         return group
-
-    def _new(self, uid: str, number: int) -> PromptGroup:
-        return PromptGroup(uid, number, drops_late_writes=self._drops_late_writes)
 
     def _shelve(self, group: PromptGroup) -> None:
         """Move a group to the shelf of its current state; an empty group is removed."""

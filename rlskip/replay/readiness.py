@@ -56,6 +56,7 @@ class PromptGroup:
 
     uid: str
     number: int  # numbers the groups in the order in which they appeared
+    drops_late_writes: bool  # the queue's
     root: Tag | None = None
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
@@ -63,7 +64,6 @@ class PromptGroup:
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
     place: tuple[State, int | None] | None = None  # its shelf in the index
-    drops_late_writes: bool = True  # the queue's
 
     @property
     def step(self) -> int | None:
@@ -92,11 +92,10 @@ class PromptGroup:
 
     def finished(self) -> bool:
         """Whether all sessions of this prompt have finished."""
-        if self.root is None:
-            return False
-        if not self.counted:
-            return self.root.get(STATUS) in (FINISHED, FAILURE)
-        n = _positive(self.root.get(N))
+        root = self.root or {}
+        if N not in root:
+            return root.get(STATUS) in (FINISHED, FAILURE)
+        n = _positive(root.get(N))
         if n is None or len(self.markers) < n:
             return False
         return sum(tag.get(STATUS) in (SUCCESS, FAILURE) for tag in self.markers.values()) >= n

@@ -8,6 +8,7 @@ from collections import Counter
 import attrs
 
 from rlskip.keys import TRAIN
+from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
 from rlskip.replay.readiness import PromptOutcome
 
@@ -19,6 +20,7 @@ class SampleCall:
     step: int
     partition: str
     batch_size: int | None
+    group_filter: GroupFilter | None
     started: float = attrs.field(factory=time.monotonic)
     logged: float = attrs.field(factory=time.monotonic)
     stale_spans: list[int] = attrs.field(factory=list)
@@ -34,6 +36,10 @@ class SampleCall:
     surplus: int = 0
 
     @property
+    def discards_surplus(self) -> bool:
+        return self.group_filter is not None and self.group_filter.discards_surplus
+
+    @property
     def only_step(self) -> int | None:
         """The step whose prompts are sampled; None for any step."""
         return self.step if self.batch_size is None else None
@@ -44,27 +50,22 @@ class SampleCall:
     def metrics(self) -> dict[str, float]:
         """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
         prefix = "training" if self.partition == TRAIN else "validation"
-        spans = self.stale_spans
-        staleness = {}
+        spans, rejected = self.stale_spans, self.rejected.total()
+        metrics: dict[str, float] = {
+            "off_policy/evicted_samples": len(spans),
+            "rollout_failure/evicted_samples": len(self.dropped) + self.refilled,
+            "rollout_failure/refilled_samples": self.refilled,
+            "rollout_failure/short_samples": self.short,
+        }
         if spans:
-            name = f"{prefix}/off_policy/evicted_samples_staleness"
-            staleness = {
-                f"{name}/mean": sum(spans) / len(spans),
-                f"{name}/max": max(spans),
-                f"{name}/min": min(spans),
-            }
-        filtered = {
-            f"{prefix}/filter_groups/evicted_samples": self.rejected.total(),
-            f"{prefix}/filter_groups/discarded_surplus_samples": self.surplus,
-        }
-        return {
-            f"{prefix}/off_policy/evicted_samples": len(spans),
-            **staleness,
-            f"{prefix}/rollout_failure/evicted_samples": len(self.dropped) + self.refilled,
-            f"{prefix}/rollout_failure/refilled_samples": self.refilled,
-            f"{prefix}/rollout_failure/short_samples": self.short,
-            **{name: number for name, number in filtered.items() if number},
-        }
+            metrics["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
+            metrics["off_policy/evicted_samples_staleness/max"] = max(spans)
+            metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
+        if rejected:
+            metrics["filter_groups/evicted_samples"] = rejected
+        if self.surplus:
+            metrics["filter_groups/discarded_surplus_samples"] = self.surplus
+        return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
     def rejected_too_many(self, passed: int) -> IncompleteRolloutError:
         return IncompleteRolloutError(
