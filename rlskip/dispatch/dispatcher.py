@@ -83,13 +83,6 @@ class RolloutDispatcher:
         journals: Journals | None = None,
     ) -> None:
         self.config: DispatchConfig = read_dispatch(config)
-        if self.config.journal and store is None and journals is None:
-            raise ConfigError(
-                "a journal needs the directory of the dumps",
-                "dispatch.journal",
-                "pass store=... to the dispatcher; SkipManager.store('rollout') returns the store "
-                "of an enabled role (+skip=rollout_cache)",
-            )
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
             policy = chunk
@@ -99,7 +92,14 @@ class RolloutDispatcher:
         self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
         self._pool = pool
         self._copies = Copies()
-        if self.config.journal and journals is None and store is not None:
+        if self.config.journal and journals is None:
+            if store is None:
+                raise ConfigError(
+                    "a journal needs the directory of the dumps",
+                    "dispatch.journal",
+                    "pass store=... to the dispatcher; SkipManager.store('rollout') returns the "
+                    "store of an enabled role (+skip=rollout_cache)",
+                )
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, self.queue)
         self._history = None if policy in _BLIND else History(self.config.history_fields)
@@ -137,13 +137,12 @@ class RolloutDispatcher:
         """Make a dispatcher with the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
         dispatch = read_dispatch(config)
         threads = dispatch.max_concurrent_rollouts_per_worker or THREADS
-        pool: Pool
+        make_pool: Callable[..., Pool] = LocalPool
         if dispatch.pool == "ray":
             from rlskip.dispatch.ray_pool import RayPool
 
-            pool = RayPool(worker, dispatch.workers or 1, threads=threads)
-        else:
-            pool = LocalPool(worker, dispatch.workers or 1, threads=threads)
+            make_pool = RayPool
+        pool = make_pool(worker, dispatch.workers or 1, threads=threads)
         return cls(pool, queue, dispatch, **{"replay": config, **more})
 
     @property
@@ -227,8 +226,7 @@ class RolloutDispatcher:
             batch.result(waits.CLOSE_S)
         uids = [prompt.uid for prompt in batch.prompts]
         with contextlib.suppress(Exception):
-            evict = lambda: self.buffer.evict(uids, batch.partition)  # noqa: E731
-            waits.bounded(waits.CLOSE_S, evict)
+            waits.bounded(waits.CLOSE_S, lambda: self.buffer.evict(uids, batch.partition))
 
     def submit(
         self,
@@ -267,8 +265,7 @@ class RolloutDispatcher:
         )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
         with self._closing:
-            if self._closed:
-                raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
+            self._check_open()
             self._sessions.batches.add(batch)  # from here on, close() ends it
         self._post(self._sessions.begin, batch)
         return batch
@@ -279,7 +276,12 @@ class RolloutDispatcher:
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
+        self._check_open()
         self._call(waits.OPEN_S, self._pool.broadcast, method, *args)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
@@ -359,25 +361,17 @@ class RolloutDispatcher:
         """Await ``call(*args)`` on the event loop, for at most `seconds`."""
         outcome: Future[Any] = Future()
 
-        def start() -> None:
+        async def run() -> None:
             if not outcome.set_running_or_notify_cancel():
                 return  # the caller no longer waits
             try:
-                task = asyncio.ensure_future(call(*args))
-            except BaseException as error:
-                outcome.set_exception(portable(error))
-            else:
-                task.add_done_callback(settle)
-
-        def settle(task: asyncio.Future[Any]) -> None:
-            if task.cancelled():
+                outcome.set_result(await call(*args))
+            except asyncio.CancelledError:
                 outcome.set_exception(InfrastructureFailure(f"{waits.name_of(call)} was cancelled"))
-            elif (error := task.exception()) is not None:
+            except BaseException as error:  # a pool may be the user's
                 outcome.set_exception(portable(error))
-            else:
-                outcome.set_result(task.result())
 
-        self._post(start)
+        self._post(lambda: self._loop.create_task(run()))
         return waits.result_of(outcome, seconds, call)
 
 

@@ -70,7 +70,7 @@ class BatchReport:
     seconds: float
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
     """One prompt of a submitted batch.
 
@@ -78,17 +78,17 @@ class Prompt(SessionGroup):
     ``(session, whether the infrastructure failed)``.
     """
 
-    batch: BatchHandle = attrs.field(kw_only=True)
-    uid: str = attrs.field(kw_only=True)
-    sample: Sample = attrs.field(kw_only=True)
-    sampling: Mapping[str, Any] = attrs.field(kw_only=True)
-    info: Mapping[str, Any] = attrs.field(kw_only=True)
-    known_as: str | None = attrs.field(default=None, kw_only=True)
-    journal_key: tuple[str, int] | None = attrs.field(default=None, kw_only=True)
-    open: set[int] = attrs.field(factory=set, kw_only=True)
-    failures: Counter[tuple[int, bool]] = attrs.field(factory=Counter, kw_only=True)
-    error: str | None = attrs.field(default=None, kw_only=True)
-    running: bool = attrs.field(default=False, kw_only=True)
+    batch: BatchHandle
+    uid: str
+    sample: Sample
+    sampling: Mapping[str, Any]
+    info: Mapping[str, Any]
+    known_as: str | None = None
+    journal_key: tuple[str, int] | None = None
+    open: set[int] = attrs.field(factory=set)
+    failures: Counter[tuple[int, bool]] = attrs.field(factory=Counter)
+    error: str | None = None
+    running: bool = False
 
     def fail(self, session: int, cause: str) -> None:
         """Note that a session failed for good."""
@@ -127,11 +127,8 @@ class Attempt:
         return self.unit.group  # type: ignore[return-value]
 
     def __str__(self) -> str:
-        unit = self.unit
-        return (
-            f"session {unit.session} of {self.prompt.uid} "
-            f"(attempt {unit.attempt}, worker {self.worker})"
-        )
+        session, attempt = self.unit.session, self.unit.attempt
+        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
 class BatchHandle:
@@ -190,22 +187,22 @@ class BatchHandle:
 
     def note(self, attempt: Attempt, tokens: int, error: str | None) -> None:
         """Add an attempt that has ended to the timeline, where one is drawn."""
+        if self.spans is None:
+            return
         prompt, unit = attempt.prompt, attempt.unit
-        if self.spans is not None:
-            self.spans.append(
-                Span(
-                    worker=attempt.worker,
-                    prompt=prompt.prompt,
-                    uid=prompt.uid,
-                    session=unit.session,
-                    attempt=unit.attempt,
-                    queued=self.queued[prompt.uid, unit.session],
-                    started=attempt.started,
-                    ended=self.elapsed(),
-                    tokens=tokens,
-                    error=error,
-                )
-            )
+        span = Span(
+            worker=attempt.worker,
+            prompt=prompt.prompt,
+            uid=prompt.uid,
+            session=unit.session,
+            attempt=unit.attempt,
+            queued=self.queued[prompt.uid, unit.session],
+            started=attempt.started,
+            ended=self.elapsed(),
+            tokens=tokens,
+            error=error,
+        )
+        self.spans.append(span)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Wake the callers that wait, with the report or with `error`; any thread may."""
@@ -232,9 +229,8 @@ class BatchHandle:
         )
 
     def write_timeline(self, directory: str) -> None:
-        """Write ``{partition}-{step}.json`` and ``.png``; nothing when no session ran."""
-        if not self.spans:
-            return
+        """Write ``{partition}-{step}.json`` and ``.png``; there must be spans."""
+        assert self.spans
         folder = Path(directory).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         write_trace(self.spans, folder / f"{self.partition}-{self.step}.json")

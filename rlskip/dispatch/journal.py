@@ -217,23 +217,20 @@ def frames(handle: int, where: str) -> Iterator[tuple[int, int, Sessions | None]
         if magic is None:
             yield start, end, None
             continue
+        found: Sessions | None = None
         try:
             record = _record(os.pread(handle, end - start - _HEAD.size, start + _HEAD.size), where)
-            identity: Identity | None
             if magic == _MAGIC:
-                identity, listed = Identity.from_json(record["identity"]), record["entries"]
+                found = Sessions(Identity.from_json(record["identity"]), dict(record["entries"]))
             elif isinstance(record, Mapping):
-                identity, listed = Identity.from_json(record), []
-                head = identity
+                head = Identity.from_json(record)
+                found = Sessions(head, {})
+            elif head is not None:
+                found = Sessions(head, dict(record))
             else:
-                identity, listed = head, record
-            if identity is None:
                 raise ValueError("sessions without an identity")
-            found = Sessions(identity, dict(listed))
         except Exception as error:  # the nodes of a file may be anything
             logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
-            yield start, end, None
-            continue
         yield start, end, found
 
 

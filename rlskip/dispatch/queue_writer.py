@@ -138,12 +138,9 @@ class QueueWriter:
     async def _journal_all(self, batch: list[Leaving]) -> None:
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
         for leaving in batch:
-            if (
-                leaving.journal is not None
-                and leaving.entries
-                and leaving.journal not in self._hung
-            ):
-                entries[leaving.journal].update(leaving.entries)
+            journal = leaving.journal
+            if journal is not None and leaving.entries and journal not in self._hung:
+                entries[journal].update(leaving.entries)
         for journal, added in entries.items():
             append = self._journal.run(_append, journal, added)
             done, _ = await asyncio.wait({append}, timeout=self._seconds)

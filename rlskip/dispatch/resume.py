@@ -93,6 +93,7 @@ def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
     )
 
 
+@attrs.define(eq=False)
 class Journals:
     """The journals of a run.
 
@@ -112,22 +113,18 @@ class Journals:
         step and with their uids.
     """
 
-    def __init__(
-        self,
-        store: StepStore,
-        identity: Identity,
-        queue: TrajectoryQueue,
-        max_span: int | None = None,
-        reissues: bool = False,
-    ) -> None:
-        self.directory = store.directory
-        self.identity = identity
-        self._store = store
-        self._queue = queue
-        self._max_span = max_span
-        self._reissues = reissues
-        self._checkpoint = -1
-        self._step: int | None = None
+    _store: StepStore
+    identity: Identity
+    _queue: TrajectoryQueue
+    _max_span: int | None = None
+    _reissues: bool = False
+    _checkpoint: int = attrs.field(default=-1, init=False)
+    _step: int | None = attrs.field(default=None, init=False)
+
+    @property
+    def directory(self) -> Path:
+        """The run's."""
+        return self._store.directory
 
     def open(self, step: int) -> SessionJournal:
         """Remove the journals that are done with, and open that of `step`."""
@@ -250,10 +247,12 @@ def to_journal(
     if journal is None or prompt.journal_key is None or rows is None:
         return {}
     key = (*prompt.journal_key, session)
-    entry = Journaled(rows, list(tags), prompt.uid).packed()
-    return {} if key in journal.entries else {key: entry}
+    if key in journal.entries:
+        return {}
+    return {key: Journaled(rows, list(tags), prompt.uid).packed()}
 
 
+@attrs.define(eq=False)
 class WorkerJournal:
     """Journals the sessions of a worker that writes their rows itself.
 
@@ -265,12 +264,11 @@ class WorkerJournal:
         How long an append may take. One that takes longer is given up, and so is its journal.
     """
 
-    def __init__(self, directory: Path, identity: Identity, seconds: float) -> None:
-        self._directory = directory
-        self._identity = identity
-        self._seconds = seconds
-        self._open: dict[int, SessionJournal] = {}
-        self._hung: set[int] = set()
+    _directory: Path
+    _identity: Identity
+    _seconds: float
+    _open: dict[int, SessionJournal] = attrs.field(factory=dict, init=False)
+    _hung: set[int] = attrs.field(factory=set, init=False)
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]

@@ -145,29 +145,23 @@ class Scheduler:
         group.cancelled = True
         group._waiting.clear()
 
-    def lose(self, worker: int) -> None:
-        """`worker` is gone; the sessions that waited for it go to the others.
-
-        Those that ran on it must still be reported, with `done` or `retry`.
-        """
-        self._load.pop(worker, None)
-        for rank, _, unit in sorted(self._pinned.pop(worker, [])):
-            self._pin(worker, rank, unit)
-
     def change(self, worker: int, state: str) -> None:
         """`worker` is ``lost`` for good, or ``away``: nothing starts there until it is ``back``.
 
-        What waited for one that is away goes to the others.
+        What waited for it goes to the others. What ran on it must still be reported, with `done`
+        or `retry`.
         """
+        self._away.discard(worker)
+        if state == "back" or worker not in self._load:
+            return
+        waiting = self._pinned.pop(worker)
         if state == "lost":
-            self.lose(worker)
-        elif state == "back":
-            self._away.discard(worker)
-        elif worker in self._load:
+            del self._load[worker]
+        else:
             self._away.add(worker)
-            waiting, self._pinned[worker] = self._pinned[worker], []
-            for rank, _, unit in sorted(waiting):
-                self._pin(worker, rank, unit)
+            self._pinned[worker] = []
+        for rank, _, unit in sorted(waiting):
+            self._pin(worker, rank, unit)
 
     @property
     def _present(self) -> list[int]:
@@ -175,18 +169,17 @@ class Scheduler:
 
     def _place(self, unit: Unit) -> Placement:
         group = unit.group
-        return self._policy(
-            PendingSession(
-                group.prompt,
-                group.prompts,
-                unit.session,
-                group.n,
-                unit.number,
-                self.workers,
-                group._started,
-                _expected(group),
-            )
+        session = PendingSession(
+            group.prompt,
+            group.prompts,
+            unit.session,
+            group.n,
+            unit.number,
+            self.workers,
+            group._started,
+            _expected(group),
         )
+        return self._policy(session)
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:

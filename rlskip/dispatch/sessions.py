@@ -278,7 +278,7 @@ class Sessions:
         what = text_of(failure)
         prompt.batch.note(attempt, 0, what)
         if isinstance(failure, WorkerLostError) and getattr(failure, "gone", False):
-            self._scheduler.lose(attempt.worker)
+            self._scheduler.change(attempt.worker, "lost")
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         prompt.failures[unit.session, machine] += 1

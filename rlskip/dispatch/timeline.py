@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import attrs
 
 from rlskip.errors import RlskipError
+
+_BLUE, _YELLOW, _RED = "#1f6f8b", "#c9a227", "#b3362b"
 
 
 @attrs.frozen
@@ -34,23 +38,16 @@ class Span:
 
 def lanes(spans: Sequence[Span]) -> list[int]:
     """For each span, the lowest lane of its worker that is free while it runs."""
-    free: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    busy: dict[int, list[tuple[float, int]]] = {}
+    free: dict[int, list[int]] = defaultdict(list)
+    busy: dict[int, list[tuple[float, int]]] = defaultdict(list)
     out = [0] * len(spans)
     for i in sorted(range(len(spans)), key=lambda i: spans[i].started):
         span = spans[i]
-        ending = busy.setdefault(span.worker, [])
-        open_lanes = free.setdefault(span.worker, [])
+        idle, ending = free[span.worker], busy[span.worker]
         while ending and ending[0][0] <= span.started:
-            heapq.heappush(open_lanes, heapq.heappop(ending)[1])
-        if open_lanes:
-            lane = heapq.heappop(open_lanes)
-        else:
-            lane = used.get(span.worker, 0)
-            used[span.worker] = lane + 1
-        heapq.heappush(ending, (span.ended, lane))
-        out[i] = lane
+            heapq.heappush(idle, heapq.heappop(ending)[1])
+        out[i] = heapq.heappop(idle) if idle else len(ending)  # all lower lanes are busy
+        heapq.heappush(ending, (span.ended, out[i]))
     return out
 
 
@@ -78,23 +75,15 @@ def write_trace(spans: Sequence[Span], path: Path) -> None:
         }
         category = "session" if span.error is None else "failed"
         common = {"name": name, "cat": category, "args": args}
-        events.append(
-            {
-                **common,
-                "ph": "X",
-                "pid": span.worker + 1,
-                "tid": lane,
-                "ts": span.started * 1e6,
-                "dur": (span.ended - span.started) * 1e6,
-            }
-        )
+        times = {"ts": span.started * 1e6, "dur": (span.ended - span.started) * 1e6}
+        events.append({**common, "ph": "X", "pid": span.worker + 1, "tid": lane, **times})
         for phase, at in (("b", span.queued), ("e", span.started)):
             waits = {"ph": phase, "pid": 0, "tid": 0, "id": number, "ts": at * 1e6}
             events.append({**common, "cat": "queued", **waits})
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
-def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
+def write_picture(spans: Sequence[Span], path: Path, title: str) -> None:
     """Write a PNG: the sessions that run and wait above, each attempt in its lane below.
 
     Needs matplotlib (extra ``train``).
@@ -116,15 +105,12 @@ def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
     above, below = figure.subplots(2, sharex=True, height_ratios=[1, 3])
 
     for label, color, edges in (
-        ("running", "#1f6f8b", [(s.started, s.ended) for s in spans]),
-        ("waiting", "#c9a227", [(s.queued, s.started) for s in spans]),
+        ("running", _BLUE, [(s.started, s.ended) for s in spans]),
+        ("waiting", _YELLOW, [(s.queued, s.started) for s in spans]),
     ):
         changes = sorted([(a, 1) for a, _ in edges] + [(b, -1) for _, b in edges])
-        times, counts, now = [0.0], [0], 0
-        for at, change in changes:
-            now += change
-            times.append(at)
-            counts.append(now)
+        times = [0.0, *(at for at, _ in changes)]
+        counts = [0, *itertools.accumulate(change for _, change in changes)]
         above.step(times, counts, where="post", color=color, label=label)
     above.set_ylabel("sessions")
     above.legend(loc="upper right", frameon=False, ncols=2)
@@ -134,36 +120,29 @@ def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
     depth: dict[int, int] = {}
     for span, lane in zip(spans, lane_of, strict=True):
         depth[span.worker] = max(depth.get(span.worker, 0), lane + 1)
-    base, at = {}, 0.0
+    base, bottom = {}, 0.0
     for worker in sorted(depth):
-        base[worker] = at
-        at += depth[worker] + 0.6
-    colors = {"first": "#1f6f8b", "retry": "#c9a227", "failed": "#b3362b"}
-    for kind, color in colors.items():
-        boxes = []
-        for span, lane in zip(spans, lane_of, strict=True):
-            is_kind = "failed" if span.error is not None else "retry" if span.attempt else "first"
-            if is_kind == kind:
-                y = base[span.worker] + lane
-                boxes.append(
-                    [
-                        (span.started, y),
-                        (span.started, y + 0.9),
-                        (span.ended, y + 0.9),
-                        (span.ended, y),
-                    ]
-                )
-        below.add_collection(
-            PolyCollection(boxes, facecolors=color, edgecolors="white", linewidths=0.4)
-        )
+        base[worker] = bottom
+        bottom += depth[worker] + 0.6
+    boxes, faces = [], []
+    for span, lane in zip(spans, lane_of, strict=True):
+        y, start, end = base[span.worker] + lane, span.started, span.ended
+        boxes.append([(start, y), (start, y + 0.9), (end, y + 0.9), (end, y)])
+        faces.append(_RED if span.error is not None else _YELLOW if span.attempt else _BLUE)
+    below.add_collection(
+        PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=0.4)
+    )
     below.set_xlim(0, max(span.ended for span in spans) * 1.01)
-    below.set_ylim(at, -0.6)
+    below.set_ylim(bottom, -0.6)
     below.set_yticks([base[w] + depth[w] / 2 for w in base], [f"worker {w}" for w in base])
     below.tick_params(axis="y", length=0)
     below.set_xlabel("seconds")
-    labels = {"first": "session", "retry": "retried session", "failed": "failed attempt"}
     below.legend(
-        handles=[Patch(color=colors[kind], label=labels[kind]) for kind in colors],
+        handles=[
+            Patch(color=_BLUE, label="session"),
+            Patch(color=_YELLOW, label="retried session"),
+            Patch(color=_RED, label="failed attempt"),
+        ],
         loc="upper center",
         bbox_to_anchor=(0.5, -0.12),
         frameon=False,
@@ -171,6 +150,5 @@ def write_picture(spans: Sequence[Span], path: Path, title: str = "") -> None:
     )
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=130)

@@ -230,11 +230,13 @@ def test_what_is_not_a_batch_is_refused(make_dispatcher, make_prompts, echo):
     )
 
 
-def test_a_closed_dispatcher_refuses_batches(make_dispatcher, make_prompts, echo):
+def test_a_closed_dispatcher_refuses_batches_and_broadcasts(make_dispatcher, make_prompts, echo):
     dispatcher = make_dispatcher(echo)
     dispatcher.close()
     with pytest.raises(DispatcherClosedError, match="closed"):
         dispatcher.submit(make_prompts(1), step=1)
+    with pytest.raises(DispatcherClosedError, match="closed"):
+        dispatcher.broadcast("load")
 
 
 def test_a_journal_needs_a_store(queue, echo):

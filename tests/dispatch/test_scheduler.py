@@ -213,7 +213,7 @@ def test_what_waited_for_a_lost_worker_goes_to_the_others():
     scheduler = Scheduler(2, chunk, per_worker=1)
     for i in range(2):
         scheduler.add(SessionGroup(i, 2, 2))
-    scheduler.lose(0)
+    scheduler.change(0, "lost")
     seen = []
     while (found := scheduler.next()) is not None:
         seen.append((found[0], found[1].group.prompt))
@@ -262,8 +262,8 @@ def test_sessions_of_equal_rank_start_in_order():
 def test_without_workers_everything_waits():
     scheduler = Scheduler(2, chunk, per_worker=1)
     scheduler.add(SessionGroup(0, 2, 2))
-    scheduler.lose(0)
-    scheduler.lose(1)
+    scheduler.change(0, "lost")
+    scheduler.change(1, "lost")
     scheduler.add(SessionGroup(1, 2, 2))
     assert scheduler.alive == []
     assert scheduler.next() is None
