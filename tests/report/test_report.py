@@ -153,7 +153,9 @@ def test_the_page_says_which_dumps_are_not_counted(
 
 def test_of_many_steps_the_table_has_the_last(run_dir: Path) -> None:
     report = look(Run(run_dir), 0, None, None)
-    steps = [attrs.evolve(report.steps[0], name=str(i)) for i in range(600)]
+    first = report.steps[0]
+    places = [attrs.evolve(first.dump.place, step=i) for i in range(600)]
+    steps = [attrs.evolve(first, dump=attrs.evolve(first.dump, place=place)) for place in places]
     page = render(attrs.evolve(report, steps=steps))
     assert "<p>The last 500 of 600.</p>" in page
     assert re.findall(r"<tr><td>(\d+)</td>", page) == [str(i) for i in range(100, 600)]
