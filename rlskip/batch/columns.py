@@ -14,7 +14,15 @@ from typing import Any, TypeGuard
 import attrs
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensor_collection,
+)
+
+_IMMUTABLE = (int, float, str, bool, bytes, type(None))
 
 UIDS = ("uid", "uids")
 """Names of the column that identifies a batch's prompts."""
@@ -180,7 +188,5 @@ def own(value: Any) -> Any:
         return kind([own(item) for item in value])
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    return value.clone() if isinstance(value, TensorDictBase) else copy.deepcopy(value)
-
-
-_IMMUTABLE = (int, float, str, bool, bytes, type(None))
+    # copy.deepcopy of a tensorclass, such as NonTensorData, copies nothing.
+    return value.clone() if is_tensor_collection(value) else copy.deepcopy(value)

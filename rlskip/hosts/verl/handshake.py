@@ -184,7 +184,7 @@ def acknowledge(role: str, dump_dir: str) -> None:
         return
     if not in_ray:
         raise ConfigError(
-            f"the acknowledgement cannot be written, and there is no Ray to carry it: {failed}",
+            f"the acknowledgement cannot be written, nor sent, as Ray is not running: {failed}",
             f"skip.{role}.dump_dir={dump_dir}",
             "name a directory that can be written",
         ) from failed
