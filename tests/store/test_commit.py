@@ -284,9 +284,9 @@ _MEMORY = """
     import torch
     from rlskip.store import StepStore, Writer
 
-    def now():
-        pages = int(open("/proc/self/statm").read().split()[1])
-        return pages * resource.getpagesize()
+    def now():  # without mapped files: the kernel drops and rereads those as it likes
+        _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())
+        return (resident - shared) * resource.getpagesize()
 
     def peak(function):
         before, top, stop = now(), [0], threading.Event()
@@ -312,18 +312,21 @@ _MEMORY = """
         writer.flush()
     behind, _ = peak(background)
     del rollouts
-    load, loaded = peak(lambda: store.load(1))
-    del loaded
-    field, _ = peak(lambda: store.load(1, fields=["f3"]))
+    field, _ = peak(lambda: store.load(1, fields=["f3"]))  # before there is freed memory to reuse
+    load, _ = peak(lambda: store.load(1))
     print(json.dumps({"size": size, "save": save, "behind": behind, "load": load, "field": field}))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_memory_is_bounded(python: Any, tmp_path: Path) -> None:
-    """Ids that cannot be narrowed or compressed: the worst case."""
+    """Ids that cannot be narrowed or compressed: the worst case.
+
+    A second copy of the rollouts would take 256 MiB. The buffers take about 40, depending on how
+    many threads' buffers happen to be full at once, so half a copy tells the two apart.
+    """
     used, _ = python.json(_MEMORY, tmp_path / "run")
-    buffer = 64 << 20
+    buffer = used["size"] // 2
     assert used["save"] <= buffer
     assert used["behind"] <= used["size"] + buffer
     assert used["load"] <= used["size"] + buffer
