@@ -196,6 +196,12 @@ def test_another_prompt_of_the_same_content_takes_none_of_an_earlier_step(tmp_pa
     assert [r.resumed for r in again.submit(prompts(1, step=4, of="v"), step=4)] == [0]
 
 
+def test_another_prompt_of_the_same_uid_takes_none_of_its_own_step(tmp_path: Path) -> None:
+    killed(tmp_path, 1, ran=N)
+    again = Run(tmp_path, max_span=None, reissues=True)
+    assert [r.resumed for r in again.submit(prompts(2))] == [0]
+
+
 # -- how long a journal stays --------------------------------------------------------------
 
 
@@ -282,7 +288,7 @@ def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
     killed(tmp_path, 1, ran=N)
     identity = journal_identity(IDENTITY, CONFIG)
     journal = SessionJournal(tmp_path / "3.journal", identity)
-    odd = [7, {"rows": []}, {"rows": [{}], "tags": [1, 2], "uid": "u"}, {"else": 1}]
+    odd = [7, {"rows": []}, {"rows": [{}], "tags": [{}, {}], "uid": "u"}, {"else": 1}]
     journal.append(dict(zip(journal.entries, odd, strict=True)))
     journal.close()
     assert [r.resumed for r in Run(tmp_path).submit(prompts(1))] == [0]

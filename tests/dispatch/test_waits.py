@@ -334,7 +334,10 @@ class FaultyPool(LocalPool):
 
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
-def test_a_pool(fault, make_prompts, queue, name):
+def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
+    if name == "close":
+        monkeypatch.setattr(waits, "OPEN_S", 2 * LIMIT)
+
     async def hangs_once(prompt, sampling, session):
         if name == "stop" and session.session_id == 0:
             await asyncio.Event().wait()
