@@ -57,7 +57,13 @@ async def faulty(prompt, sampling, session):
 
 
 @pytest.mark.parametrize(
-    "sessions", [2000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    "sessions",
+    [
+        2000,
+        pytest.param(
+            100_000, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+        ),
+    ],
 )
 def test_each_session_has_exactly_one_marker(queue, sessions, monkeypatch):
     monkeypatch.setattr(waits, "LOOP_S", 600)  # a busy machine may hold the event loop for long

@@ -250,6 +250,7 @@ def test_a_sealed_file_loads_or_is_refused(seed: int, fuzzer: Fuzzer) -> None:
     fuzzer.read(seed, measured=seed % 20 == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_200_000_sealed_files_load_or_are_refused(

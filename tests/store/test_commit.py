@@ -84,7 +84,8 @@ _KILLS = """
 
 @pytest.mark.parametrize("what", ["dump", "retain", "replace", "replace in two steps"])
 @pytest.mark.parametrize(
-    "kills", [12, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    "kills",
+    [12, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_killed_at_any_moment_every_step_is_complete_or_absent(
     what: str, kills: int, python: Any, tmp_path: Path
