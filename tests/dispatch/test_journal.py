@@ -282,9 +282,10 @@ def test_values_come_back_exactly(tmp_path):
 def test_a_journal_of_another_identity_is_quarantined(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
-    other = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}))
+    other = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}, model="another"))
     assert other.entries == {}
     assert "sampling.temperature" in caplog.text
+    assert "resumed although" not in caplog.text
     assert not path.exists()
     (kept,) = tmp_path.iterdir()
     assert len(SessionJournal(kept, IDENTITY).entries) == 2
