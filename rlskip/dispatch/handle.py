@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,11 @@ class BatchHandle:
         Exception
             What kept the batch from being written to the queue.
         """
-        return self._future.result(timeout)
+        # Future.result() raises a class of its own before Python 3.11.
+        if not wait([self._future], timeout).done:
+            unwritten = f"{self.unwritten} of {self.sessions} sessions"
+            raise TimeoutError(f"step {self.step}: {unwritten} have no marker after {timeout:g} s")
+        return self._future.result()
 
     def __await__(self) -> Generator[Any, None, BatchReport]:
         return asyncio.wrap_future(self._future).__await__()

@@ -109,7 +109,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
 
     async def main() -> None:
         SkipManager.set_step(1)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(generate([1]), 0.3)
 
     began = time.monotonic()
