@@ -1,4 +1,4 @@
-"""Run every benchmark, and write RESULTS.md and results.png next to this file.
+"""Run every benchmark, and write RESULTS.md, results.png and the pictures of the docs.
 
 With `--only`, the other benchmarks keep the figures that were measured last (results.json).
 Results are written after each benchmark, so a failure does not lose the earlier ones.
@@ -55,13 +55,13 @@ ON_VLLM = ("engine", "verl_steps")
 NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial", *ON_VLLM)
 
 
-def run(name: str, wheel: Path | None) -> dict[str, Any]:
+def run(name: str, wheel: Path | None, pictures: Path) -> dict[str, Any]:
     """Run one benchmark; returns its machine, versions and rows."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(found)]
         if name in PLOTS:
-            command += ["--plot", str(HERE.parent / "docs" / PLOTS[name])]
+            command += ["--plot", str(pictures.resolve() / PLOTS[name])]
         if name == "merge" and wheel is not None:
             command += ["--wheel", str(wheel)]
         print(f"\n== {name}", flush=True)
@@ -143,12 +143,13 @@ def main() -> None:
     runnable = [name for name in NAMES if name not in ON_VLLM or "RLSKIP_VLLM" in os.environ]
     parser.add_argument("--only", nargs="+", choices=NAMES, default=runnable, metavar="NAME")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
-    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write all")
     options = parser.parse_args()
+    pictures = HERE.parent / "docs" if options.out == HERE else options.out
     kept = options.out / "results.json"
     results = json.loads(kept.read_text()) if kept.exists() else {}
     for name in options.only:
-        results[name] = run(name, options.wheel)
+        results[name] = run(name, options.wheel, pictures)
         results = {name: results[name] for name in NAMES if name in results}
         kept.write_text(json.dumps(results, indent=2) + "\n")
         (options.out / "RESULTS.md").write_text(as_markdown(results), encoding="utf-8")
