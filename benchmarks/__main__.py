@@ -143,7 +143,7 @@ def main() -> None:
     runnable = [name for name in NAMES if name not in ON_VLLM or "RLSKIP_VLLM" in os.environ]
     parser.add_argument("--only", nargs="+", choices=NAMES, default=runnable, metavar="NAME")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
-    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write all")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")
     options = parser.parse_args()
     pictures = HERE.parent / "docs" if options.out == HERE else options.out
     kept = options.out / "results.json"

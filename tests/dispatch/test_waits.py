@@ -335,7 +335,7 @@ class FaultyPool(LocalPool):
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
 def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
-    if name == "close":
+    if name == "close":  # its deadline is not that of the other calls of a pool
         monkeypatch.setattr(waits, "OPEN_S", 2 * LIMIT)
 
     async def hangs_once(prompt, sampling, session):

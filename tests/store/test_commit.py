@@ -323,13 +323,13 @@ _MEMORY = """
 def test_memory_is_bounded(python: Any, tmp_path: Path) -> None:
     """Ids that cannot be narrowed or compressed: the worst case.
 
-    A second copy of the rollouts would take 256 MiB. The buffers take about 40, depending on how
-    many threads' buffers happen to be full at once, so half a copy tells the two apart.
+    A second copy of the rollouts would take 256 MiB. A save's buffers take 25 to 55, depending on
+    how many threads' happen to be full at once, so half a copy tells the two apart.
     """
     used, _ = python.json(_MEMORY, tmp_path / "run")
-    buffer = used["size"] // 2
-    assert used["save"] <= buffer
-    assert used["behind"] <= used["size"] + buffer
+    assert used["save"] <= used["size"] // 2
+    assert used["behind"] <= used["size"] + used["size"] // 2
+    buffer = 64 << 20
     assert used["load"] <= used["size"] + buffer
     assert used["field"] <= used["size"] // 8 + buffer
 
