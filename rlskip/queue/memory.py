@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -81,7 +79,7 @@ class MemoryQueue(TrajectoryQueue):
                     watch.note(partition, key, existed=key in held)
                 held[key] = _merged(old, row, tag)
             entries = [held[key] for key in keys]
-            self._wake()
+            self._changed.notify_all()
         return KVBatchMeta(
             keys=list(keys),
             tags=[dict(entry.tag) for entry in entries],
@@ -119,7 +117,7 @@ class MemoryQueue(TrajectoryQueue):
                         watch.note_gone(partition, key)
             if not held:
                 self._partitions.pop(partition, None)
-            self._wake()
+            self._changed.notify_all()
 
     def watch(self) -> Watch:
         with self._changed:
@@ -129,12 +127,6 @@ class MemoryQueue(TrajectoryQueue):
                     watch.note(partition, key, existed=False)
             self._watches.add(watch)
         return watch
-
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        for watch in self._watches:
-            for wake in watch.wakers:
-                wake()
 
     def __reduce__(self) -> Any:
         raise RlskipError(
@@ -154,7 +146,6 @@ class _MemoryWatch(Watch):
         self._queue = queue
         # partition -> key -> whether it existed at the last poll
         self._changes: dict[str, dict[str, bool]] = {}
-        self.wakers: list[Callable[[], object]] = []
 
     def note(self, partition: str, key: str, existed: bool) -> None:
         self._changes.setdefault(partition, {}).setdefault(key, existed)
@@ -177,25 +168,6 @@ class _MemoryWatch(Watch):
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:
             self._queue._changed.wait_for(self._any, timeout)
-
-    async def await_change(self, timeout: float) -> None:
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed under its waiters
-                loop.call_soon_threadsafe(changed.set)
-
-        with self._queue._changed:
-            if self._any():
-                return
-            self.wakers.append(wake)
-        try:
-            await asyncio.wait_for(changed.wait(), timeout)
-        except asyncio.TimeoutError:
-            pass
-        finally:
-            with self._queue._changed:
-                self.wakers.remove(wake)
 
     def _any(self) -> bool:
         return any(self._changes.values())

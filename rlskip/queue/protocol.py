@@ -179,14 +179,6 @@ class Watch(ABC):
     def wait_change(self, timeout: float) -> None:
         """Wait until :meth:`poll` may have something to report, at most `timeout` seconds."""
 
-    async def apoll(self) -> Changes:
-        """As :meth:`poll`, without blocking the event loop."""
-        return await asyncio.to_thread(self.poll)
-
-    async def await_change(self, timeout: float) -> None:
-        """As :meth:`wait_change`, without blocking the event loop."""
-        await asyncio.to_thread(self.wait_change, timeout)
-
 
 class TrajectoryQueue(ABC):
     """Keys with tags and fields, by partition. Every call is thread-safe.

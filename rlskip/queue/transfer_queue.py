@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 import time
@@ -153,9 +152,6 @@ class PollingWatch(Watch):
 
     def wait_change(self, timeout: float) -> None:
         time.sleep(min(self._pause_s, timeout))
-
-    async def await_change(self, timeout: float) -> None:
-        await asyncio.sleep(min(self._pause_s, timeout))
 
 
 def difference(before: Listing, now: Listing) -> Changes:

@@ -231,20 +231,6 @@ class QueueTests:
 
         asyncio.run(use())
 
-    def test_a_coroutine_can_wait_for_a_change(self, queue: Any, partition: str) -> None:
-        async def use() -> None:
-            watch = queue.watch()
-            await watch.apoll()
-            await watch.await_change(0.05)
-            with _soon(lambda: queue.put(["a"], partition, None, [{"n": 1}])):
-                end = time.monotonic() + PATIENCE_S
-                while partition not in (changes := await watch.apoll()):
-                    assert time.monotonic() < end, "no change was reported"
-                    await watch.await_change(end - time.monotonic())
-            assert changes[partition] == {"a": {"n": 1}}
-
-        asyncio.run(use())
-
     def test_concurrent_writers_lose_nothing(self, queue: Any, partition: str) -> None:
         def write(worker: int) -> None:
             for i in range(20):
