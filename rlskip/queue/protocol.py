@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any, ClassVar
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.keys import ROLLOUT_ROOT_KEYS
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -59,9 +57,8 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    Fields and methods mirror ``transfer_queue.KVBatchMeta`` (0.1.11), so that a trainer written
-    for that type takes batches of any queue; ``transfer_queue.KVBatchMeta(**vars(batch))`` makes
-    the original.
+    The fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11), for trainers that were written
+    for that type: ``transfer_queue.KVBatchMeta(**vars(batch))`` makes one.
 
     Attributes
     ----------
@@ -92,68 +89,8 @@ class KVBatchMeta:
         self.tags = [dict(tag) for tag in self.tags]
         self.extra_info = None if self.extra_info is None else dict(self.extra_info)
 
-    @property
-    def size(self) -> int:
-        """The number of rows."""
-        return len(self.keys)
-
     def __len__(self) -> int:
         return len(self.keys)
-
-    def select_keys(self, keys_to_select: Sequence[str]) -> KVBatchMeta:
-        """The rows at these keys, in this order; raises RuntimeError for a key not in the batch."""
-        position = {key: i for i, key in enumerate(self.keys)}
-        unknown = [key for key in keys_to_select if key not in position]
-        if unknown:
-            raise RuntimeError(f"not in this batch: {unknown}")
-        return self._rows([position[key] for key in keys_to_select])
-
-    def reorder(self, indexes: Sequence[int]) -> None:
-        """Reorder the rows in place; `indexes` is a permutation."""
-        if sorted(indexes) != list(range(len(self))):
-            raise ValueError(f"expected a permutation of 0..{len(self) - 1}")
-        self.keys = [self.keys[i] for i in indexes]
-        self.tags = [self.tags[i] for i in indexes]
-
-    def chunk(self, chunks: int) -> list[KVBatchMeta]:
-        """Split into `chunks` consecutive batches whose sizes differ by at most one."""
-        size, rest = divmod(len(self), chunks)
-        starts = [i * size + min(i, rest) for i in range(chunks + 1)]
-        return [self._rows(range(*bounds)) for bounds in itertools.pairwise(starts)]
-
-    @classmethod
-    def concat(cls, data: Sequence[KVBatchMeta]) -> KVBatchMeta:
-        """Concatenate batches of one partition, and their root keys.
-
-        Raises ValueError if partitions, fields or any other extra_info disagree.
-        """
-        data = [batch for batch in data if len(batch)]
-        if not data:
-            return cls()
-        if len({batch.partition_id for batch in data}) > 1:
-            raise ValueError("the batches are in different partitions")
-        if len({None if b.fields is None else frozenset(b.fields) for b in data}) > 1:
-            raise ValueError("the batches hold different fields")
-        extra: dict[str, Any] = {}
-        for batch in data:
-            for name, value in (batch.extra_info or {}).items():
-                if name == ROLLOUT_ROOT_KEYS:
-                    value = list(dict.fromkeys([*extra.get(name, []), *value]))
-                elif name in extra and extra[name] != value:
-                    raise ValueError(f"extra_info[{name!r}] differs between the batches")
-                extra[name] = value
-        return cls(
-            keys=[key for batch in data for key in batch.keys],
-            tags=[tag for batch in data for tag in batch.tags],
-            partition_id=data[0].partition_id,
-            fields=data[0].fields,
-            extra_info=extra,
-        )
-
-    def _rows(self, indexes: Sequence[int]) -> KVBatchMeta:
-        return dataclasses.replace(
-            self, keys=[self.keys[i] for i in indexes], tags=[self.tags[i] for i in indexes]
-        )
 
 
 class Watch(ABC):

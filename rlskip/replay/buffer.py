@@ -153,7 +153,7 @@ class ReplayBuffer:
             self.check(batch)
 
     def check(self, batch: KVBatchMeta) -> None:
-        """Check that the queue still holds the rows of a sampled batch, or of a chunk of one.
+        """Check that the queue still holds the rows of a sampled batch, or of a part of one.
 
         A worker that writes its rows itself may do so after its attempt was given up. A
         MemoryQueue drops such a write; a shared queue cannot. A reader that does not use
@@ -188,7 +188,7 @@ class ReplayBuffer:
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
 
-        Pass the whole batch: a chunk still names the root keys of all its prompts.
+        Pass the whole batch: a part of it still names the root keys of all its prompts.
         """
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
         if roots is None or batch.partition_id is None:

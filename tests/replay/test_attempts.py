@@ -3,6 +3,7 @@
 import threading
 import uuid
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -178,7 +179,7 @@ def test_another_number_of_rows_than_announced_is_incomplete(rollouts, buffer, r
         buffer.sample(1, "train")
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("first", [0, 1], ids=["batch", "part of a batch"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -190,7 +191,7 @@ def test_another_number_of_rows_than_announced_is_incomplete(rollouts, buffer, r
         ),
     ],
 )
-def test_a_change_after_the_sample_is_found(change, message, chunks):
+def test_a_change_after_the_sample_is_found(change, message, first):
     session = Session(SharedQueue(), RAW, counted=True)
     for row in range(2):
         session.write(1, row)
@@ -198,7 +199,7 @@ def test_a_change_after_the_sample_is_found(change, message, chunks):
     batch, _ = session.buffer.sample(1, session.partition)
     session.buffer.check(batch)
     change(session)
-    part = batch.chunk(chunks)[-1]
+    part = replace(batch, keys=batch.keys[first:], tags=batch.tags[first:])
     with pytest.raises(IncompleteRolloutError, match=message) as error:
         session.buffer.get(part)
     assert error.value.partition == session.partition

@@ -22,17 +22,6 @@ def test_one_call_cleans_up_rows_roots_and_markers(buffer, rollouts, queue):
     ]
 
 
-def test_clean_up_after_chunks_and_concatenation(buffer, rollouts, queue):
-    batches = []
-    for step in (1, 2):
-        rollouts.counted(f"u{step}", step=step)
-        batches.append(buffer.sample(step, "train")[0])
-    joined = KVBatchMeta.concat([chunk for batch in batches for chunk in batch.chunk(2)])
-    assert joined.extra_info["rollout_root_keys"] == ["u1", "u2"]
-    buffer.clear(joined)
-    assert queue.list("train") == {}
-
-
 def test_clearing_what_was_not_sampled_is_refused(buffer):
     with pytest.raises(RlskipError, match="does not name its prompts"):
         buffer.clear(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"))

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,7 @@ def test_rows_arrive_in_the_order_in_which_they_were_sampled(
 
     def backwards(*which: Any) -> Any:
         batch, metrics = in_order(*which)
-        batch.reorder(range(len(batch))[::-1])
-        return batch, metrics
+        return replace(batch, keys=batch.keys[::-1], tags=batch.tags[::-1]), metrics
 
     first.buffer.sample = backwards  # type: ignore[method-assign]
     sampled(first, prompts("a", "b"))
