@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlskip.config import (
-        AsyncRolloutSkipConfig,
         DispatchConfig,
         MergeConfig,
         ReplayConfig,
         RoleConfig,
-        RolloutSkipConfig,
-        RolloutTqSkipConfig,
         RolloutValSkipConfig,
         SkipManagerConfig,
     )
@@ -26,14 +23,11 @@ if TYPE_CHECKING:
 from rlskip._version import __version__ as __version__
 
 __all__ = [
-    "AsyncRolloutSkipConfig",
     "BaseSkip",
     "DispatchConfig",
     "MergeConfig",
     "ReplayConfig",
     "RoleConfig",
-    "RolloutSkipConfig",
-    "RolloutTqSkipConfig",
     "RolloutValSkipConfig",
     "SkipAction",
     "SkipManager",
@@ -42,14 +36,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncRolloutSkipConfig": "rlskip.config",
     "BaseSkip": "rlskip.skip",
     "DispatchConfig": "rlskip.config",
     "MergeConfig": "rlskip.config",
     "ReplayConfig": "rlskip.config",
     "RoleConfig": "rlskip.config",
-    "RolloutSkipConfig": "rlskip.config",
-    "RolloutTqSkipConfig": "rlskip.config",
     "RolloutValSkipConfig": "rlskip.config",
     "SkipAction": "rlskip.skip",
     "SkipManager": "rlskip.skip",

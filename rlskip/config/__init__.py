@@ -14,23 +14,17 @@ if TYPE_CHECKING:
     from rlskip.config.merge import MergeConfig
     from rlskip.config.replay import ReplayConfig
     from rlskip.config.skip import (
-        AsyncRolloutSkipConfig,
         RoleConfig,
-        RolloutSkipConfig,
-        RolloutTqSkipConfig,
         RolloutValSkipConfig,
         SkipManagerConfig,
     )
     from rlskip.config.steps import Steps
 
 __all__ = [
-    "AsyncRolloutSkipConfig",
     "DispatchConfig",
     "MergeConfig",
     "ReplayConfig",
     "RoleConfig",
-    "RolloutSkipConfig",
-    "RolloutTqSkipConfig",
     "RolloutValSkipConfig",
     "SkipManagerConfig",
     "Steps",

@@ -100,21 +100,6 @@ class RoleConfig:
 
 
 @dataclass
-class RolloutSkipConfig(RoleConfig):
-    """Role `rollout`: one call generates a whole step; steps are the trainer's global steps."""
-
-
-@dataclass
-class AsyncRolloutSkipConfig(RoleConfig):
-    """Role `async_rollout`: one call generates one sample; steps are feed-order indices."""
-
-
-@dataclass
-class RolloutTqSkipConfig(RoleConfig):
-    """Role `rollout_tq`: rollouts travel through a queue and are sampled from a replay buffer."""
-
-
-@dataclass
 class RolloutValSkipConfig(RoleConfig):
     """Role `rollout_val`: a call generates a batch of a validation; ``skip.validation`` enables it.
 
@@ -153,9 +138,15 @@ class SkipManagerConfig(RoleConfig):
     # a mapping (rlskip.config.attachments.AttachConfig), or to a list of these.
     attach: dict[str, Any] = field(default_factory=dict)
 
-    rollout: RolloutSkipConfig = field(default_factory=RolloutSkipConfig)
-    async_rollout: AsyncRolloutSkipConfig = field(default_factory=AsyncRolloutSkipConfig)
-    rollout_tq: RolloutTqSkipConfig = field(default_factory=RolloutTqSkipConfig)
+    # One call generates a whole step; steps are the trainer's global steps.
+    rollout: RoleConfig = field(default_factory=RoleConfig)
+
+    # One call generates one sample; steps are feed-order indices.
+    async_rollout: RoleConfig = field(default_factory=RoleConfig)
+
+    # Rollouts travel through a queue and are sampled from a replay buffer.
+    rollout_tq: RoleConfig = field(default_factory=RoleConfig)
+
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 

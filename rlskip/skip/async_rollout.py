@@ -7,7 +7,6 @@ import re
 from typing import Any, ClassVar
 
 from rlskip.batch.prompts import first_uid
-from rlskip.config.skip import AsyncRolloutSkipConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.ranks import world_size
 from rlskip.skip.replaying import ReplayingSkip
@@ -15,7 +14,7 @@ from rlskip.skip.role import register_skip
 from rlskip.store import StepStore
 
 
-@register_skip("async_rollout", config=AsyncRolloutSkipConfig)
+@register_skip("async_rollout")
 class AsyncRolloutSkip(ReplayingSkip):
     """Dumps and replays samples; a sample's step is its place in the feed order.
 

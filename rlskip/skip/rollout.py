@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlskip.config.skip import RolloutSkipConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, saved_call
 from rlskip.skip.replaying import ReplayingSkip
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 _RANKS_S = 1800.0
 
 
-@register_skip("rollout", config=RolloutSkipConfig)
+@register_skip("rollout")
 class RolloutSkip(ReplayingSkip):
     """Dumps and replays steps that several ranks generate together.
 

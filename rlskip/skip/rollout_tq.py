@@ -22,7 +22,6 @@ import attrs
 
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
-from rlskip.config.skip import RolloutTqSkipConfig
 from rlskip.errors import MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import REPLAYED, RUNNING, STATUS, STEP_TAGS, dump_tag
@@ -88,7 +87,7 @@ class _Replay:
     rows: list[dict[str, tuple[Row, Tag]]]  # one mapping for each part: fields may differ
 
 
-@register_skip("rollout_tq", config=RolloutTqSkipConfig)
+@register_skip("rollout_tq")
 class RolloutTqSkip(QueueDumping):
     """Replays groups into the trajectory queue, prompt by prompt.
 

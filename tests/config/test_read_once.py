@@ -16,7 +16,7 @@ from rlskip.config import (
     DispatchConfig,
     MergeConfig,
     ReplayConfig,
-    RolloutSkipConfig,
+    RoleConfig,
     SkipManagerConfig,
 )
 from rlskip.config.check import node_of
@@ -52,9 +52,7 @@ class Host:
     merge: MergeConfig = field(default_factory=lambda: MergeConfig(stepwise_output=True))
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(timeout_s=5.0))
     skip: SkipManagerConfig = field(
-        default_factory=lambda: SkipManagerConfig(
-            dump_dir="/d", rollout=RolloutSkipConfig(enable=True)
-        )
+        default_factory=lambda: SkipManagerConfig(dump_dir="/d", rollout=RoleConfig(enable=True))
     )
     actor_rollout_ref: Actor = field(default_factory=Actor)
 

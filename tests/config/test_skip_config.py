@@ -13,10 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip.config import (
-    AsyncRolloutSkipConfig,
     RoleConfig,
-    RolloutSkipConfig,
-    RolloutTqSkipConfig,
     RolloutValSkipConfig,
     SkipManagerConfig,
 )
@@ -32,9 +29,9 @@ class CriticConfig(RoleConfig):
 
 
 REGISTRY = {
-    "rollout": RoleSpec(RolloutSkipConfig),
-    "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
-    "rollout_tq": RoleSpec(RolloutTqSkipConfig),
+    "rollout": RoleSpec(),
+    "async_rollout": RoleSpec(),
+    "rollout_tq": RoleSpec(),
     "rollout_val": RoleSpec(RolloutValSkipConfig),
     "critic": RoleSpec(CriticConfig, ("cache",)),
 }
@@ -146,7 +143,7 @@ def test_no_skip_node() -> None:
 
 
 def test_a_skip_manager_config_is_a_whole_node() -> None:
-    config = SkipManagerConfig(dump_dir="/d", rollout=RolloutSkipConfig(enable=True, steps=[4]))
+    config = SkipManagerConfig(dump_dir="/d", rollout=RoleConfig(enable=True, steps=[4]))
     for given in (config, {"skip": config}):
         role = read_roles(given, REGISTRY)["rollout"]
         assert 4 in role.steps

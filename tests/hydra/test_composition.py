@@ -14,10 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip.config import (
-    AsyncRolloutSkipConfig,
     RoleConfig,
-    RolloutSkipConfig,
-    RolloutTqSkipConfig,
     RolloutValSkipConfig,
     SkipManagerConfig,
 )
@@ -29,9 +26,9 @@ OPTIONS = sorted(CONF.rglob("*.yaml"))
 SKIP_OPTIONS = sorted(file.stem for file in (CONF / "skip").glob("*.yaml"))
 # The specs of the built-in roles, without importing torch.
 REGISTRY = {
-    "rollout": RoleSpec(RolloutSkipConfig),
-    "async_rollout": RoleSpec(AsyncRolloutSkipConfig),
-    "rollout_tq": RoleSpec(RolloutTqSkipConfig),
+    "rollout": RoleSpec(),
+    "async_rollout": RoleSpec(),
+    "rollout_tq": RoleSpec(),
     "rollout_val": RoleSpec(RolloutValSkipConfig),
 }
 

@@ -18,7 +18,7 @@ def main(cfg):
     loaded = lambda: sorted({name.partition(".")[0] for name in sys.modules})
     ours = lambda: sorted(name for name in sys.modules if name.startswith("rlskip"))
     seen = {"bare": loaded(), "ours": ours()}
-    from rlskip import RolloutSkipConfig, SkipManager
+    from rlskip import RoleConfig, SkipManager
 
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)
     seen["decorated"] = loaded()
