@@ -6,21 +6,17 @@ is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlskip._lazy import load_on_use
+from rlskip._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlskip.config import (
-        DispatchConfig,
-        MergeConfig,
-        ReplayConfig,
-        RoleConfig,
-        RolloutValSkipConfig,
-        SkipManagerConfig,
-    )
+    from rlskip.config.dispatch import DispatchConfig
+    from rlskip.config.merge import MergeConfig
+    from rlskip.config.replay import ReplayConfig
+    from rlskip.config.skip import RoleConfig, RolloutValSkipConfig, SkipManagerConfig
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
-
-from rlskip._version import __version__ as __version__
 
 __all__ = [
     "BaseSkip",
@@ -35,24 +31,16 @@ __all__ = [
     "register_skip",
 ]
 
-_HOME = {
-    "BaseSkip": "rlskip.skip",
-    "DispatchConfig": "rlskip.config",
-    "MergeConfig": "rlskip.config",
-    "ReplayConfig": "rlskip.config",
-    "RoleConfig": "rlskip.config",
-    "RolloutValSkipConfig": "rlskip.config",
-    "SkipAction": "rlskip.skip",
-    "SkipManager": "rlskip.skip",
-    "SkipManagerConfig": "rlskip.config",
-    "register_skip": "rlskip.skip",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "rlskip.config.dispatch": ["DispatchConfig"],
+        "rlskip.config.merge": ["MergeConfig"],
+        "rlskip.config.replay": ["ReplayConfig"],
+        "rlskip.config.skip": ["RoleConfig", "RolloutValSkipConfig", "SkipManagerConfig"],
+        "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],
+    },
+)
 
 
 def __dir__() -> list[str]:

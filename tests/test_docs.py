@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlskip.config import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
+from rlskip import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
 from rlskip.config.skip import BUILT_IN_ROLES
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,9 @@
 ``docs/dispatch.md`` is the guide.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlskip._lazy import load_on_use
 from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -54,9 +55,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "RayPool":  # ray is an extra
-        from rlskip.dispatch.ray_pool import RayPool
-
-        return RayPool
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_on_use(__name__, {"rlskip.dispatch.ray_pool": ["RayPool"]})  # ray is an extra

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlskip._lazy import load_on_use
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, SkipAction, register_skip
 
@@ -28,10 +29,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # The built-in roles need torch, so they load when a name of theirs is first used.
-    if name in __all__:
-        import rlskip.skip.roles
-
-        return getattr(rlskip.skip.roles, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The built-in roles need torch.
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "rlskip.skip.roles": [
+            "AsyncRolloutSkip",
+            "RolloutSkip",
+            "RolloutTqSkip",
+            "parse_async_rollout_sample_step",
+        ]
+    },
+)

@@ -152,7 +152,7 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
     role
         Name of the mapping under `skip`; an identifier.
     config
-        The role's dataclass, a subclass of :class:`rlskip.config.RoleConfig` that adds fields.
+        The role's dataclass, a subclass of :class:`rlskip.RoleConfig` that adds fields.
         None: RoleConfig itself.
     """
     if not role.isidentifier():
@@ -161,7 +161,7 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
         raise RoleError(
             f"{config.__name__} is not a RoleConfig",
             f"register_skip({role!r})",
-            "derive it from rlskip.config.RoleConfig: `@dataclass class "
+            "derive it from rlskip.RoleConfig: `@dataclass class "
             f"{config.__name__}(RoleConfig): ...`",
         )
 

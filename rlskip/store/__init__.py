@@ -10,8 +10,9 @@ needs it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlskip._lazy import load_on_use
 
 if TYPE_CHECKING:
     from rlskip.format.codec import register_codec
@@ -54,25 +55,25 @@ __all__ = [
     "run_directory",
 ]
 
-_ERRORS = "rlskip.format.dump_errors"
-_HOME = {  # of the names that are not among these errors
-    "VOLATILE": "rlskip.format.fingerprint",
-    "DumpMeta": "rlskip.store.meta",
-    "Identity": "rlskip.store.identity",
-    "Lease": "rlskip.jobs.lease",
-    "RankGroup": "rlskip.jobs.ranks",
-    "RankTimeoutError": "rlskip.jobs.ranks",
-    "SingleFlight": "rlskip.jobs.lease",
-    "StepStore": "rlskip.store.step_store",
-    "Writer": "rlskip.store.writer",
-    "WriterTimeoutError": "rlskip.store.writer",
-    "fingerprint": "rlskip.format.fingerprint",
-    "register_codec": "rlskip.format.kinds",
-    "run_directory": "rlskip.store.layout",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(_HOME.get(name, _ERRORS)), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "rlskip.format.dump_errors": [
+            "AbsentDumpError",
+            "CorruptDumpError",
+            "DumpError",
+            "NewerFormatError",
+            "UnknownTypeError",
+            "UnsupportedTypeError",
+        ],
+        "rlskip.format.fingerprint": ["VOLATILE", "fingerprint"],
+        "rlskip.format.kinds": ["register_codec"],
+        "rlskip.jobs.lease": ["Lease", "SingleFlight"],
+        "rlskip.jobs.ranks": ["RankGroup", "RankTimeoutError"],
+        "rlskip.store.identity": ["Identity"],
+        "rlskip.store.layout": ["run_directory"],
+        "rlskip.store.meta": ["DumpMeta"],
+        "rlskip.store.step_store": ["StepStore"],
+        "rlskip.store.writer": ["Writer", "WriterTimeoutError"],
+    },
+)

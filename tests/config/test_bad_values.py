@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlskip.config import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
+from rlskip import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
 from rlskip.config.attachments import AttachConfig
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip.config import (
+from rlskip import (
     DispatchConfig,
     MergeConfig,
     ReplayConfig,

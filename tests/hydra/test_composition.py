@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
-from rlskip.config import (
+from rlskip import (
     RoleConfig,
     RolloutValSkipConfig,
     SkipManagerConfig,

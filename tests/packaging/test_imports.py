@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 HEAVY = ("torch", "tensordict", "ray", "numpy", "blosc2", "xxhash")
 
@@ -40,6 +43,7 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
         "rlskip",
         "rlskip._compat",
         "rlskip._hydra",
+        "rlskip._lazy",
         "rlskip._version",
         "rlskip.config",
         "rlskip.config.register",
@@ -48,3 +52,11 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
     assert not set(HEAVY) & set(seen["bare"])
     # A decorated function of a job that skips nothing needs none of them either.
     assert not set(HEAVY) & set(seen["decorated"])
+
+
+@pytest.mark.parametrize("package", ["rlskip", "rlskip.hosts", "rlskip.skip", "rlskip.store"])
+def test_every_name_that_a_package_offers_loads(package: str) -> None:
+    module = importlib.import_module(package)
+    assert all(hasattr(module, name) for name in module.__all__)
+    with pytest.raises(AttributeError, match=package):
+        _ = module.another

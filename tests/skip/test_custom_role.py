@@ -74,5 +74,5 @@ def test_registering_badly() -> None:
     assert "second" not in SKIP_REGISTRY
     with pytest.raises(RoleError, match="not an identifier"):
         register_skip("my role")
-    with pytest.raises(RoleError, match=r"derive it from rlskip\.config\.RoleConfig"):
+    with pytest.raises(RoleError, match=r"derive it from rlskip\.RoleConfig"):
         register_skip("other", config=dict)  # type: ignore[arg-type]

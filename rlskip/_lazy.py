@@ -1,0 +1,29 @@
+"""Names of a package that load on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def load_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for `package` that imports a module when a name of it is used.
+
+    For type checkers the package imports the same names under ``TYPE_CHECKING``.
+
+    Parameters
+    ----------
+    package
+        The package's ``__name__``.
+    names
+        Names of the package, by the module that defines them.
+    """
+    home = {name: module for module, its_names in names.items() for name in its_names}
+
+    def __getattr__(name: str) -> Any:
+        if name in home:
+            return getattr(import_module(home[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
