@@ -11,7 +11,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -131,6 +131,29 @@ def look_up_first(config: Any, keys: Iterable[str], default: Any) -> Any:
     """The value at the first of `keys` that is there; `default` if none is."""
     found = (look_up(config, key) for key in keys)
     return next((value for value in found if value is not None), default)
+
+
+def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[str, Any]]:
+    """The leaves of a config with their dotted keys; what does not resolve is left out.
+
+    Lists are leaves, and so are empty mappings. Without `resolve` interpolations stay as they are.
+    """
+    if not resolve and OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=False)
+    if isinstance(node, Mapping | DictConfig) and node:
+        for name in list(node):
+            try:
+                value = node[name]
+            except OmegaConfBaseException:  # unresolved, or ???
+                continue
+            yield from leaves(value, f"{at}.{name}" if at else str(name), resolve=resolve)
+    elif OmegaConf.is_config(node):
+        try:
+            yield at, OmegaConf.to_container(node, resolve=True)
+        except OmegaConfBaseException:
+            return
+    else:
+        yield at, node
 
 
 def _is_node(value: Any) -> bool:

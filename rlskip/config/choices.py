@@ -32,18 +32,18 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         return [Problem("skip", what, "add +skip=rollout_cache to the command")]
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    problems = []
-    for option, _ in _options(settings.config, "skip"):
+    problems, config = [], settings.facts.config
+    for option, _ in _options(config, "skip"):
         role, _, action = option.rpartition("_")
         if role not in BUILT_IN_ROLES or action not in (*ACTIONS, "replay"):
             continue  # not one that rlskip ships
         local = settings.roles.get(role)
         if local is None:
-            problems.append(_overridden(settings.config, f"skip.{role}.enable", "false", option))
+            problems.append(_overridden(config, f"skip.{role}.enable", "false", option))
         elif action == "replay" and settings.start_engine:
-            problems.append(_overridden(settings.config, "skip.start_engine", "true", option))
+            problems.append(_overridden(config, "skip.start_engine", "true", option))
         elif action == "repeat" and local.action != action:
-            problems.append(_overridden(settings.config, f"skip.{role}.action", "cache", option))
+            problems.append(_overridden(config, f"skip.{role}.action", "cache", option))
     if not problems and not settings.roles:
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlskip.config.application import session_facts
 from rlskip.config.check import (
     Problem,
-    look_up,
-    look_up_first,
     mark_read,
     node_of,
     parsed,
@@ -17,6 +16,7 @@ from rlskip.config.check import (
     was_read,
 )
 from rlskip.config.dump_dir import parse_dump_dir
+from rlskip.config.facts import HostFacts
 
 POOLS = ("local", "ray")
 
@@ -30,11 +30,10 @@ class DispatchConfig:
 
     # true: sessions are dispatched one by one and counted by their markers. false, the legacy
     # path: a prompt's sessions stay on one worker, and the prompt's status shows when they have
-    # finished. Also trainer.v1.rollout_level_dispatch.
+    # finished. verl has the same key.
     rollout_level: bool = False
 
-    # Sessions that run at once on one worker; null: any number.
-    # Also trainer.v1.max_concurrent_rollouts_per_worker.
+    # Sessions that run at once on one worker; null: any number. verl has the same key.
     max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
 
     # Sessions that run at once on all workers together; null: any number.
@@ -47,24 +46,23 @@ class DispatchConfig:
     # Where workers run: local (in this process) or ray (actors).
     pool: str = field(default="local", metadata={"choices": POOLS})
 
-    # Number of workers; null: actor_rollout_ref.rollout.agent.num_workers, else 4.
+    # Number of workers; null: the host's number, else 4.
     workers: int | None = field(default=None, metadata=_positive)
 
-    # Sessions per prompt that has no `__rollout_n__`; null: actor_rollout_ref.rollout.n, else 1.
+    # Sessions per prompt that has no `__rollout_n__`; null: the host's number, else 1.
     n: int | None = field(default=None, metadata=_positive)
 
-    # The same in validation; null: actor_rollout_ref.rollout.val_kwargs.n, else 1.
+    # The same in validation; null: the host's number, else 1.
     val_n: int | None = field(default=None, metadata=_positive)
 
-    # Sampling parameters, passed to the worker unchanged;
-    # null: temperature, top_p and top_k of actor_rollout_ref.rollout.
+    # Sampling parameters, passed to the worker unchanged; null: the host's.
     sampling: dict[str, Any] | None = None
 
-    # The same in validation; null: those of actor_rollout_ref.rollout.val_kwargs.
+    # The same in validation; null: the host's.
     val_sampling: dict[str, Any] | None = None
 
     # Each session's seed derives from this seed, the step, the prompt and the session.
-    # null: data.seed, else seed, else 0.
+    # null: the host's seed, else 0.
     seed: int | None = field(default=None, metadata=_not_negative)
 
     # Seconds that one attempt at a session may take; null: no limit.
@@ -91,24 +89,16 @@ class DispatchConfig:
     progress: bool = False
 
 
-_SAMPLING = ("temperature", "top_p", "top_k")
-_ROLLOUT = "actor_rollout_ref.rollout"
-
-# Keys of the host with the same meaning as keys of `dispatch`.
-_ALIASES = {
-    "rollout_level": "trainer.v1.rollout_level_dispatch",
-    "max_concurrent_rollouts_per_worker": "trainer.v1.max_concurrent_rollouts_per_worker",
-}
-# For keys that are null: the host's keys, in order of preference, and the default.
-_FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
-    "workers": ((f"{_ROLLOUT}.agent.num_workers",), 4),
-    "n": ((f"{_ROLLOUT}.n",), 1),
-    "val_n": ((f"{_ROLLOUT}.val_kwargs.n",), 1),
-    "seed": (("data.seed", "seed"), 0),
+# For keys that are null: the fact of the host of the same name, and the default.
+_FROM_HOST = {
+    "workers": 4,
+    "n": 1,
+    "val_n": 1,
+    "seed": 0,
 }
 
 
-def read_dispatch(config: Any) -> DispatchConfig:
+def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig:
     """The `dispatch` node of a config, complete: null keys get the host's values.
 
     Parameters
@@ -116,6 +106,8 @@ def read_dispatch(config: Any) -> DispatchConfig:
     config
         A full config (a DictConfig, a mapping or a dataclass), where `dispatch` may be absent; a
         :class:`DispatchConfig`; or None. What this function returned is returned as it is.
+    facts
+        What the host says of the run; None: what a plain application's config says.
 
     Raises
     ------
@@ -125,12 +117,9 @@ def read_dispatch(config: Any) -> DispatchConfig:
     if isinstance(config, DispatchConfig) and was_read(config):
         return config
     node = node_of(config, "dispatch", DispatchConfig) or {}
-    host = None if isinstance(config, DispatchConfig) else config
+    facts = facts or session_facts(config)
     problems: list[Problem] = []
-    for key, alias in _ALIASES.items():
-        value = look_up(host, alias)
-        if value is None or value is False:  # false is the host's default, not a user's choice
-            continue
+    for key, (alias, value) in facts.aliases.items():
         if node.get(key) is None:
             at_alias: list[Problem] = []
             found = read(DispatchConfig, {key: value}, "dispatch", at_alias)
@@ -139,13 +128,13 @@ def read_dispatch(config: Any) -> DispatchConfig:
         elif node[key] != value:
             what = f"{node[key]!r}, but {alias} is {value!r}"
             problems.append(Problem(f"dispatch.{key}", what, "set one"))
-    for key, (places, default) in _FROM_HOST.items():
+    for key, default in _FROM_HOST.items():
         if node.get(key) is None:
-            node[key] = look_up_first(host, places, default)
-    for key, place in (("sampling", _ROLLOUT), ("val_sampling", f"{_ROLLOUT}.val_kwargs")):
+            known = getattr(facts, key)
+            node[key] = default if known is None else known
+    for key in ("sampling", "val_sampling"):
         if node.get(key) is None:
-            values = {name: look_up(host, f"{place}.{name}") for name in _SAMPLING}
-            node[key] = {name: value for name, value in values.items() if value is not None}
+            node[key] = dict(getattr(facts, key))
     dispatch = read(DispatchConfig, node, "dispatch", problems)
     if dispatch.timeline_dir is not None:
         parsed(parse_dump_dir, dispatch.timeline_dir, "dispatch.timeline_dir", problems)

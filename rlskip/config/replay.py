@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import Problem, look_up, mark_read, node_of, raise_all, read, was_read
+from rlskip.config.application import session_facts
+from rlskip.config.check import Problem, mark_read, node_of, raise_all, read, was_read
+from rlskip.config.facts import HostFacts
 
 
 @dataclass
@@ -27,10 +29,10 @@ class ReplayConfig:
     max_refills: int = field(default=3, metadata={"min": 1})
 
     # Sessions to expect of a prompt whose root tag has no number of sessions;
-    # null: actor_rollout_ref.rollout.n, else the sessions that are there.
+    # null: the host's number, else the sessions that are there.
     n: int | None = field(default=None, metadata={"min": 1})
 
-    # The same in the partition val; null: actor_rollout_ref.rollout.val_kwargs.n.
+    # The same in the partition val.
     val_n: int | None = field(default=None, metadata={"min": 1})
 
     # A group is stale when it spans more than this many steps: 1 is on-policy, 2 allows the
@@ -50,7 +52,7 @@ class ReplayConfig:
     progress_interval_s: float = 60.0
 
 
-def read_replay(config: Any) -> ReplayConfig:
+def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
     """The `replay` node of a config; the defaults when it has none.
 
     Parameters
@@ -58,6 +60,8 @@ def read_replay(config: Any) -> ReplayConfig:
     config
         A full config (a DictConfig, a mapping or a dataclass), a :class:`ReplayConfig`, or None.
         What this function returned is returned as it is.
+    facts
+        What the host says of the run; None: what a plain application's config says.
 
     Raises
     ------
@@ -69,22 +73,16 @@ def read_replay(config: Any) -> ReplayConfig:
     node = node_of(config, "replay", ReplayConfig) or {}
     problems: list[Problem] = []
     settings = read(ReplayConfig, node, "replay", problems)
-    if settings.n is None:
-        settings.n = _sessions(config, "actor_rollout_ref.rollout.n", problems)
-    if settings.val_n is None:
-        settings.val_n = _sessions(config, "actor_rollout_ref.rollout.val_kwargs.n", problems)
+    facts = facts or session_facts(config)
+    for name, known in (("n", facts.n), ("val_n", facts.val_n)):
+        if getattr(settings, name) is None and known is not None:
+            at_host: list[Problem] = []
+            of_host = read(ReplayConfig, {name: known}, "replay", at_host)
+            problems += [Problem(facts.key(name), problem.what) for problem in at_host]
+            setattr(settings, name, getattr(of_host, name))
     problems += _contradictions(settings)
     raise_all(problems)
     return mark_read(settings)
-
-
-def _sessions(config: Any, key: str, problems: list[Problem]) -> int | None:
-    """The number of sessions at `key` of the host's config; None if there is none."""
-    found = look_up(config, key)
-    if found is None or (isinstance(found, int) and not isinstance(found, bool) and found > 0):
-        return found
-    problems.append(Problem(key, f"expected a number of sessions, got {found!r}"))
-    return None
 
 
 def _contradictions(settings: ReplayConfig) -> list[Problem]:

@@ -1,7 +1,7 @@
 """Reads the `skip` node of any full config, once, into complete roles.
 
 A role inherits each key that it was not given (None) from the shared keys. A key that is null
-there, too, gets the value of the host's config (`trainer`, `data`, `actor_rollout_ref.rollout`).
+there, too, gets the value that the host's facts have.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 import attrs
 
 from rlskip._nodes import or_own_key
+from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import (
     Problem,
     did_you_mean,
-    look_up_first,
     node_of,
     parsed,
     raise_all,
     read,
 )
-from rlskip.config.dump_dir import application_name, original_directory, parse_dump_dir, parse_size
+from rlskip.config.dump_dir import original_directory, parse_dump_dir, parse_size
+from rlskip.config.facts import HostFacts
 from rlskip.config.skip import (
     ACTIONS,
     BUILT_IN_ROLES,
@@ -37,17 +38,15 @@ from rlskip.config.skip import (
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 
-# For keys that are null: the host's keys, in order of preference, and the default.
-_FROM_HOST: dict[str, tuple[tuple[str, ...], Any]] = {
-    "experiment_name": (("trainer.experiment_name", "hydra.job.name"), None),
-    "project_name": (("trainer.project_name",), "default_project_name"),
-    "gbs": (("data.gen_batch_size", "data.train_batch_size"), None),
-    "n": (("actor_rollout_ref.rollout.n",), None),
-    "prompt_len": (("data.max_prompt_length",), None),
-    "response_len": (("data.max_response_length",), None),
+# For keys that are null: the fact of the host, and the default.
+_FROM_HOST = {
+    "experiment_name": ("experiment", "default_experiment_name"),
+    "project_name": ("project", "default_project_name"),
+    "gbs": ("prompts", None),
+    "n": ("n", None),
+    "prompt_len": ("prompt_len", None),
+    "response_len": ("response_len", None),
 }
-# verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size of them per fetch.
-_FROM_V1 = {"gbs": (("data.train_batch_size", "data.gen_batch_size"), None)}
 
 # verl >= 0.9 fills every leaf of every role with these, so they do not mean that a user set them.
 _VERL_TARGET = "verl.utils.skip"
@@ -65,8 +64,8 @@ class SkipSettings:
 
     Parameters
     ----------
-    config
-        The full config that was read.
+    facts
+        What the host says of the run; only `config` where there is no `skip` node.
     roles
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
@@ -78,7 +77,7 @@ class SkipSettings:
         Whether the host starts its inference engine.
     """
 
-    config: Any
+    facts: HostFacts
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
@@ -97,7 +96,9 @@ def skip_node(config: Any) -> dict[str, Any] | None:
     return node
 
 
-def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
+def read_skip(
+    config: Any, registry: Mapping[str, RoleSpec], facts: HostFacts | None = None
+) -> SkipSettings:
     """Read the `skip` node of a config.
 
     Parameters
@@ -107,6 +108,8 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
         SkipSettings, which are returned as they are.
     registry
         The registered roles.
+    facts
+        What the host says of the run; None: what a plain application's config says.
 
     Raises
     ------
@@ -117,7 +120,8 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
         return config
     node = skip_node(config)
     if node is None:
-        return SkipSettings(config)
+        return SkipSettings(facts or HostFacts(config))
+    facts = facts or application_facts(config)
     node = _without_host_defaults(node)
     shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
 
@@ -152,14 +156,14 @@ def read_skip(config: Any, registry: Mapping[str, RoleSpec]) -> SkipSettings:
                     problems.append(Problem(f"skip.{key}.enable", what, remedy))
                 role.enable = replays_validation
                 _place_beside(roles, role)
-            _complete(role, shared, config, key, spec, problems)
+            _complete(role, shared, facts, key, spec, problems)
             roles[key] = role
     # What is wrong in a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
-    return SkipSettings(config, on, attach, node, shared.start_engine or not on)
+    return SkipSettings(facts, on, attach, node, shared.start_engine or not on)
 
 
 def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:
@@ -173,7 +177,7 @@ def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> No
 def _complete(
     role: RoleConfig,
     shared: SkipManagerConfig,
-    config: Any,
+    facts: HostFacts,
     name: str,
     spec: RoleSpec,
     problems: list[Problem],
@@ -195,12 +199,12 @@ def _complete(
             what = f"{never_runs} leaves no inference engine to generate with"
             problems.append(Problem(typed("on_miss"), what, "remove one of them"))
         role.on_miss = "error"
-    places = {**_FROM_HOST, **(_FROM_V1 if name == "rollout_tq" else {})}
-    for key, (keys, default) in places.items():
+    if role.gbs is None and name == "rollout_tq":
+        role.gbs = facts.queued_prompts
+    for key, (fact, default) in _FROM_HOST.items():
         if getattr(role, key) is None:
-            setattr(role, key, look_up_first(config, keys, default))
-    if role.experiment_name is None:
-        role.experiment_name = application_name() or "default_experiment_name"
+            known = getattr(facts, fact)
+            setattr(role, key, default if known is None else known)
     role.steps = parsed(Steps.parse, role.steps, typed("steps"), problems)
     role.max_size = parsed(parse_size, role.max_size, typed("max_size"), problems)
     dump_dir = parsed(parse_dump_dir, role.dump_dir, typed("dump_dir"), problems)

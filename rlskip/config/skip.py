@@ -77,25 +77,24 @@ class RoleConfig:
     # Total size of the dumps: bytes, or a string such as 200GB; null: any size.
     max_size: int | str | None = None
 
-    # First half of the name of the run's directory; null: trainer.experiment_name, else the name of
-    # the Hydra application, else default_experiment_name.
+    # First half of the name of the run's directory; null: the host's name of the experiment, else
+    # the name of the Hydra application, else default_experiment_name.
     experiment_name: str | None = None
 
-    # Second half of the name of the run's directory; null: trainer.project_name, else
+    # Second half of the name of the run's directory; null: the host's name of the project, else
     # default_project_name.
     project_name: str | None = None
 
-    # Prompts a step; null: data.gen_batch_size, else data.train_batch_size (rollout_tq: the
-    # other way round).
+    # Prompts a step; null: the host's number (rollout_tq: of those that a step submits).
     gbs: int | None = field(default=None, metadata=_positive)
 
-    # Sessions a prompt; null: actor_rollout_ref.rollout.n.
+    # Sessions a prompt; null: the host's number.
     n: int | None = field(default=None, metadata=_positive)
 
-    # Longest prompt in tokens; null: data.max_prompt_length.
+    # Longest prompt in tokens; null: the host's limit.
     prompt_len: int | None = field(default=None, metadata=_positive)
 
-    # Longest response in tokens; null: data.max_response_length.
+    # Longest response in tokens; null: the host's limit.
     response_len: int | None = field(default=None, metadata=_positive)
 
 

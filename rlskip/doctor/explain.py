@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip._nodes import as_typed
 from rlskip.config.check import look_up
 from rlskip.config.choices import lost_choices
+from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.settings import SkipSettings, skip_node
 from rlskip.config.steps import compact
@@ -54,9 +55,9 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
         ]
     if roles and is_verls(config):
         findings += _verl(settings, split)
-    instances = make_roles(roles, config)
+    instances = make_roles(roles, settings.facts)
     for skip in instances.values():
-        findings += _role(skip, config)
+        findings += _role(skip, settings.facts)
     if roles:
         findings += _engine(settings, instances)
     dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
@@ -106,7 +107,7 @@ def _attached_by(command: Command) -> str:
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     """The settings of `skip`, and why no role or not every chosen one is on."""
-    nothing = SkipSettings(config)
+    nothing = SkipSettings(HostFacts(config))
     if isinstance(config.get("skip"), str):
         what = f"it arrived as a plain string, {config.skip!r}: Hydra knew no group skip"
         remedy = "install rlskip into that command's environment; see `--info plugins` of it"
@@ -171,7 +172,7 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
     """What verl's launcher process would refuse before it starts the trainer."""
     try:
         main = next((word for word in command.start if word.startswith("verl.")), None)
-        judge(settings.config.copy(), settings.roles, main)
+        judge(settings.facts.config.copy(), settings.roles, main)
     except RlskipError as error:
         return [_refusal("verl", error)]
     return []
@@ -180,7 +181,7 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
 # -- what a role would do --------------------------------------------------------------
 
 
-def _role(skip: Any, config: DictConfig) -> Iterator[Finding]:
+def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
@@ -191,7 +192,7 @@ def _role(skip: Any, config: DictConfig) -> Iterator[Finding]:
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     if role.action != "repeat":
         yield from _differences(skip, sound)
-    listed = _listed(skip, config, dumps)
+    listed = _listed(skip, facts.total, dumps)
     there = sorted({dump.step for dump in sound} & set(listed))
     missing = sorted(set(listed) - set(there))
     if role.action == "repeat" and sound:
@@ -214,11 +215,11 @@ def _role(skip: Any, config: DictConfig) -> Iterator[Finding]:
 
 def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
-    config, starts = settings.config, settings.start_engine
+    config, starts = settings.facts.config, settings.start_engine
     if is_verls(config):
         found = problems(config, roles, start_engine=starts)
     else:
-        found = holes(roles, steps_of(config))
+        found = holes(roles, steps_of(settings.facts))
     for problem in found:
         yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:
@@ -230,9 +231,8 @@ def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[F
         yield Finding("engine", NOTE, what)
 
 
-def _listed(skip: Any, config: DictConfig, dumps: Sequence[Any]) -> list[int]:
+def _listed(skip: Any, total: Any, dumps: Sequence[Any]) -> list[int]:
     """The listed steps among those of the run, where they are known, and those dumped."""
-    total = look_up(config, "trainer.total_training_steps")
     steps = {dump.step for dump in dumps}
     if isinstance(total, int) and 0 < total <= _SHOWN_STEPS:
         steps |= set() if skip.serves_validation else set(range(1, total + 1))

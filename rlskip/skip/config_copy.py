@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from rlskip._files import open_folder
-from rlskip.skip.shaping import leaves
+from rlskip.config.check import leaves
 
 FOLDER = ".config"
 MASKED = "<masked>"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -19,7 +19,7 @@ from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip._version import __version__
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of, plain
-from rlskip.config.check import look_up
+from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
@@ -27,7 +27,6 @@ from rlskip.skip import config_copy
 from rlskip.skip.call import Call
 from rlskip.skip.config_copy import flat_config
 from rlskip.skip.role import BaseSkip, SkipAction
-from rlskip.skip.shaping import MODEL, engine_of, is_unknown, may_matter, sampling_of, value_at
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -51,8 +50,11 @@ _MAX_CHANGES = 10
 class DumpingSkip(BaseSkip):
     """A role with a directory of dumps: what they record, and what is logged of them."""
 
-    def __init__(self, local_config: Any, global_config: Any) -> None:
-        super().__init__(local_config, global_config)
+    takes_facts: ClassVar[bool] = True
+
+    def __init__(self, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(local_config, facts.config)
+        self.facts = facts
         c = local_config
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
@@ -63,7 +65,7 @@ class DumpingSkip(BaseSkip):
         #: The part of the identity that the config decides. It is read now, as the config is copied
         #: now, because rlskip may change the config later.
         self.conditions = self._read_conditions()
-        self._config = flat_config(global_config)
+        self._config = flat_config(facts.config)
         self._warned: set[str] = set()
 
     @functools.cached_property
@@ -122,18 +124,21 @@ class DumpingSkip(BaseSkip):
 
     def _read_conditions(self) -> Identity:
         """The part of the identity that the config decides."""
-        c, config = self.local_config, self.global_config
-        sampling = sampling_of(config, validation=self.serves_validation)
+        c, facts = self.local_config, self.facts
+        sampling = dict(facts.val_shaping if self.serves_validation else facts.shaping)
+        # Plain text: torch's own kind of string parses both sides whenever it is compared.
+        versions = {"rlskip": __version__, "torch": str(torch.__version__)}
+        if facts.engine is not None:  # another one is logged as a warning, as a version is
+            versions["engine"] = str(facts.engine)
         return Identity(
             role=self.role,
             n=sampling.pop("n", c.n),
             prompt_len=c.prompt_len,
             response_len=c.response_len,
             sampling=sampling,
-            extra={key: value_at(config, key, f"skip.{self.role}") for key in c.identity or ()},
-            model=look_up(config, MODEL),
-            # Plain text: torch's own kind of string parses both sides whenever it is compared.
-            versions={"rlskip": __version__, "torch": str(torch.__version__), **engine_of(config)},
+            extra={k: facts.value_at(k, f"skip.{self.role}.identity") for k in c.identity or ()},
+            model=facts.model,
+            versions=versions,
         )
 
     def _differences(self, present: Identity, meta: DumpMeta) -> list[str]:
@@ -177,7 +182,7 @@ class DumpingSkip(BaseSkip):
             str(self.directory / found.path),
             f"choose one: {hint}skip.{self.role}.on_mismatch=regenerate runs the stage and "
             "replaces the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
-            "another skip.dump_dir or trainer.experiment_name starts from nothing",
+            f"another skip.dump_dir or {self.facts.key('experiment')} starts from nothing",
         )
 
     # -- what is logged ------------------------------------------------------------------
@@ -208,7 +213,7 @@ class DumpingSkip(BaseSkip):
 
     def _log_changes(self, meta: DumpMeta) -> None:
         """On the first replay, name the keys of the config that changed and are not compared."""
-        name = meta.info.get("config")
+        name, facts = meta.info.get("config"), self.facts
         if "changes" in self._warned or not isinstance(name, str):
             return
         self._warned.add("changes")
@@ -221,10 +226,10 @@ class DumpingSkip(BaseSkip):
         changed = [
             key
             for key in config_copy.changed(then, self._config)
-            if may_matter(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
+            if facts.may_shape(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
         ]
-        of_rollouts = [key for key in changed if is_unknown(key)]
-        others = [key for key in changed if not is_unknown(key)]
+        of_rollouts = [key for key in changed if facts.concerns_rollouts(key)]
+        others = [key for key in changed if not facts.concerns_rollouts(key)]
         for level, keys, most in (
             (logging.WARNING, of_rollouts, len(of_rollouts)),
             (logging.INFO, others, _MAX_CHANGES),

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import attrs
 
-from rlskip.config.check import Problem, look_up
+from rlskip.config.check import Problem
+from rlskip.config.facts import HostFacts
 from rlskip.config.steps import compact
 from rlskip.skip.dumping import DumpingSkip
 from rlskip.skip.queue_dumping import QueueDumping
 from rlskip.skip.role import BaseSkip, SkipAction
 from rlskip.store import DumpError, Identity, StepStore
 from rlskip.store.layout import journal_name
-
-TOTAL_STEPS = "trainer.total_training_steps"
 
 
 def not_replayable(skip: BaseSkip, steps: Iterable[int]) -> list[int]:
@@ -85,11 +83,11 @@ def holes(
     return problems
 
 
-def steps_of(config: Any) -> range:
-    """The steps of a run as far as its config tells: up to ``trainer.total_training_steps``.
+def steps_of(facts: HostFacts) -> range:
+    """The steps of a run as far as its host knows them.
 
     Empty where that is unknown, or where several processes train and each has its own shards.
     """
-    total = look_up(config, TOTAL_STEPS)
+    total = facts.total
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     return range(1, total + 1) if isinstance(total, int) and alone else range(0)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from rlskip._nodes import ABOVE, as_typed
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import raise_all
+from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
@@ -32,7 +33,7 @@ class StepNotSetError(RlskipError, RuntimeError):
     """A role was called while no step was set."""
 
 
-def read_settings(config: Any) -> SkipSettings:
+def read_settings(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     """Read the `skip` node of `config` against the registered roles; what it returns is kept.
 
     Parameters and errors are those of :func:`rlskip.config.settings.read_skip`.
@@ -40,7 +41,7 @@ def read_settings(config: Any) -> SkipSettings:
     # Register the built-in roles. Imported here, because a job that skips nothing needs no torch.
     import rlskip.skip.roles  # noqa: F401
 
-    return read_skip(config, role_specs())
+    return read_skip(config, role_specs(), facts)
 
 
 class SkipManager:
@@ -100,7 +101,7 @@ class SkipManager:
             Whether to refuse a ``dump_dir`` that cannot be written here. False for a process whose
             stages run on another machine.
         look_ahead
-            Whether to refuse listed steps up to ``trainer.total_training_steps`` that have no
+            Whether to refuse listed steps up to the last one that the config names which have no
             usable dump where ``on_miss`` is ``error``. False for a caller that knows better which
             steps will run.
 
@@ -132,7 +133,7 @@ class SkipManager:
             if local_config.background_write == "auto":
                 local_config.background_write = flush_at_end
         # The roles first: they read the config as the user gave it.
-        instances = make_roles(roles, settings.config)
+        instances = make_roles(roles, settings.facts)
         refuse_shared_directories(instances)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
         if check_dump_dir:
@@ -141,8 +142,8 @@ class SkipManager:
         if check_dump_dir and look_ahead and enabled:
             from rlskip.skip.look_ahead import holes, steps_of
 
-            raise_all(holes(enabled, steps_of(settings.config)))
-        retire_legacy_flags(settings.config, rollout_enabled="rollout" in roles)
+            raise_all(holes(enabled, steps_of(settings.facts)))
+        retire_legacy_flags(settings.facts.config, rollout_enabled="rollout" in roles)
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if cls.skip_instances else None

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
@@ -51,8 +52,8 @@ class QueueDumping(DumpingSkip):
 
     stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
 
-    def __init__(self, local_config: Any, global_config: Any) -> None:
-        super().__init__(local_config, global_config)
+    def __init__(self, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(local_config, facts)
         if local_config.match == "run":
             raise ConfigError(
                 "the role matches prompt by prompt, in the dump of the step itself",

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rlskip.config.facts import HostFacts
 from rlskip.skip.call import Call, current_call, saved_call
 from rlskip.skip.dumping import DumpingSkip, seconds_saved
 from rlskip.skip.rng import capture_rng, restore_rng
@@ -27,8 +28,8 @@ class ReplayingSkip(DumpingSkip):
     (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
     """
 
-    def __init__(self, local_config: Any, global_config: Any) -> None:
-        super().__init__(local_config, global_config)
+    def __init__(self, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(local_config, facts)
         self._visiting: Visit | None = None
         self._lock = threading.Lock()
 

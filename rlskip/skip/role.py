@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from rlskip.config.facts import HostFacts
 from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig, RoleSpec
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Stage
@@ -53,6 +54,9 @@ class BaseSkip(ABC):
 
     #: Whether the role concerns batches of validation, which pass all others by.
     serves_validation: ClassVar[bool] = False
+
+    #: Whether the second argument of ``__init__`` is the host's facts instead of its config.
+    takes_facts: ClassVar[bool] = False
 
     #: Keyword options of ``annotate`` of this role, besides prompts and identity.
     stage_options: ClassVar[frozenset[str]] = frozenset()
@@ -189,9 +193,13 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
     return decorate
 
 
-def make_roles(roles: Mapping[str, RoleConfig], config: Any) -> dict[str, BaseSkip]:
-    """The instances of these `roles`, each with its own config and the whole one."""
-    return {name: SKIP_REGISTRY[name].beside(roles)(local, config) for name, local in roles.items()}
+def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, BaseSkip]:
+    """The instances of these `roles`, each with its own config and the facts of the host."""
+    classes = {name: SKIP_REGISTRY[name].beside(roles) for name in roles}
+    return {
+        name: cls(roles[name], facts if cls.takes_facts else facts.config)
+        for name, cls in classes.items()
+    }
 
 
 def role_specs() -> dict[str, RoleSpec]:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, saved_call
 from rlskip.skip.replaying import ReplayingSkip
@@ -42,8 +43,8 @@ class RolloutSkip(ReplayingSkip):
     where `background_write` allows.
     """
 
-    def __init__(self, local_config: Any, global_config: Any) -> None:
-        super().__init__(local_config, global_config)
+    def __init__(self, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(local_config, facts)
         self._in_background = bool(local_config.background_write)
         self._waits = local_config.wait_s > 0 and local_config.on_miss == "generate"
 

@@ -269,8 +269,8 @@ class RolloutTqSkip(QueueDumping):
             str(self.directory / str(plan.source)),
             f"choose one: skip.{self.role}.on_mismatch=regenerate generates what the dump lacks "
             "and adds it; on_mismatch=ignore replays in order if there are at least as many "
-            "groups as prompts; another skip.dump_dir or trainer.experiment_name starts from "
-            "nothing",
+            f"groups as prompts; another skip.dump_dir or {self.facts.key('experiment')} starts "
+            "from nothing",
         )
 
     def _source(self, step: int) -> int:

@@ -58,7 +58,7 @@ def test_every_problem_is_named_at_once_by_its_full_key():
         "replay.max_off_policy_threshold: max_off_policy_strategy: wait needs a value here",
         "replay.timeout_s: must be a finite number, got inf",
         "replay.progress_interval_s: expected a number of seconds above 0, got 0",
-        "actor_rollout_ref.rollout.n: expected a number of sessions, got 'eight'",
+        "actor_rollout_ref.rollout.n: expected int or null, got 'eight'",
     ):
         assert said in str(error.value)
 

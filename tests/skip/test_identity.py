@@ -16,11 +16,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipManager, register_skip
+from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.skip.config_copy import MASKED, flat_config
-from rlskip.skip.shaping import COMPARED, NOT_COMPARED, sampling_of
 from rlskip.store import UnsupportedTypeError
 
 ROOT = Path(__file__).parents[2]
@@ -415,7 +415,7 @@ def test_no_key_is_in_both_tables() -> None:
         for name in names:
             for other in NOT_COMPARED.get(node, ()):
                 assert not f"{name}.".startswith(f"{other}.")
-    assert sampling_of({}) == {}
+    assert application_facts({}).shaping == {}
 
 
 # -- dumps that another number in the directory's name hides -------------------------------

@@ -58,7 +58,7 @@ class Job:
         settings = {"dump_dir": str(folder), **skip, "rollout": {"enable": True}}
         SkipManager.init({"skip": settings})
         role = SkipManager.skip_instances["rollout"]
-        self.roles = [RolloutSkip(role.local_config, role.global_config) for _ in range(world)]
+        self.roles = [RolloutSkip(role.local_config, role.facts) for _ in range(world)]
         for rank, role in enumerate(self.roles):
             role.__dict__["ranks"] = Rank(self.hub, rank)
         self._threads = ThreadPoolExecutor(world)

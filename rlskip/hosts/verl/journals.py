@@ -124,7 +124,8 @@ def _role_of(config: DictConfig) -> RolloutTqSkip:
     with open_dict(on):
         for key in ("skip.enable", f"skip.{_ROLE}.enable"):
             OmegaConf.update(on, as_typed(key), True, force_add=True)
-    return RolloutTqSkip(read_skip(on, role_specs()).roles[_ROLE], config)
+    settings = read_skip(on, role_specs())
+    return RolloutTqSkip(settings.roles[_ROLE], attrs.evolve(settings.facts, config=config))
 
 
 def _refuse_unshared(directory: Path) -> None:

@@ -169,7 +169,7 @@ def before_job(settings: SkipSettings) -> None:
         The process that trains would not load rlskip.
     """
     global _job
-    if not starts_verl(settings.config):
+    if not starts_verl(settings.facts.config):
         return
     refuse_old_release()
     warn_of_new_release()
@@ -177,10 +177,10 @@ def before_job(settings: SkipSettings) -> None:
         _check_plugin()
     main = _main_module()
     judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
-    judge(copy.deepcopy(settings.config), settings.roles, judged)
+    judge(copy.deepcopy(settings.facts.config), settings.roles, judged)
     from rlskip.hosts.verl.look_ahead import before_ray  # torch is not for every application
 
-    before_ray(settings.config)
+    before_ray(settings.facts.config)
     if main == MAIN_PPO_SYNC:
         from rlskip.hosts.verl.sync import start_imported_runner
 

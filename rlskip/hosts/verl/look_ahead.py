@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.config.steps import compact
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
-from rlskip.skip.look_ahead import TOTAL_STEPS, holes
+from rlskip.skip.look_ahead import holes
 from rlskip.skip.role import BaseSkip
 
 _ENGINE = "skip.start_engine=false"

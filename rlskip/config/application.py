@@ -1,0 +1,160 @@
+"""The facts of a plain Hydra application: one whose config has verl's keys, as far as it has them.
+
+This is the only module outside ``hosts/verl`` that knows them. ``docs/skip.md`` shows the tables of
+what is compared; a test compares both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from rlskip.config.check import leaves, look_up, look_up_first
+from rlskip.config.dump_dir import application_name
+from rlskip.config.facts import HostFacts
+
+ROLLOUT = "actor_rollout_ref.rollout"
+DATA = "data"
+TOTAL_STEPS = "trainer.total_training_steps"
+
+# A key stands for itself and for what is below it. Seeds are never compared: another draw from
+# the same distribution is an equally good sample.
+COMPARED: dict[str, tuple[str, ...]] = {
+    ROLLOUT: (
+        "temperature", "top_p", "top_k", "min_p", "do_sample", "repetition_penalty",
+        "presence_penalty", "frequency_penalty", "ignore_eos", "stop", "stop_token_ids",
+        "agent.default_agent_loop", "agent.agent_loop_config_path", "multi_turn",
+    ),
+    DATA: (
+        "apply_chat_template_kwargs", "mm_processor_kwargs", "tool_config_path",
+        "function_tool_path",
+    ),
+    "actor_rollout_ref.model": ("custom_chat_template",),
+}  # fmt: skip
+"""Another value is a mismatch that names the key and both values."""
+
+NOT_COMPARED: dict[str, tuple[str, ...]] = {
+    ROLLOUT: (
+        # Where and how fast.
+        "nnodes", "n_gpus_per_node", "tensor_model_parallel_size", "data_parallel_size",
+        "expert_parallel_size", "pipeline_model_parallel_size", "gpu_memory_utilization",
+        "enforce_eager", "cudagraph_capture_sizes", "free_cache_engine", "max_num_batched_tokens",
+        "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy",
+        "load_format", "layered_summon", "update_weights_bucket_megabytes", "multi_stage_wake_up",
+        "skip_tokenizer_init", "checkpoint_engine", "disaggregation", "router_config_path",
+        "agent.num_workers", "agent.agent_loop_manager_class",
+        # What is logged.
+        "disable_log_stats", "moe_load_balance_metrics_interval", "profiler", "prometheus", "trace",
+        # Of training and of validation.
+        "log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu",
+        "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu", "calculate_log_probs",
+        "val_kwargs",
+        # Compared elsewhere: part of the directory, or warned about by name.
+        "n", "prompt_length", "response_length", "name",
+        # Seeds, and skipping itself.
+        "seed", "full_determinism", "skip", "skip_rollout", "skip_dump_dir", "skip_use_default_dir",
+    ),
+    DATA: (
+        # Which prompts come, and in which order: the prompts' content says that.
+        "train_files", "val_files", "train_max_samples", "val_max_samples", "train_batch_size",
+        "gen_batch_size", "val_batch_size", "max_prompt_length", "max_response_length",
+        "prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "shuffle",
+        "validation_shuffle", "seed", "sampler", "filter_overlong_prompts",
+        "filter_overlong_prompts_workers", "dataloader_num_workers", "use_shm",
+    ),
+}  # fmt: skip
+"""A change goes unnoticed. So do all keys with ``timeout`` in their name, and ``_target_``."""
+
+_COMPARED_KEYS, _NOT_COMPARED_KEYS = (
+    tuple(f"{node}.{name}" for node, names in table.items() for name in names)
+    for table in (COMPARED, NOT_COMPARED)
+)
+_KEYS = {
+    "experiment": "trainer.experiment_name",
+    "n": f"{ROLLOUT}.n",
+    "val_n": f"{ROLLOUT}.val_kwargs.n",
+}
+_SAMPLING = ("temperature", "top_p", "top_k")
+_ALIASES = {
+    "rollout_level": "trainer.v1.rollout_level_dispatch",
+    "max_concurrent_rollouts_per_worker": "trainer.v1.max_concurrent_rollouts_per_worker",
+}
+
+
+def session_facts(config: Any) -> HostFacts:
+    """What `dispatch` and `replay` take from an application's config: how sessions run.
+
+    Raises what :func:`application_facts` raises.
+    """
+    values = {key: look_up(config, name) for key, name in _ALIASES.items()}
+    return HostFacts(
+        config,
+        n=look_up(config, _KEYS["n"]),
+        val_n=look_up(config, _KEYS["val_n"]),
+        workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
+        sampling=_sampling(config, ROLLOUT),
+        val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
+        seed=look_up_first(config, ("data.seed", "seed"), None),
+        # False is the application's default, not a user's choice.
+        aliases={
+            k: (_ALIASES[k], v) for k, v in values.items() if v is not None and v is not False
+        },
+        keys=_KEYS,
+    )
+
+
+def application_facts(config: Any) -> HostFacts:
+    """All facts of an application.
+
+    Parameters
+    ----------
+    config
+        A full config (a DictConfig, a mapping or a dataclass) with any of verl's keys.
+
+    Raises
+    ------
+    ConfigError
+        An interpolation does not resolve.
+    """
+    batch_sizes = ("data.gen_batch_size", "data.train_batch_size")
+    name = look_up_first(config, (_KEYS["experiment"], "hydra.job.name"), None)
+    shaping = _shaping(config)
+    # The keys of val_kwargs replace those of the same name, and add `n`.
+    of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
+    own = {name: value for name, value in of_validation if name and name != "_target_"}
+    return attrs.evolve(
+        session_facts(config),
+        experiment=name or application_name(),
+        project=look_up(config, "trainer.project_name"),
+        prompts=look_up_first(config, batch_sizes, None),
+        # verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size per fetch.
+        queued_prompts=look_up_first(config, reversed(batch_sizes), None),
+        prompt_len=look_up(config, "data.max_prompt_length"),
+        response_len=look_up(config, "data.max_response_length"),
+        total=look_up(config, TOTAL_STEPS),
+        model=look_up(config, "actor_rollout_ref.model.path"),
+        engine=look_up(config, f"{ROLLOUT}.name"),
+        shaping=shaping,
+        val_shaping={**shaping, **own},
+        noticed=(ROLLOUT, DATA),
+        known=(*_COMPARED_KEYS, *_NOT_COMPARED_KEYS),
+    )
+
+
+def _shaping(config: Any) -> dict[str, Any]:
+    """The compared keys with their values, as an identity holds them.
+
+    Names are relative to the rollout node, where most are; values that are None are left out.
+    """
+    found = (leaf for key in _COMPARED_KEYS for leaf in leaves(look_up(config, key), key))
+    return {
+        key.removeprefix(f"{ROLLOUT}."): value
+        for key, value in found
+        if value is not None and not key.endswith("._target_")
+    }
+
+
+def _sampling(config: Any, node: str) -> dict[str, Any]:
+    values = {name: look_up(config, f"{node}.{name}") for name in _SAMPLING}
+    return {name: value for name, value in values.items() if value is not None}

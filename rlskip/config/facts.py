@@ -1,0 +1,123 @@
+"""What a host says of its run, in rlskip's own words.
+
+Each host makes :class:`HostFacts` once; what reads, compares, dispatches and replays takes its
+values and the names of the host's keys from there. :mod:`rlskip.config.application` reads those of
+a plain Hydra application.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from omegaconf import DictConfig
+
+from rlskip.config.check import leaves, look_up
+from rlskip.errors import ConfigError
+
+# rlskip's keys for facts that a host names nowhere.
+_OURS = {"experiment": "skip.experiment_name", "n": "replay.n", "val_n": "replay.val_n"}
+
+
+@attrs.frozen(eq=False)
+class HostFacts:
+    """What a host says of its run. None: it does not know.
+
+    Parameters
+    ----------
+    config
+        The host's whole config, in which ``skip.identity`` names keys. A copy of it is kept with
+        the dumps.
+    experiment, project
+        The two names of the run.
+    prompts
+        Prompts a step.
+    queued_prompts
+        Prompts that a step submits to a queue, where that is another number.
+    n, val_n
+        Sessions a prompt, in training and in validation.
+    prompt_len, response_len
+        Longest prompt and longest response in tokens.
+    total
+        The number of the last step.
+    model, engine
+        Names of the model and of the kind of inference engine.
+    shaping, val_shaping
+        The values that shape a rollout, in training and in validation, by dotted key. A dump that
+        was made with others is a mismatch.
+    noticed
+        Nodes of `config` whose keys concern rollouts: a change of one that is not in `known` is
+        logged as a warning.
+    known
+        Keys of `config`, each with all keys below it, whose changes are not logged: they are
+        compared, or do not shape rollouts.
+    workers
+        Number of workers that run sessions.
+    sampling, val_sampling
+        Sampling parameters of a session, in training and in validation.
+    seed
+        The seed of sampling.
+    aliases
+        Keys of `dispatch` that the host has under another name: that name, and the value there.
+    keys
+        The host's keys by the names of these facts, for messages.
+    """
+
+    config: Any = None
+    experiment: str | None = None
+    project: str | None = None
+    prompts: int | None = None
+    queued_prompts: int | None = None
+    n: int | None = None
+    val_n: int | None = None
+    prompt_len: int | None = None
+    response_len: int | None = None
+    total: int | None = None
+    model: str | None = None
+    engine: str | None = None
+    shaping: Mapping[str, Any] = attrs.field(factory=dict)
+    val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
+    noticed: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    workers: int | None = None
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
+    val_sampling: Mapping[str, Any] = attrs.field(factory=dict)
+    seed: int | None = None
+    aliases: Mapping[str, tuple[str, Any]] = attrs.field(factory=dict)
+    keys: Mapping[str, str] = attrs.field(factory=dict)
+
+    def key(self, fact: str) -> str:
+        """The key that sets a fact, as messages name it."""
+        return self.keys.get(fact) or _OURS[fact]
+
+    def value_at(self, key: str, where: str) -> Any:
+        """The value of a key of `config` that the list at config key `where` names.
+
+        Raises
+        ------
+        ConfigError
+            The config has no such key.
+        """
+        above, _, name = key.rpartition(".")
+        node = look_up(self.config, above) if above else self.config
+        if dataclasses.is_dataclass(node):
+            node = vars(node)
+        if not isinstance(node, Mapping | DictConfig) or name not in node:
+            example = next((f", such as {k}" for k in self.known[:1]), "")
+            what = f"the config has no key {key}"
+            raise ConfigError(what, where, f"name a full key of the config{example}")
+        value = look_up(self.config, key)
+        return dict(leaves(value, key)).get(key, dict(leaves(value)))
+
+    def may_shape(self, key: str) -> bool:
+        """Whether a key is neither compared nor known not to shape rollouts."""
+        name = key.rsplit(".", 1)[-1]
+        if "timeout" in name or name == "_target_":
+            return False
+        return not any(f"{key}.".startswith(f"{one}.") for one in self.known)
+
+    def concerns_rollouts(self, key: str) -> bool:
+        """Whether a key is in a node of the config that concerns rollouts."""
+        return any(key.startswith(f"{node}.") for node in self.noticed)
