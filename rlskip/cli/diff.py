@@ -13,7 +13,7 @@ from rlskip.config.steps import compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.compare import Difference, StepTally, compare
 from rlskip.runs.on_disk import Run, Selection
-from rlskip.runs.trajectories import Columns, columns_of
+from rlskip.runs.trajectories import Columns, rollout_columns
 
 
 def diff(a: Selection, b: Selection, *, tolerance: float, limit: int) -> Answer:
@@ -59,7 +59,7 @@ def _pairs(a: Selection, b: Selection) -> tuple[list[tuple[int, int]], list[int]
 
 def _load(run: Run, step: int, target: Selection) -> list[Columns]:
     named = Selection(run, step, target.part)
-    return [columns_of(dump.load()) for dump in named.dumps()]
+    return [rollout_columns(dump.load()) for dump in named.dumps()]
 
 
 def _view(

@@ -14,7 +14,14 @@ from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.fields import Field, describe
 from rlskip.runs.on_disk import Dump, Selection
-from rlskip.runs.trajectories import Columns, columns_of, plain, real_columns, rows_at, values
+from rlskip.runs.trajectories import (
+    Columns,
+    plain,
+    real_columns,
+    rollout_columns,
+    trajectories_at,
+    values,
+)
 from rlskip.store import DumpMeta
 
 _SHOWN = 400  # characters of a cell
@@ -24,7 +31,7 @@ def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
     """All dumps of `target` (a step has several if it has parts or shards)."""
     data, view = [], []
     for dump in target.dumps():
-        columns = columns_of(dump.load())
+        columns = rollout_columns(dump.load())
         counts = Counts.of(columns)
         fields = [describe(name, column) for name, column in real_columns(columns).items()]
         one = {
@@ -50,7 +57,7 @@ def _sample(
 ) -> list[dict[str, Any]]:
     """The last row of each of the first sessions: it has all turns before it in its prompt."""
     sessions = counts.sessions[:number]
-    rows = rows_at(columns, [one.rows[-1] for one in sessions])
+    rows = trajectories_at(columns, [one.rows[-1] for one in sessions])
     if not rows:
         cells = {name: values(column) for name, column in columns.columns.items()}
         last = (one.rows[-1] for one in sessions)

@@ -11,7 +11,7 @@ from rlskip._human import finite
 from rlskip.batch.columns import column_length
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.trajectories import columns_of, plain, rows_of, sessions_of, values
+from rlskip.runs.trajectories import plain, rollout_columns, sessions_of, trajectories_of, values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -24,8 +24,8 @@ def lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
     the response without padding; a name that the run already uses for something else gets the
     prefix ``rlskip_``.
     """
-    columns = columns_of(dump.load())
-    rows = rows_of(columns)
+    columns = rollout_columns(dump.load())
+    rows = trajectories_of(columns)
     given = {name: values(column) for name, column in columns.columns.items()}
     single = {
         name: plain(value)

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlskip.batch.columns import DataProtoParts, objects_of
 from rlskip.errors import RlskipError
 from rlskip.runs.on_disk import Dump, Run
-from rlskip.runs.trajectories import columns_of, is_queue_part, values
+from rlskip.runs.trajectories import is_queue_part, rollout_columns, values
 
 
 class ExportError(RlskipError, ValueError):
@@ -78,7 +78,7 @@ def _data_proto(rollouts: Any, dump: Dump) -> bytes:
 def _parts(rollouts: Any, dump: Dump) -> tuple[TensorDict | None, dict[str, Any], dict[str, Any]]:
     if isinstance(rollouts, DataProtoParts):
         return rollouts.batch, rollouts.non_tensor_batch, rollouts.meta_info
-    columns = columns_of(rollouts)
+    columns = rollout_columns(rollouts)
     if not columns.n or columns.columns.keys() == {"value"}:
         raise ExportError("a DataProto has named columns; these rollouts have none", dump.name)
     tensors = {k: v for k, v in columns.columns.items() if isinstance(v, torch.Tensor)}

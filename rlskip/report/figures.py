@@ -18,7 +18,7 @@ from rlskip.report.sample import Sampled, Sampler
 from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
 from rlskip.runs.on_disk import Dump, Run
-from rlskip.runs.trajectories import columns_of
+from rlskip.runs.trajectories import rollout_columns
 from rlskip.store import DumpError
 
 MAX_VALUES = 1_000_000  # sessions whose length and reward are counted, the latest steps first
@@ -95,7 +95,7 @@ def look(
         counts, problem = None, dump.problem
         if problem is None and counted < MAX_VALUES:
             try:
-                columns = columns_of(dump.load())
+                columns = rollout_columns(dump.load())
             except DumpError as error:
                 problem = error.what
             else:

@@ -10,7 +10,7 @@ import attrs
 
 from rlskip.runs.counts import Counts
 from rlskip.runs.decoding import Decoder
-from rlskip.runs.trajectories import Columns, Session, Trajectory, rows_at
+from rlskip.runs.trajectories import Columns, SessionRows, Trajectory, trajectories_at
 
 _Key = tuple[float, float]
 _SHOWN = 3_000  # tokens of a prompt or a response
@@ -25,7 +25,7 @@ class Sampled:
     """
 
     dump: str  # its name
-    session: Session
+    session: SessionRows
     row: Trajectory
     reward: float | None
     length: int
@@ -59,7 +59,7 @@ class Sampler:
         }
         chosen = {kind: self._better(kind, of) for kind, of in keys.items()}
         places = sorted({i for some in chosen.values() for i in some})
-        rows = rows_at(columns, [counts.sessions[i].rows[-1] for i in places])
+        rows = trajectories_at(columns, [counts.sessions[i].rows[-1] for i in places])
         if not rows:
             return
         self._dumps += 1

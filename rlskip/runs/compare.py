@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from rlskip.runs.counts import Counts
-from rlskip.runs.trajectories import Columns, plain, rows_of, values
+from rlskip.runs.trajectories import Columns, plain, trajectories_of, values
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ def compare(
 def _sessions(parts: Sequence[Columns]) -> list[_Session]:
     found: list[_Session] = []
     for call, part in enumerate(parts):
-        counts, rows = Counts.of(part), rows_of(part)
+        counts, rows = Counts.of(part), trajectories_of(part)
         cells = [] if rows else _cells(part)
         for one, reward in zip(counts.sessions, counts.rewards, strict=True):
             turns = [rows[i] for i in one.rows] if rows else []

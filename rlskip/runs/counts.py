@@ -10,7 +10,7 @@ import attrs
 
 from rlskip.runs.trajectories import (
     Columns,
-    Session,
+    SessionRows,
     if_finite,
     lengths_of,
     rewards_of,
@@ -30,7 +30,7 @@ class Counts:
         Tokens of the responses, over the turns, without padding. Empty if no column holds tokens.
     """
 
-    sessions: list[Session]
+    sessions: list[SessionRows]
     rewards: list[float | None]
     lengths: list[int]
 

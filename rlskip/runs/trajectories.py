@@ -86,7 +86,7 @@ class Trajectory:
 
 
 @attrs.frozen
-class Session:
+class SessionRows:
     """A session: its rows in the order of its turns, and the group of sessions of its prompt."""
 
     group: str
@@ -97,7 +97,7 @@ class Session:
 # -- any rollouts as columns ---------------------------------------------------------------
 
 
-def columns_of(rollouts: Any) -> Columns:
+def rollout_columns(rollouts: Any) -> Columns:
     """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows."""
     batch, named, whole = rollouts, batches.columns_of(rollouts), {}
     if is_queue_part(rollouts):
@@ -128,12 +128,12 @@ def values(column: Column) -> Sequence[Any]:
 # -- columns as rows -----------------------------------------------------------------------
 
 
-def rows_of(columns: Columns) -> list[Trajectory]:
+def trajectories_of(columns: Columns) -> list[Trajectory]:
     """All rows; none if no column holds tokens."""
-    return rows_at(columns, range(columns.n))
+    return trajectories_at(columns, range(columns.n))
 
 
-def rows_at(columns: Columns, places: Sequence[int]) -> list[Trajectory]:
+def trajectories_at(columns: Columns, places: Sequence[int]) -> list[Trajectory]:
     """The rows at these indices; none if no column holds tokens."""
     found = {what: cells for what in _OF_A_ROW if (cells := columns.of(what)) is not None}
     for what in ("prompt", "response", "whole"):
@@ -216,7 +216,7 @@ def _single(value: Any) -> Any:
 # -- rows as sessions ----------------------------------------------------------------------
 
 
-def sessions_of(columns: Columns) -> list[Session]:
+def sessions_of(columns: Columns) -> list[SessionRows]:
     """The sessions, in the order of their first rows.
 
     Rows belong to one session if their keys say so (a queue's), or their columns of group and
@@ -230,7 +230,7 @@ def sessions_of(columns: Columns) -> list[Session]:
     count: Counter[str] = Counter()
     sessions = []
     for (group, _), rows in found.items():
-        sessions.append(Session(group, count[group], [i for _, i in sorted(rows)]))
+        sessions.append(SessionRows(group, count[group], [i for _, i in sorted(rows)]))
         count[group] += 1
     return sessions
 
@@ -270,7 +270,7 @@ def _scalars(columns: Columns, what: str) -> list[Any] | None:
 def _prompts(columns: Columns) -> list[str]:
     """For each row the number of its prompt among the prompts that differ."""
     numbered: dict[tuple[int, ...], int] = {}
-    rows = rows_of(columns)
+    rows = trajectories_of(columns)
     if not rows:
         return [str(i) for i in range(columns.n)]
     return [str(numbered.setdefault(tuple(row.prompt), len(numbered))) for row in rows]
@@ -292,7 +292,7 @@ def lengths_of(columns: Columns) -> list[int]:
         if not width or not columns.n:
             return [0] * columns.n
         return [int(n) for n in (torch.arange(1, width + 1) * (real != 0)).amax(1).tolist()]
-    return [len(row.response) for row in rows_of(columns)]
+    return [len(row.response) for row in trajectories_of(columns)]
 
 
 def rewards_of(columns: Columns) -> list[float | None]:

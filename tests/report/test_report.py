@@ -22,7 +22,7 @@ from rlskip.jobs.records import Recorder
 from rlskip.report.figures import look
 from rlskip.report.page import render
 from rlskip.runs.on_disk import Run
-from rlskip.runs.trajectories import columns_of, lengths_of, rewards_of, rows_of
+from rlskip.runs.trajectories import lengths_of, rewards_of, rollout_columns, trajectories_of
 from rlskip.store import StepStore
 
 EVIL = "</pre><script>document.title='owned'</script><img src=http://192.0.2.1/x onerror=alert(1)>"
@@ -98,8 +98,8 @@ def test_calls_of_a_step_are_named_and_have_their_own_hits(rlskip: Any, tmp_path
 
 
 def test_figures_of_whole_columns_are_those_of_the_rows(run_dir: Path) -> None:
-    columns = columns_of(StepStore(run_dir).load(2))
-    rows = rows_of(columns)
+    columns = rollout_columns(StepStore(run_dir).load(2))
+    rows = trajectories_of(columns)
     assert lengths_of(columns) == [len(row.response) for row in rows]
     assert rewards_of(columns) == pytest.approx([row.reward for row in rows])
 

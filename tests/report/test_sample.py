@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlskip.report.sample import Sampled, Sampler
 from rlskip.runs.counts import Counts
-from rlskip.runs.trajectories import columns_of
+from rlskip.runs.trajectories import rollout_columns
 
 
 def sample(rows: int, *dumps: list[float | None]) -> dict[str, list[Sampled]]:
@@ -14,7 +14,7 @@ def sample(rows: int, *dumps: list[float | None]) -> dict[str, list[Sampled]]:
             {"prompt_ids": [1], "completion_ids": [5 + i], **({} if r is None else {"reward": r})}
             for i, r in enumerate(rewards)
         ]
-        columns = columns_of(given)
+        columns = rollout_columns(given)
         sampler.offer(str(number), columns, Counts.of(columns))
     return sampler.result()
 
@@ -74,7 +74,7 @@ def test_a_session_is_shown_by_its_last_turn() -> None:
         for s in range(2)
         for t in range(3)
     ]
-    columns = columns_of(turns)
+    columns = rollout_columns(turns)
     sampler = Sampler(2, None)
     sampler.offer("1", columns, Counts.of(columns))
     assert [one.row.response for one in sampler.result()["random"]] == [[2], [12]]

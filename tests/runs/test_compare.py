@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlskip.runs.compare import Difference, compare
-from rlskip.runs.trajectories import columns_of
+from rlskip.runs.trajectories import rollout_columns
 from rlskip.store import StepStore
 
 
@@ -85,7 +85,7 @@ def turns(*, response: int = 7, reward: float = 1.0, seen: int = 5, n: int = 3) 
         for turn in range(n if (group, session) == (1, 1) else 3)
         for is_last in [(group, session, turn) == (1, 1, 2)]
     ]
-    return [columns_of(rows)]
+    return [rollout_columns(rows)]
 
 
 def test_sessions_are_compared_over_their_turns() -> None:
@@ -111,7 +111,7 @@ def difference(tolerance: float = 0.0, **pair: tuple[Any, Any]) -> dict[str, Any
     for name, values in pair.items():
         for row, value in zip(rows, values, strict=True):
             row[name] = value
-    found, tally = compare(*([columns_of([row])] for row in rows), 1, tolerance)
+    found, tally = compare(*([rollout_columns([row])] for row in rows), 1, tolerance)
     assert (tally.sessions, tally.same) == (1, 1 - len(found))
     return {} if not found else {k: v for k, v in vars_of(found[0]).items() if v}
 
@@ -145,8 +145,8 @@ def test_the_largest_gap_beyond_the_tolerance_is_reported() -> None:
 
 def test_what_one_side_lacks_differs() -> None:
     (found,), _ = compare(
-        [columns_of([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
-        [columns_of([{"prompt_ids": [1], "completion_ids": [5]}])],
+        [rollout_columns([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
+        [rollout_columns([{"prompt_ids": [1], "completion_ids": [5]}])],
         1,
         0.0,
     )
@@ -165,7 +165,7 @@ def row(prompt: int, *, turn: int = 0, logprobs: list[float] | None = None) -> d
 
 
 def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
-    one, two = columns_of([row(1)]), columns_of([row(2)])
+    one, two = rollout_columns([row(1)]), rollout_columns([row(2)])
     found, tally = compare([one], [one, two], 1, 0.0)
     assert [(f.a, f.b, f.call) for f in found] == [(None, 1, 1)]
     assert (tally.sessions, tally.same, tally.prompts) == (1, 1, 1)
@@ -175,7 +175,7 @@ def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
 
 
 def test_log_probs_of_some_turns_are_compared() -> None:
-    a, b = ([columns_of([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
+    a, b = ([rollout_columns([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
     (found,), _ = compare(a, b, 1, 0.0)
     assert (found.log_prob, found.by) == (0, pytest.approx(0.3))
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.runs.fields import describe
-from rlskip.runs.trajectories import columns_of, lengths_of, sessions_of
+from rlskip.runs.trajectories import lengths_of, rollout_columns, sessions_of
 from rlskip.store import StepStore
 
 
@@ -69,11 +69,11 @@ def test_fields_tell_lengths_and_what_is_not_finite() -> None:
 
 def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     rows = [{"uid": "u", "session_id": 0, "turn": turn} for turn in (2, 0, 1)]
-    (session,) = sessions_of(columns_of(rows))
+    (session,) = sessions_of(rollout_columns(rows))
     assert session.rows == [1, 2, 0]
     mask = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
     responses = torch.ones(2, 5, dtype=torch.int64)
-    assert lengths_of(columns_of({"responses": responses, "response_mask": mask})) == [3, 0]
+    assert lengths_of(rollout_columns({"responses": responses, "response_mask": mask})) == [3, 0]
 
 
 def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:
