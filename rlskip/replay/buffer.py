@@ -280,7 +280,7 @@ class ReplayBuffer:
             partition = self._partitions[call.partition]
             complete = partition.count(State.COMPLETE, call.only_step)
             enough = complete >= (call.batch_size or 1)
-            running = partition.count(State.RUNNING) + len(partition.owed)
+            running = partition.count(State.RUNNING) + len(partition.pending_refills)
             if enough and call.discards_surplus:
                 call.to_replace = []
             now = call.to_replace[: call.group_filter.room(running, call.submitted)]
@@ -325,21 +325,23 @@ class ReplayBuffer:
                 remedy="return one uid per prompt, in order, or None",
             )
         partition = self._partitions[call.partition]
-        partition.owed.update(uids)
+        partition.pending_refills.update(uids)
         partition.refills.update((uid, n) for uid, (_, n) in zip(uids, pairs, strict=True))
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
         partition = self._partitions[call.partition]
         if call.batch_size is None:
-            if partition.count(State.RUNNING, call.step) or partition.owed:
+            if partition.count(State.RUNNING, call.step) or partition.pending_refills:
                 return None
             groups = list(partition.index.groups(State.COMPLETE, call.step))
             if not groups and call.dropped:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
         # All that was submitted, if its surplus is discarded.
-        waits = call.discards_surplus and (partition.count(State.RUNNING) or partition.owed)
+        waits = call.discards_surplus and (
+            partition.count(State.RUNNING) or partition.pending_refills
+        )
         if waits or partition.about_to_be_stale(call.step):
             return None
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.

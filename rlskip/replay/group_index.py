@@ -44,7 +44,7 @@ class PartitionIndex:
         self._judge = judge
         self._drops_late_writes = drops_late_writes
         self._groups: dict[str, PromptGroup] = {}
-        self._born = 0
+        self._next_number = 0
         # state -> step -> uid -> group
         self._shelves: dict[State, dict[int | None, dict[str, PromptGroup]]] = defaultdict(dict)
 
@@ -127,8 +127,9 @@ class PartitionIndex:
         """The group of `uid`, created if it does not exist."""
         group = self._groups.get(uid)
         if group is None:
-            self._born += 1
-            group = self._groups[uid] = PromptGroup(uid, self._born, self._drops_late_writes)
+            group = PromptGroup(uid, self._next_number, self._drops_late_writes)
+            self._groups[uid] = group
+            self._next_number += 1
         return group
 
     def _shelve(self, group: PromptGroup) -> None:

@@ -20,7 +20,7 @@ class Partition:
     ----------
     index
         The groups.
-    owed
+    pending_refills
         The uids that a refill announced and the queue does not hold yet.
     refills
         By uid, the number of refills in a row that led to this prompt.
@@ -35,13 +35,15 @@ class Partition:
         self.index = PartitionIndex(
             lambda group: state_of(group, self._expected, k), drops_late_writes
         )
-        self.owed: set[str] = set()
+        self.pending_refills: set[str] = set()
         self.refills: dict[str, int] = {}
 
     def apply(self, changes: Mapping[str, Tag | None]) -> None:
         """Apply what a watch reported."""
         self.index.apply(changes)
-        self.owed.difference_update([uid for uid in self.owed if self.index.has_prompt(uid)])
+        self.pending_refills.difference_update(
+            [uid for uid in self.pending_refills if self.index.has_prompt(uid)]
+        )
 
     def count(self, state: State, step: int | None = None) -> int:
         """The number of groups in `state`, of one step or of all."""
@@ -99,13 +101,13 @@ class Partition:
             self.count(state, call.only_step)
             for state in (State.COMPLETE, State.RUNNING, State.SAMPLED)
         )
-        every = complete + running + len(self.owed)
+        every = complete + running + len(self.pending_refills)
         wanted = every if call.batch_size is None else call.batch_size
         facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
         if self.about_to_be_stale(call.step):
             facts.append("running prompts that are about to be stale come first")
-        if self.owed:
-            facts.append(f"refills that have not arrived: {_names(self.owed)}")
+        if self.pending_refills:
+            facts.append(f"refills that have not arrived: {_names(self.pending_refills)}")
         if call.dropped:
             facts.append(f"{len(call.dropped)} were incomplete and dropped")
         if sampled:
@@ -149,7 +151,7 @@ class Partitions:
         self._queue.delete(partition.index.remove(uids), name)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self.sync()
-        partition.owed.difference_update(uids)
+        partition.pending_refills.difference_update(uids)
         for uid in uids:
             partition.refills.pop(uid, None)
 
