@@ -6,6 +6,7 @@ there, too, gets the value that the host's facts have.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
@@ -38,14 +39,14 @@ from rlskip.config.skip import (
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 
-# For keys that are null: the fact of the host, and the default.
+# Keys of a role that the host's facts fill where they are null.
 _FROM_HOST = {
-    "experiment_name": ("experiment", "default_experiment_name"),
-    "project_name": ("project", "default_project_name"),
-    "gbs": ("prompts", None),
-    "n": ("n", None),
-    "prompt_len": ("prompt_len", None),
-    "response_len": ("response_len", None),
+    "experiment_name": "experiment",
+    "project_name": "project",
+    "gbs": "prompts",
+    "n": "n",
+    "prompt_len": "prompt_len",
+    "response_len": "response_len",
 }
 
 # verl >= 0.9 fills every leaf of every role with these, so they do not mean that a user set them.
@@ -65,7 +66,7 @@ class SkipSettings:
     Parameters
     ----------
     facts
-        What the host says of the run; only `config` where there is no `skip` node.
+        What the host says of the run; only `config` where no role is on.
     roles
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
@@ -82,6 +83,24 @@ class SkipSettings:
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
+
+    def complete(self, facts: HostFacts) -> SkipSettings:
+        """These settings for a host: each key of a role that is still null takes its fact.
+
+        The config stays the one that was read if `facts` has none.
+        """
+        if facts.config is None:
+            facts = attrs.evolve(facts, config=self.facts.config)
+        roles = {name: copy.copy(role) for name, role in self.roles.items()}
+        for name, role in roles.items():
+            # Validation goes the way of training, the first role.
+            way = next(iter(roles)) if name == VALIDATION_ROLE else name
+            if role.gbs is None and way == "rollout_tq":
+                role.gbs = facts.queued_prompts
+            for key, fact in _FROM_HOST.items():
+                if getattr(role, key) is None:
+                    setattr(role, key, getattr(facts, fact))
+        return attrs.evolve(self, facts=facts, roles=roles)
 
 
 def skip_node(config: Any) -> dict[str, Any] | None:
@@ -105,11 +124,12 @@ def read_skip(
     ----------
     config
         A full config (a DictConfig, a mapping or a dataclass), a :class:`SkipManagerConfig`, or
-        SkipSettings, which are returned as they are.
+        SkipSettings, which are not read again.
     registry
         The registered roles.
     facts
-        What the host says of the run; None: what a plain application's config says.
+        What the host says of the run; None: what a plain application's config says. A host that
+        knows them later passes ``HostFacts()``, then the settings with the facts.
 
     Raises
     ------
@@ -117,11 +137,10 @@ def read_skip(
         Names *every* problem, whether the role it concerns is enabled or not.
     """
     if isinstance(config, SkipSettings):
-        return config
+        return config if facts is None else config.complete(facts)
     node = skip_node(config)
     if node is None:
-        return SkipSettings(facts or HostFacts(config))
-    facts = facts or application_facts(config)
+        return SkipSettings(HostFacts(config))
     node = _without_host_defaults(node)
     shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
 
@@ -156,14 +175,17 @@ def read_skip(
                     problems.append(Problem(f"skip.{key}.enable", what, remedy))
                 role.enable = replays_validation
                 _place_beside(roles, role)
-            _complete(role, shared, facts, key, spec, problems)
+            _inherit(role, shared, key, spec, problems)
             roles[key] = role
     # What is wrong in a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
-    return SkipSettings(facts, on, attach, node, shared.start_engine or not on)
+    whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
+    starts = shared.start_engine or not on
+    settings = SkipSettings(HostFacts(whole), on, attach, node, starts)
+    return settings.complete(facts or application_facts(config)) if on else settings
 
 
 def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:
@@ -174,15 +196,14 @@ def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> No
             setattr(validation, key, getattr(training, key))
 
 
-def _complete(
+def _inherit(
     role: RoleConfig,
     shared: SkipManagerConfig,
-    facts: HostFacts,
     name: str,
     spec: RoleSpec,
     problems: list[Problem],
 ) -> None:
-    """Fill in place what `role` was not given, from the shared keys, then from the host."""
+    """Fill in place what `role` was not given from the shared keys, and check it."""
     own = {f.name for f in dataclasses.fields(RoleConfig) if getattr(role, f.name) is not None}
 
     def typed(key: str) -> str:
@@ -199,12 +220,6 @@ def _complete(
             what = f"{never_runs} leaves no inference engine to generate with"
             problems.append(Problem(typed("on_miss"), what, "remove one of them"))
         role.on_miss = "error"
-    if role.gbs is None and name == "rollout_tq":
-        role.gbs = facts.queued_prompts
-    for key, (fact, default) in _FROM_HOST.items():
-        if getattr(role, key) is None:
-            known = getattr(facts, fact)
-            setattr(role, key, default if known is None else known)
     role.steps = parsed(Steps.parse, role.steps, typed("steps"), problems)
     role.max_size = parsed(parse_size, role.max_size, typed("max_size"), problems)
     dump_dir = parsed(parse_dump_dir, role.dump_dir, typed("dump_dir"), problems)

@@ -25,11 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
+from rlskip.config.facts import HostFacts
 from rlskip.config.merge import read_merge
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.attach import AttachError, around, install
-from rlskip.hosts.source import CONFIG_VARIABLE, ROLE, host_config, is_on, read_config
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
@@ -86,27 +87,28 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     if config is None:
         return experiment
 
-    starts_engine = read_settings(config).start_engine
+    settings = read_settings(config, HostFacts())
+    merges, skips = "merge" in config, "skip" in config
 
     class Experiment(experiment):  # type: ignore[valid-type,misc]
         def get_inference_client(self, *args: Any, **kwargs: Any) -> Any:
-            if starts_engine:
+            if settings.start_engine:
                 return super().get_inference_client(*args, **kwargs)
             return NoClient()
 
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             generator = super().get_generator(*args, **kwargs)
-            if "skip" in config:
-                skip_generation(generator, self.cfg, config)
+            if skips:
+                skip_generation(generator, self.cfg, settings)
             return generator
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             trainer = super().get_trainer(*args, **kwargs)
-            if not starts_engine:
+            if not settings.start_engine:
                 _send_no_weights(trainer)
-            if "skip" in config:
+            if skips:
                 look_ahead(trainer)
-            if "merge" in config:
+            if merges:
                 merge_turns(trainer, config)
             return trainer
 
@@ -128,22 +130,10 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     cfg
         SkyRL's config of the training.
     config
-        A mapping with an entry `skip`.
+        A mapping with an entry `skip`, or what :func:`~rlskip.skip.manager.read_settings` returned.
     """
-    install(
-        host_config(
-            config,
-            experiment_name=cfg.trainer.run_name,
-            project_name=cfg.trainer.project_name,
-            gbs=cfg.trainer.train_batch_size,
-            n=cfg.generator.n_samples_per_prompt,
-            prompt_len=cfg.trainer.max_prompt_length,
-            response_len=cfg.generator.sampling_params.max_generate_length,
-            model=cfg.trainer.policy.model.path,
-            engine=cfg.generator.inference_engine.backend,
-        )
-    )
-    if not is_on(config, "SkyRL's trainer"):
+    install(read_settings(config, _facts(cfg)))
+    if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
     if not SkipManager.start_engine and cfg.trainer.eval_interval > 0 and not replays_eval:
@@ -168,6 +158,20 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
                 f"set skip.{ROLE}.steps to all",
             )
     generator.generate = _skipping(generator.generate, cfg.generator, step)
+
+
+def _facts(cfg: Any) -> HostFacts:
+    return HostFacts(
+        experiment=cfg.trainer.run_name,
+        project=cfg.trainer.project_name,
+        prompts=cfg.trainer.train_batch_size,
+        n=cfg.generator.n_samples_per_prompt,
+        prompt_len=cfg.trainer.max_prompt_length,
+        response_len=cfg.generator.sampling_params.max_generate_length,
+        model=cfg.trainer.policy.model.path,
+        engine=cfg.generator.inference_engine.backend,
+        keys={"experiment": "trainer.run_name"},
+    )
 
 
 def look_ahead(trainer: Any) -> None:

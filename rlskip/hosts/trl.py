@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rlskip.config.check import Problem, raise_all
+from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
-from rlskip.hosts.source import ROLE, host_config, is_on, read_config
+from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl_no_engine import NoGeneration, constructing
 from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
@@ -68,8 +69,8 @@ def attach(trainer: Any, config: Any = None) -> None:
     """
     config = read_config(config)
     if config is not None:
-        install(_full_config(config, trainer))
-    if not is_on(config, "TRL's trainer"):
+        install(read_settings(config, _facts(trainer)))
+    if not is_on(config is not None, "TRL's trainer"):
         return
     _check(trainer)
     if not SkipManager.start_engine:
@@ -105,8 +106,9 @@ def attached(config: Any = None) -> Iterator[None]:
         This version of TRL does not have the seams.
     """
     given = read_config(config)
-    starts = SkipManager.start_engine if given is None else read_settings(given).start_engine
-    with constructing(functools.partial(attach, config=given), engine=starts):
+    settings = given if given is None else read_settings(given, HostFacts())
+    starts = SkipManager.start_engine if settings is None else settings.start_engine
+    with constructing(functools.partial(attach, config=settings), engine=starts):
         yield
 
 
@@ -279,14 +281,13 @@ def _restore_rng_by_default() -> None:
             SkipManager.skip_instances[role].local_config.restore_rng = True
 
 
-def _full_config(config: Any, trainer: Any) -> dict[str, Any]:
+def _facts(trainer: Any) -> HostFacts:
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    return host_config(
-        config,
-        experiment_name=getattr(args, "run_name", None) or Path(args.output_dir).name,
-        project_name="trl",
-        gbs=args.generation_batch_size // args.num_generations,
+    return HostFacts(
+        experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
+        project="trl",
+        prompts=args.generation_batch_size // args.num_generations,
         n=args.num_generations,
         response_len=args.max_completion_length,
         model=model or None,

@@ -58,7 +58,9 @@ class DumpingSkip(BaseSkip):
         c = local_config
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
-        self.directory = run_directory(c.dump_dir, c.experiment_name, c.project_name, *shape)
+        names = (("experiment", c.experiment_name), ("project", c.project_name))
+        named = (f"default_{what}_name" if name is None else name for what, name in names)
+        self.directory = run_directory(c.dump_dir, *named, *shape)
         if self.role not in TRAINING_ROLES:
             self.directory /= self.role
             refuse_links(self.directory)

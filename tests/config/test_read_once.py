@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlskip import (
     MergeConfig,
     ReplayConfig,
     RoleConfig,
+    SkipManager,
     SkipManagerConfig,
 )
 from rlskip.config.check import node_of
@@ -26,8 +28,9 @@ from rlskip.config.replay import read_replay
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts import install, uninstall
-from rlskip.hosts.source import is_on
+from rlskip.hosts import install, trl, uninstall
+from rlskip.hosts.standalone_config import is_on
+from rlskip.hosts.trl_no_engine import _TRAINERS
 from rlskip.hosts.verl import v1
 from rlskip.hosts.verl.names import V1
 
@@ -149,7 +152,33 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def test_a_host_without_hydra_reads_skip_once(reads: Counter[str]) -> None:
     config = {"skip": {"rollout": {"enable": False}}}
     install(config)
-    assert not is_on(config, "the trainer")
+    assert not is_on(True, "the trainer")
+    assert reads == {"skip": 1}
+
+
+def test_trl_reads_skip_once_for_all_trainers(
+    reads: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before the trainers are made, when nothing is known of them, and no more after that."""
+
+    class Trainer:
+        def __init__(self, output_dir: str) -> None:
+            self.args = SimpleNamespace(
+                output_dir=output_dir, generation_batch_size=8, num_generations=4,
+                max_completion_length=16, steps_per_generation=1,
+            )  # fmt: skip
+            self.model, self.state, self._metrics = None, None, None
+
+        def _generate(self) -> None: ...
+
+    for name, trainer in _TRAINERS.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{trainer: Trainer}))
+    config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+    with trl.attached(config):
+        for run in ("a", "b"):
+            Trainer(run)
+            role = SkipManager.skip_instances["rollout"].local_config
+            assert (role.experiment_name, role.project_name, role.n) == (run, "trl", 4)
     assert reads == {"skip": 1}
 
 

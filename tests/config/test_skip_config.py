@@ -105,9 +105,7 @@ def test_a_step_of_the_v1_trainer_has_train_batch_size_prompts() -> None:
 
 def test_defaults_without_a_host() -> None:
     role = rollout({"rollout": {"enable": True}})
-    assert role.experiment_name == "default_experiment_name"
-    assert role.project_name == "default_project_name"
-    assert role.gbs is None
+    assert role.experiment_name is role.project_name is role.gbs is None
     assert role.dump_dir == str(Path(DEFAULT_DUMP_DIR).expanduser())
     assert (
         rollout({"experiment_name": "own", "rollout": {"enable": True}}, HOST).experiment_name
@@ -327,7 +325,9 @@ def test_a_config_error_survives_pickling() -> None:
 
 def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
     for wrap in (dict, OmegaConf.create):
-        config = wrap({"skip": {"rollout": {}}, "data": {"train_batch_size": "${nowhere}"}})
+        config = wrap(
+            {"skip": {"rollout": {"enable": True}}, "data": {"train_batch_size": "${nowhere}"}}
+        )
         if wrap is dict:
             config["data"] = OmegaConf.create(config["data"])
         with pytest.raises(ConfigError, match="nowhere") as caught:

@@ -22,7 +22,7 @@ from rlskip.errors import ConfigError, MismatchError, NoEngineError
 from rlskip.hosts import skyrl as host
 from rlskip.hosts import uninstall
 from rlskip.hosts.attach import AttachError
-from rlskip.hosts.source import CONFIG_VARIABLE
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,8 @@ def test_what_shapes_trls_rollouts_is_compared(
     trl_step(trainer(made), tmp_path)
     with pytest.raises(MismatchError) as error:
         trl_step(trainer(made, **more), tmp_path)
-    assert what in str(error.value)
+    assert what in error.value.what
+    assert "skip.experiment_name starts from nothing" in error.value.remedy
     assert made == [1]
 
 

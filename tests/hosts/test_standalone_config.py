@@ -12,7 +12,7 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.hosts import install, trl
 from rlskip.hosts.attach import AttachError
-from rlskip.hosts.source import CONFIG_VARIABLE, is_on, read_config
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE, is_on, read_config
 
 ARGS = SimpleNamespace(
     output_dir="out", generation_batch_size=8, num_generations=4, max_completion_length=16,
@@ -119,9 +119,9 @@ def test_only_the_built_in_roles_that_a_host_never_calls_are_refused(
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
     install(on)
     (role,) = SkipManager.skip_instances.values()
-    assert is_on(on, "the trainer")
+    assert is_on(True, "the trainer")
     monkeypatch.setitem(SkipManager.skip_instances, "critic", role)  # the application's own
-    assert is_on(on, "the trainer")
+    assert is_on(True, "the trainer")
     monkeypatch.setitem(SkipManager.skip_instances, "async_rollout", role)
     with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: the trainer never calls"):
-        is_on(on, "the trainer")
+        is_on(True, "the trainer")

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, raise_all
-from rlskip.config.settings import skip_node
 from rlskip.errors import ConfigError
 from rlskip.skip.manager import SkipManager
 
@@ -55,35 +54,10 @@ def read_config(config: Any) -> Any:
     return loaded
 
 
-def host_config(
-    config: Any,
-    *,
-    experiment_name: str | None,
-    project_name: str | None,
-    gbs: int | None,
-    n: int | None,
-    response_len: int | None,
-    prompt_len: int | None = None,
-    model: str | None = None,
-    engine: str | None = None,
-) -> dict[str, Any]:
-    """The `skip` node of `config` and what the host knows, under the keys SkipManager reads."""
-    return {
-        "skip": skip_node(config),
-        "trainer": {"experiment_name": experiment_name, "project_name": project_name},
-        "data": {
-            "train_batch_size": gbs,
-            "max_prompt_length": prompt_len,
-            "max_response_length": response_len,
-        },
-        "actor_rollout_ref": {"rollout": {"n": n, "name": engine}, "model": {"path": model}},
-    }
-
-
-def is_on(config: Any, host: str) -> bool:
+def is_on(given: bool, host: str) -> bool:
     """Whether the role that `host` calls is on.
 
-    Logs a warning if it is off although `config` has a `skip` entry.
+    Logs a warning if it is off although the config that was `given` has a `skip` entry.
 
     Raises
     ------
@@ -104,7 +78,7 @@ def is_on(config: Any, host: str) -> bool:
     if ROLE in SkipManager.skip_instances:
         return True
     settings = SkipManager.settings
-    if config is not None and settings is not None and settings.node is not None:
+    if given and settings is not None and settings.node is not None:
         log.warning(
             "rlskip: NOTHING that %s generates is skipped or cached: %s is false, or "
             "%s is not true",
