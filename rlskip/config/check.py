@@ -48,7 +48,15 @@ def raise_all(problems: list[Problem]) -> None:
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
+@attrs.frozen
+class Node:
+    """A node of a config: its full key, and its plain mapping, which is None if there is none."""
+
+    key: str
+    values: dict[str, Any] | None
+
+
+def find_node(config: Any, name: str, schema: type | None = None) -> Node:
     """The node `name` of a config, as a plain mapping with interpolations resolved.
 
     It is at the top level, or below a node `rlskip`, which an application has whose own key is
@@ -64,11 +72,6 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
     schema
         The node's dataclass.
 
-    Returns
-    -------
-    dict or None
-        None when the config has no such node.
-
     Raises
     ------
     NotInstalledError
@@ -83,10 +86,12 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
             "give a DictConfig, a mapping or a dataclass",
         )
     try:
-        itself = schema is not None and isinstance(config, schema)
-        below = None if itself else _entry(_entry(config, ABOVE), name)
-        place(name, below=below is not None)
-        node = config if itself else below if below is not None else _entry(config, name)
+        node, key = config, name
+        if schema is None or not isinstance(config, schema):
+            below = _entry(_entry(config, ABOVE), name)
+            key = name if below is None else f"{ABOVE}.{name}"
+            node = _entry(config, name) if below is None else below
+            place(name, below=below is not None)
         if isinstance(node, DictConfig):
             node = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
@@ -98,12 +103,10 @@ def node_of(config: Any, name: str, schema: type | None = None) -> dict[str, Any
             "install rlskip into the environment that runs this application and check with "
             "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + or_own_key(name),
         )
-    if node is None:
-        return None
-    if isinstance(node, Mapping):
-        return dict(node)
+    if node is None or isinstance(node, Mapping):
+        return Node(key, None if node is None else dict(node))
     if _is_node(node):
-        return dataclasses.asdict(node)  # type: ignore[arg-type]
+        return Node(key, dataclasses.asdict(node))
     raise ConfigError(
         f"expected a mapping, got {node!r}", name, or_own_key(name).removeprefix("; ")
     )
@@ -167,15 +170,23 @@ def _entry(holder: Any, name: str) -> Any:
     return getattr(holder, name, None) if _is_node(holder) else None
 
 
-def mark_read(config: T) -> T:
-    """Mark a dataclass as checked and complete: its reader returns it as it is."""
-    setattr(config, _READ, True)
+def mark_read(config: T, *, given: bool = True) -> T:
+    """Mark a dataclass as checked and complete: its reader returns it as it is.
+
+    `given` tells whether the config that was read has the node.
+    """
+    setattr(config, _READ, given)
     return config
 
 
 def was_read(config: Any) -> bool:
     """Whether :func:`mark_read` marked `config`."""
-    return getattr(config, _READ, False) is True
+    return hasattr(config, _READ)
+
+
+def was_given(config: Any) -> bool:
+    """Whether `config` was read from a node, and does not only hold defaults."""
+    return getattr(config, _READ, True) is True
 
 
 def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Problem]) -> T:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from rlskip._nodes import ABOVE, as_typed
+from rlskip._nodes import ABOVE
 from rlskip.config.check import Problem, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import ACTIONS, BUILT_IN_ROLES
@@ -39,11 +39,11 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
             continue  # not one that rlskip ships
         local = settings.roles.get(role)
         if local is None:
-            problems.append(_overridden(config, f"skip.{role}.enable", "false", option))
+            problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
         elif action == "replay" and settings.start_engine:
-            problems.append(_overridden(config, "skip.start_engine", "true", option))
+            problems.append(_overridden(settings, "skip.start_engine", "true", option))
         elif action == "repeat" and local.action != action:
-            problems.append(_overridden(config, f"skip.{role}.action", "cache", option))
+            problems.append(_overridden(settings, f"skip.{role}.action", "cache", option))
     if not problems and not settings.roles:
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
@@ -126,10 +126,10 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
     ]
 
 
-def _overridden(config: Any, key: str, value: str, option: str) -> Problem:
+def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:
     """`option` sets `key`, and something after it in the composition sets it to `value`."""
-    key = as_typed(key)
-    given = look_up(config, "hydra.overrides.task") or []
+    key = settings.at + key.removeprefix("skip")
+    given = look_up(settings.facts.config, "hydra.overrides.task") or []
     typed = [o for o in given if o.lstrip("+").startswith(f"{key}=")]
     if typed:
         what = f"{typed[-1]} overrides the option {option}"

@@ -8,8 +8,8 @@ from typing import Any
 from rlskip.config.application import session_facts
 from rlskip.config.check import (
     Problem,
+    find_node,
     mark_read,
-    node_of,
     parsed,
     raise_all,
     read,
@@ -116,7 +116,7 @@ def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig
     """
     if isinstance(config, DispatchConfig) and was_read(config):
         return config
-    node = node_of(config, "dispatch", DispatchConfig) or {}
+    node = find_node(config, "dispatch", DispatchConfig).values or {}
     facts = facts or session_facts(config)
     problems: list[Problem] = []
     for key, (alias, value) in facts.aliases.items():

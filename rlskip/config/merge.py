@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import Problem, look_up, mark_read, node_of, raise_all, read, was_read
+from rlskip.config.check import (
+    Problem,
+    find_node,
+    look_up,
+    mark_read,
+    raise_all,
+    read,
+    was_read,
+)
 
 # SkyRL's name for `merge.stepwise_output`.
 HOST_FLAG = "generator.merge_stepwise_output"
@@ -48,7 +56,7 @@ def read_merge(config: Any) -> MergeConfig:
     """
     if isinstance(config, MergeConfig) and was_read(config):
         return config
-    node = node_of(config, "merge", MergeConfig) or {}
+    node = find_node(config, "merge", MergeConfig).values or {}
     problems: list[Problem] = []
     settings = read(MergeConfig, node, "merge", problems)
     host = look_up(config, HOST_FLAG)

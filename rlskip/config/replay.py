@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import session_facts
-from rlskip.config.check import Problem, mark_read, node_of, raise_all, read, was_read
+from rlskip.config.check import Problem, find_node, mark_read, raise_all, read, was_read
 from rlskip.config.facts import HostFacts
 
 
@@ -70,9 +70,9 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
     """
     if isinstance(config, ReplayConfig) and was_read(config):
         return config
-    node = node_of(config, "replay", ReplayConfig) or {}
+    node = find_node(config, "replay", ReplayConfig).values
     problems: list[Problem] = []
-    settings = read(ReplayConfig, node, "replay", problems)
+    settings = read(ReplayConfig, node or {}, "replay", problems)
     facts = facts or session_facts(config)
     for name, known in (("n", facts.n), ("val_n", facts.val_n)):
         if getattr(settings, name) is None and known is not None:
@@ -82,7 +82,7 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
             setattr(settings, name, getattr(of_host, name))
     problems += _contradictions(settings)
     raise_all(problems)
-    return mark_read(settings)
+    return mark_read(settings, given=node is not None)
 
 
 def _contradictions(settings: ReplayConfig) -> list[Problem]:

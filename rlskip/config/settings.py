@@ -20,7 +20,7 @@ from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import (
     Problem,
     did_you_mean,
-    node_of,
+    find_node,
     parsed,
     raise_all,
     read,
@@ -67,6 +67,8 @@ class SkipSettings:
     ----------
     facts
         What the host says of the run; only `config` where no role is on.
+    at
+        The full key of the node: ``skip``, or ``rlskip.skip``.
     roles
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
@@ -79,10 +81,18 @@ class SkipSettings:
     """
 
     facts: HostFacts
+    at: str = "skip"
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
+
+    def switch_on(self, role: str, registry: Mapping[str, RoleSpec]) -> SkipSettings:
+        """The settings of the same node with `role` on as well; complete them for the host."""
+        node = self.node or {}
+        own = {**(node.get(role) or {}), "enable": True}
+        on = {**node, "enable": True, role: own}
+        return read_values(on, registry, self.facts.config, self.at)
 
     def complete(self, facts: HostFacts) -> SkipSettings:
         """These settings for a host: each key of a role that is still null takes its fact.
@@ -101,18 +111,6 @@ class SkipSettings:
                 if getattr(role, key) is None:
                     setattr(role, key, getattr(facts, fact))
         return attrs.evolve(self, facts=facts, roles=roles)
-
-
-def skip_node(config: Any) -> dict[str, Any] | None:
-    """The plain `skip` mapping of a config; None if it has none.
-
-    Raises what :func:`rlskip.config.check.node_of` raises.
-    """
-    node = node_of(config, "skip", SkipManagerConfig)
-    if node is not None and isinstance(node.get("skip"), Mapping):
-        what = "an option file was composed into `skip` instead of next to it"
-        raise ConfigError(what, "skip.skip", "choose it with +skip=<option>, without @skip")
-    return node
 
 
 def read_skip(
@@ -138,10 +136,34 @@ def read_skip(
     """
     if isinstance(config, SkipSettings):
         return config if facts is None else config.complete(facts)
-    node = skip_node(config)
-    if node is None:
-        return SkipSettings(HostFacts(config))
-    node = _without_host_defaults(node)
+    node = find_node(config, "skip", SkipManagerConfig)
+    if node.values is None:
+        return SkipSettings(HostFacts(config), at=node.key)
+    if isinstance(node.values.get("skip"), Mapping):
+        what = "an option file was composed into `skip` instead of next to it"
+        raise ConfigError(what, "skip.skip", "choose it with +skip=<option>, without @skip")
+    whole = {"skip": node.values} if isinstance(config, SkipManagerConfig) else config
+    settings = read_values(_without_host_defaults(node.values), registry, whole, node.key)
+    return settings.complete(facts or application_facts(config)) if settings.roles else settings
+
+
+def read_values(
+    node: dict[str, Any], registry: Mapping[str, RoleSpec], config: Any, at: str = "skip"
+) -> SkipSettings:
+    """The settings of a `skip` mapping, whose null keys are not filled from a host's facts yet.
+
+    Parameters
+    ----------
+    node
+        The mapping at key `at` of `config`, without the defaults that verl fills in.
+    registry
+        The registered roles.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem, whether the role it concerns is enabled or not.
+    """
     shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
 
     problems: list[Problem] = []
@@ -182,10 +204,7 @@ def read_skip(
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
-    whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
-    starts = shared.start_engine or not on
-    settings = SkipSettings(HostFacts(whole), on, attach, node, starts)
-    return settings.complete(facts or application_facts(config)) if on else settings
+    return SkipSettings(HostFacts(config), at, on, attach, node, shared.start_engine or not on)
 
 
 def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip._nodes import as_typed
-from rlskip.config.check import look_up
+from rlskip.config.check import find_node, look_up
 from rlskip.config.choices import lost_choices
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
-from rlskip.config.settings import SkipSettings, skip_node
+from rlskip.config.settings import SkipSettings
+from rlskip.config.skip import SkipManagerConfig
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -113,9 +113,9 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
         remedy = "install rlskip into that command's environment; see `--info plugins` of it"
         return nothing, [Finding("skip", ERROR, what, remedy)]
     try:
-        node = skip_node(config)
-        foreign = _foreign(node or {})
-        settings = read_settings(_without(config, foreign))
+        found = find_node(config, "skip", SkipManagerConfig)
+        foreign = _foreign(found.values or {})
+        settings = read_settings(_without(config, found.key, foreign))
     except RlskipError as error:
         return nothing, [_refusal("skip", error)]
     notes = [
@@ -150,13 +150,13 @@ def _foreign(node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
+def _without(config: DictConfig, node: str, roles: Sequence[str]) -> DictConfig:
     if not roles:
         return config
     kept = config.copy()
     OmegaConf.set_struct(kept, False)
     for role in roles:
-        del OmegaConf.select(kept, as_typed("skip"))[role]
+        del OmegaConf.select(kept, node)[role]
     return kept
 
 
@@ -172,7 +172,7 @@ def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
     """What verl's launcher process would refuse before it starts the trainer."""
     try:
         main = next((word for word in command.start if word.startswith("verl.")), None)
-        judge(settings.facts.config.copy(), settings.roles, main)
+        judge(settings.facts.config.copy(), settings, main)
     except RlskipError as error:
         return [_refusal("verl", error)]
     return []

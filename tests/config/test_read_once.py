@@ -21,7 +21,7 @@ from rlskip import (
     SkipManager,
     SkipManagerConfig,
 )
-from rlskip.config.check import node_of
+from rlskip.config.check import find_node
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
 from rlskip.config.replay import read_replay
@@ -141,10 +141,10 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     def counting(config: Any, name: str, schema: type | None = None) -> Any:
         counts[name] += 1
-        return node_of(config, name, schema)
+        return find_node(config, name, schema)
 
-    for module in ("settings", "dispatch"):
-        monkeypatch.setattr(f"rlskip.config.{module}.node_of", counting)
+    for module in ("settings", "dispatch", "replay"):
+        monkeypatch.setattr(f"rlskip.config.{module}.find_node", counting)
     yield counts
     uninstall()
 
@@ -198,11 +198,11 @@ def test_verls_v1_trainer_reads_each_node_once(
         def _save_checkpoint(self) -> None: ...
 
     with pytest.raises(NotInstalledError, match="no V1 trainer"):
-        v1.dispatch_settings()
+        v1.trainer_settings()
     monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))
     monkeypatch.setitem(sys.modules, f"{V1}.trainer_base", SimpleNamespace(PPOTrainer=PPOTrainer))
     v1.attach()
     trainer: dict[str, Any] = {"v1": {"rollout_level_dispatch": True, "sampler": {}}}
     PPOTrainer(OmegaConf.create({"skip": {}, "dispatch": {"workers": 3}, "trainer": trainer}))
-    assert v1.dispatch_settings().workers == 3
-    assert reads == {"skip": 1, "dispatch": 1}
+    assert v1.trainer_settings().dispatch.workers == 3
+    assert reads == {"skip": 1, "dispatch": 1, "replay": 1}

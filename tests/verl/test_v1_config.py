@@ -57,7 +57,7 @@ def verl(*more: str) -> DictConfig:
 
 
 def prepare(config: DictConfig) -> None:
-    judge(config, read_settings(config).roles)
+    judge(config, read_settings(config))
 
 
 def sampler(config: DictConfig) -> Any:
@@ -212,9 +212,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
 def test_an_application_that_was_never_run_is_refused(main: str, role: str, name: str) -> None:
     config = verl(f"skip.{role}.enable=true", "trainer.use_v1=false")
     with pytest.raises(ConfigError, match=f"no replay was tested with {name}"):
-        judge(config, read_settings(config).roles, main)
+        judge(config, read_settings(config), main)
     off = verl("trainer.use_v1=false")
-    judge(off, read_settings(off).roles, main)
+    judge(off, read_settings(off), main)
 
 
 def test_every_problem_is_named() -> None:

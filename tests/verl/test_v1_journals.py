@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.dispatch import read_dispatch
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import journals as verl_journals
 from rlskip.hosts.verl.journals import start_journals, tidy_journals, with_journals
 from rlskip.hosts.verl.names import MANAGER_KEY
-from rlskip.hosts.verl.trainer_config import plug_in
+from rlskip.hosts.verl.trainer_config import V1Settings, plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
 from tests.verl.test_v1_config import VERL
@@ -47,9 +46,9 @@ def verl(folder: Path, *more: str) -> DictConfig:
 
 
 def start(config: DictConfig) -> Any:
-    dispatch = read_dispatch(config)
-    plug_in(config, {}, dispatch)
-    return start_journals(config, dispatch, MemoryQueue())
+    settings = V1Settings.read(config)
+    plug_in(config, {}, settings)
+    return start_journals(config, settings, MemoryQueue())
 
 
 def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> None:
@@ -147,9 +146,10 @@ def test_a_plain_run_of_the_role_completes_a_killed_step(
     folder.mkdir(parents=True)
     if journal:
         (folder / "2.journal").touch()
-    dispatch = with_journals(config, read_dispatch(config))
+    read = V1Settings.read(config)
+    dispatch = with_journals(config, read.dispatch)
     assert (dispatch.rollout_level, dispatch.journal) == (switched_on, switched_on)
     if switched_on:
-        plug_in(config, {}, dispatch)
+        plug_in(config, {}, V1Settings(dispatch, read.replay))
     told = "steps 2" in caplog.text
     assert told == (journal and ON in more and "skip.on_miss=error" not in more)

@@ -12,11 +12,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 
+from rlskip.config.check import Problem, raise_all, read
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.hosts.verl.journals import tidy_journals
-from rlskip.hosts.verl.names import FILTER, SCORES
+from rlskip.hosts.verl.names import FILTER, SAMPLER_KEY, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_session, split_trajectory
 from rlskip.queue import to_rows
@@ -24,6 +25,7 @@ from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
 from rlskip.skip import SkipManager
 
 _SYNC = "sync"
+_KWARGS = f"{SAMPLER_KEY}.sampler_kwargs"
 _REJECTED = "_dapo_filtered_reward_counts"
 _REWARD = "reward"  # verl's name for the sum of a row's scores
 
@@ -174,13 +176,16 @@ def _settings(
 ) -> tuple[ReplayConfig, Mapping[str, Any] | None]:
     if isinstance(sampler_kwargs, DictConfig):
         sampler_kwargs = OmegaConf.to_container(sampler_kwargs, resolve=True)  # type: ignore
-    given = dict(sampler_kwargs or {})
+    given: dict[str, Any] = dict(sampler_kwargs or {})  # type: ignore[arg-type]
     filter_groups = given.pop("filter_groups", None)
-    settings = read_replay({"replay": given})
+    problems: list[Problem] = []
+    settings = read(ReplayConfig, given, _KWARGS, problems)
+    raise_all(problems)
+    settings = read_replay(settings)
     if settings.n is None or settings.val_n is None:
         raise ConfigError(
             "the number of sessions a prompt gets is not set, so no group is known to be complete",
-            "trainer.v1.sampler.sampler_kwargs",
+            _KWARGS,
             "set n and val_n there; rlskip's plug-in for verl sets them (is "
             "VERL_USE_EXTERNAL_PLUGINS set to none?)",
         )

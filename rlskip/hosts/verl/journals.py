@@ -16,19 +16,19 @@ sessions are found by uid in the journals of earlier steps.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
 from rlskip._nodes import as_typed
+from rlskip.config.application import application_facts
 from rlskip.config.check import look_up, mark_read
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.config.settings import read_skip
+from rlskip.config.replay import ReplayConfig
 from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity, journaled_steps
 from rlskip.errors import ConfigError
@@ -36,10 +36,11 @@ from rlskip.hosts.verl.fields import NEEDED
 from rlskip.hosts.verl.handshake import PROBE_S, running_ray
 from rlskip.hosts.verl.names import MANAGER_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.releases import verl_version
-from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY
+from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
+from rlskip.skip.manager import read_settings
 from rlskip.skip.role import role_specs
 from rlskip.skip.rollout_tq import RolloutTqSkip
 from rlskip.store import Identity
@@ -53,7 +54,7 @@ _journals: Journals | None = None
 
 
 def start_journals(
-    config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
+    config: DictConfig, settings: V1Settings, queue: TrajectoryQueue
 ) -> Journals | None:
     """The journals of the run; None if it has none.
 
@@ -64,12 +65,12 @@ def start_journals(
     """
     global _journals
     _journals = None
-    if dispatch.journal:
+    if settings.dispatch.journal:
         role = _role_of(config)
         _refuse_unshared(role.directory)
-        identity = journal_identity(journaled_as(role, config), dispatch)
+        identity = journal_identity(journaled_as(role, config), settings.dispatch)
         sync = look_up(config, MODE_KEY) == "sync"
-        span = 1 if sync else _max_span(config)
+        span = 1 if sync else _max_span(config, settings.replay)
         _journals = Journals(role.store, identity, queue, max_span=span, reissues=not sync)
     return _journals
 
@@ -120,12 +121,9 @@ def _role_of(config: DictConfig) -> RolloutTqSkip:
     role = SkipManager.skip_instances.get(_ROLE)
     if isinstance(role, RolloutTqSkip):
         return role
-    on = copy.deepcopy(config)
-    with open_dict(on):
-        for key in ("skip.enable", f"skip.{_ROLE}.enable"):
-            OmegaConf.update(on, as_typed(key), True, force_add=True)
-    settings = read_skip(on, role_specs())
-    return RolloutTqSkip(settings.roles[_ROLE], attrs.evolve(settings.facts, config=config))
+    settings = SkipManager.settings or read_settings(config)
+    on = settings.switch_on(_ROLE, role_specs()).complete(application_facts(config))
+    return RolloutTqSkip(on.roles[_ROLE], on.facts)
 
 
 def _refuse_unshared(directory: Path) -> None:
@@ -140,10 +138,11 @@ def _refuse_unshared(directory: Path) -> None:
         )
 
 
-def _max_span(config: Any) -> int | None:
+def _max_span(config: Any, replay: ReplayConfig) -> int | None:
     """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
-    for node in (f"{SAMPLER_KEY}.sampler_kwargs", SAMPLER_KEY):
-        if look_up(config, f"{node}.max_off_policy_strategy") not in (None, "none"):
-            span: int | None = look_up(config, f"{node}.max_off_policy_threshold")
-            return span
-    return None
+    if replay.max_off_policy_strategy != "none":
+        return replay.max_off_policy_threshold
+    if look_up(config, f"{SAMPLER_KEY}.max_off_policy_strategy") in (None, "none"):
+        return None
+    span: int | None = look_up(config, f"{SAMPLER_KEY}.max_off_policy_threshold")
+    return span

@@ -177,7 +177,7 @@ def before_job(settings: SkipSettings) -> None:
         _check_plugin()
     main = _main_module()
     judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
-    judge(copy.deepcopy(settings.facts.config), settings.roles, judged)
+    judge(copy.deepcopy(settings.facts.config), settings, judged)
     from rlskip.hosts.verl.look_ahead import before_ray  # torch is not for every application
 
     before_ray(settings.facts.config)

@@ -23,7 +23,7 @@ from rlskip.dispatch.waits import write_seconds
 from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
 from rlskip.hosts.verl.journals import start_journals
 from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.hosts.verl.v1 import dispatch_settings
+from rlskip.hosts.verl.v1 import trainer_settings
 from rlskip.queue import to_rows
 
 # The session that runs in the present task, and why it could not be journaled.
@@ -86,8 +86,9 @@ class SessionManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
 
     async def _init_agent_loop_workers(self) -> None:
-        dispatch = dispatch_settings()
-        journals = start_journals(self.config, dispatch, run_queue())
+        settings = trainer_settings()
+        dispatch = settings.dispatch
+        journals = start_journals(self.config, settings, run_queue())
         worker = functools.partial(
             SessionWorker,
             self.config,

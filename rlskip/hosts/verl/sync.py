@@ -55,8 +55,7 @@ def start_imported_runner() -> None:
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
-    begin(config)
-    judge(config, SkipManager.skip_instances, main=MAIN_PPO_SYNC)
+    judge(config, begin(config), main=MAIN_PPO_SYNC)
     init(self, config, *args, **kwargs)
 
 

@@ -35,6 +35,7 @@ from typing import Any
 
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up
+from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.attach import around, install, when_imported, wrap
@@ -47,6 +48,7 @@ from rlskip.hosts.verl.releases import refuse_old_release
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
+from rlskip.skip.manager import read_settings
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +77,10 @@ def attach() -> None:
     when_imported(SKIP_MANAGER, _replace_manager)
 
 
-def begin(config: Any) -> None:
+def begin(config: Any) -> SkipSettings:
     """Switch on, in this process, the roles that a run's config enables, and acknowledge them.
 
-    Does nothing if `config` is installed already.
+    Returns the settings of `skip`. Does nothing more if `config` is installed already.
 
     Raises
     ------
@@ -86,20 +88,22 @@ def begin(config: Any) -> None:
         Names every problem of the `skip` node, or the acknowledgement cannot be written.
     """
     global _installed, _stated
-    if _installed is config:
-        return
+    if _installed is config and SkipManager.settings is not None:
+        return SkipManager.settings
     _stated = None
     find_job()
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
         logging.getLogger("rlskip").setLevel(logging.INFO)
-    install(config, look_ahead=False)  # before_workers knows the steps better
+    settings = read_settings(config)
+    install(settings, look_ahead=False)  # before_workers knows the steps better
     if SkipManager.skip_instances:
         refuse_old_release()
     for role, skip in SkipManager.skip_instances.items():
         acknowledge(role, skip.local_config.dump_dir)
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _installed = config
+    return settings
 
 
 def next_step(step: int) -> None:

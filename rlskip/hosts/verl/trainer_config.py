@@ -10,12 +10,15 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._nodes import as_typed
-from rlskip.config.check import Problem, look_up, node_of, raise_all
+from rlskip.config.application import session_facts
+from rlskip.config.check import Problem, look_up, raise_all, was_given
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.config.facts import HostFacts
 from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.names import (
     FILTER,
@@ -54,42 +57,59 @@ JOURNALED = ("sync", "colocate_async")
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
-def judge(config: DictConfig, roles: Roles, main: str | None = None) -> None:
+def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
     """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
 
-    `roles` are those that it enables; `main` is the module of verl's application, if it is known.
+    `skip` are its settings; `main` is the module of verl's application, if it is known.
 
     Raises
     ------
     ConfigError
         Names *every* problem.
     """
+    roles = skip.roles
     if main in _UNTESTED:
         raise_all(_untested(roles, "skip", _UNTESTED[main]))
     elif main == MAIN_PPO_SYNC:
         trainer = "verl's main_ppo_sync"
         problems = _roles_not_called(roles, "rollout_tq", trainer)
-        problems += _needs_engine(config, trainer)
+        problems += _needs_engine(skip, trainer)
         raise_all(problems + _validation_generates(roles, trainer))
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         problems = _roles_not_called(roles, "async_rollout")
         raise_all(problems + _validation_generates(roles, "the fully async application"))
     elif look_up(config, "trainer.use_v1"):
-        plug_in(config, roles)
+        plug_in(config, roles, V1Settings.read(config))
     elif lacks(SERVERS):
         problems = _roles_not_called(roles, "rollout")
-        raise_all(problems + _needs_engine(config, "this release of verl"))
+        raise_all(problems + _needs_engine(skip, "this release of verl"))
     else:
         raise_all(_roles_not_called(roles, "rollout"))
 
 
-def plug_in(
-    config: DictConfig, roles: Roles, dispatch: DispatchConfig | None = None
-) -> DispatchConfig:
-    """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
+@attrs.frozen
+class V1Settings:
+    """What `dispatch` and `replay` ask of a V1 trainer."""
 
-    Returns the `dispatch` settings, which the manager works with: those given, else the config's.
+    dispatch: DispatchConfig
+    replay: ReplayConfig
+
+    @classmethod
+    def read(cls, config: DictConfig, facts: HostFacts | None = None) -> V1Settings:
+        """Read both nodes; `facts` are those of the run, where they are known already.
+
+        Raises
+        ------
+        ConfigError
+            A node has problems.
+        """
+        facts = facts or session_facts(config)
+        return cls(read_dispatch(config, facts), read_replay(config, facts))
+
+
+def plug_in(config: DictConfig, roles: Roles, settings: V1Settings) -> None:
+    """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
 
     Raises
     ------
@@ -100,11 +120,12 @@ def plug_in(
     problems = _roles_not_called(roles, "rollout_tq")
     if look_up(config, MODE_KEY) == "separate_async":
         problems += _untested(roles, MODE_KEY, "separate_async")
-    dispatch = dispatch or read_dispatch(config)
-    _plug_in_manager(config, dispatch, problems)
-    _plug_in_buffer(config, dispatch, problems)
+    _plug_in_manager(config, settings.dispatch, problems)
+    # verl's own buffer does not know the markers of finished sessions.
+    needs_ours = settings.dispatch.rollout_level or was_given(settings.replay)
+    if needs_ours or samples_with_ours(config):
+        _plug_in_buffer(config, settings.replay, problems)
     raise_all(problems)
-    return dispatch
 
 
 def samples_with_ours(config: DictConfig) -> bool:
@@ -129,12 +150,7 @@ def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: lis
         problems.append(Problem(MANAGER_KEY, what, "set trainer.v1.rollout_level_dispatch=true"))
 
 
-def _plug_in_buffer(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
-    # verl's own buffer does not know the markers of finished sessions.
-    needed = dispatch.rollout_level or node_of(config, "replay") is not None
-    if not (needed or samples_with_ours(config)):
-        return
-    settings = read_replay(config)
+def _plug_in_buffer(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
     where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
     if look_up(config, where):
         if settings.on_incomplete not in ("raise", "refill"):
@@ -188,9 +204,9 @@ def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> 
     ]
 
 
-def _needs_engine(config: DictConfig, trainer: str) -> list[Problem]:
+def _needs_engine(skip: SkipSettings, trainer: str) -> list[Problem]:
     """A trainer whose engine cannot be left out."""
-    if look_up(config, as_typed("skip.start_engine")) is not False:
+    if skip.start_engine:
         return []
     what = f"{trainer} always starts its engine"
     return [Problem("skip.start_engine", what, "set skip.start_engine=true")]

@@ -37,13 +37,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
-from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import around, wrap
@@ -53,7 +53,7 @@ from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.run_queue import StatusQueue, expect_sessions, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
-from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
+from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.skip import SkipManager
@@ -83,35 +83,36 @@ def attach() -> None:
         wrap(target, decorate, key=_KEY)
 
 
-# The `dispatch` settings of the trainer in this process.
-_dispatch: DispatchConfig | None = None
+# The settings of the trainer in this process.
+_settings: V1Settings | None = None
 
 
-def dispatch_settings() -> DispatchConfig:
-    """The `dispatch` settings that were read when the trainer of this process was made.
+def trainer_settings() -> V1Settings:
+    """The settings that were read when the trainer of this process was made.
 
     Raises
     ------
     NotInstalledError
         No trainer was made, or rlskip's plug-in was not loaded before that.
     """
-    if _dispatch is None:
+    if _settings is None:
         raise NotInstalledError(
             "no V1 trainer with rlskip's plug-in was made in this process",
             MANAGER_KEY,
             "run `rlskip doctor` to see whether verl loads the plug-in",
         )
-    return _dispatch
+    return _settings
 
 
 @around
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
-    global _dispatch
-    begin(config)
-    dispatch = with_journals(config, read_dispatch(config))
-    _dispatch = plug_in(config, SkipManager.skip_instances, dispatch)
+    global _settings
+    skip = begin(config)
+    read = V1Settings.read(config, skip.facts if skip.roles else None)
+    _settings = attrs.evolve(read, dispatch=with_journals(config, read.dispatch))
+    plug_in(config, skip.roles, _settings)
     init(self, config, *args, **kwargs)
 
 
