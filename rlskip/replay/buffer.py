@@ -14,11 +14,11 @@ from tensordict import TensorDict
 
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import ROLLOUT_ROOT_KEYS, VAL
-from rlskip.queue import KVBatchMeta, TrajectoryQueue
+from rlskip.keys import ROLLOUT_ROOT_KEYS
+from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import changed_rows, name_prompts
-from rlskip.replay.partitions import Partitions
+from rlskip.replay.partitions import Partition, Partitions
 from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
 from rlskip.replay.sampling import SampleCall
 
@@ -54,6 +54,8 @@ class ReplayBuffer:
     on_evict
         Called before :meth:`sample` deletes groups that it does not return, with their rows as
         :meth:`sample` would return them, failed ones included. The buffer is locked meanwhile.
+    clock
+        Returns the time in seconds; the deadlines of :meth:`sample` are on it.
 
     Raises
     ------
@@ -69,6 +71,7 @@ class ReplayBuffer:
         refill: Refill | None = None,
         group_filter: GroupFilter | None = None,
         on_evict: Callable[[KVBatchMeta], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = read_replay(config)
         needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
@@ -85,6 +88,8 @@ class ReplayBuffer:
         self._refill = refill
         self._filter = group_filter
         self._on_evict = on_evict
+        self._clock = clock
+        # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
 
     def sample(
@@ -120,10 +125,13 @@ class ReplayBuffer:
         """
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        call = SampleCall(step, partition, batch_size, self._filter_of(partition))
+        now = self._clock()
+        with self._lock:
+            call = SampleCall(step, self._partitions[partition], batch_size, now, now)
         while True:
             with self._lock:
                 self._partitions.sync()
+                # Once a round: a refill may be stale itself, and would be replaced without end.
                 self._evict_stale(call)
                 while self._evict_or_replace(call):
                     # A refill may have put prompts that have finished already.
@@ -132,9 +140,9 @@ class ReplayBuffer:
                 if groups is not None:
                     self._discard_surplus(groups, call)
                     self.rejected = call.rejected
-                    return self._batch_of(groups, call), call.metrics()
+                    return self._take(groups, call), call.metrics()
                 patience = self._check_time(call)
-            self._partitions.wait_change(min(patience, _LONGEST_WAIT_S))
+            self._partitions.watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
         """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
@@ -176,12 +184,11 @@ class ReplayBuffer:
         with self._lock:
             self._partitions.sync()
             known = self._partitions[partition]
-            complete = known.index.steps(State.COMPLETE)
-            fresh = {at: n for at, n in complete.items() if not known.is_stale(at, step)}
-            count = sum(fresh.values())
-            group_filter = self._filter_of(partition)
+            fresh = [at for at in known.steps(State.COMPLETE) if not known.is_stale(at, step)]
+            count = sum(known.count(State.COMPLETE, at) for at in fresh)
+            group_filter = self._filter_of(known)
             if group_filter is not None:
-                groups = (group for at in fresh for group in known.index.groups(State.COMPLETE, at))
+                groups = (group for at in fresh for group in known.groups(State.COMPLETE, at))
                 count -= len(group_filter.rejected(partition, groups))
             return count
 
@@ -208,15 +215,13 @@ class ReplayBuffer:
     # -- the steps of sample(), in this order --------------------------------------------------
 
     def _evict_stale(self, call: SampleCall) -> None:
-        if call.batch_size is None:
+        stale = [] if call.batch_size is None else call.partition.stale(call.step)
+        if not stale:
             return
-        partition = self._partitions[call.partition]
-        outcomes = partition.outcomes(partition.stale(call.step))
-        if not outcomes:
-            return
+        outcomes = [group.outcome() for group in stale]
         call.stale_spans += [call.step - (outcome.step or 0) + 1 for outcome in outcomes]
         log.warning("%s: evicting stale prompts:%s", call, name_prompts(outcomes))
-        self._discard(outcomes, call)
+        self._discard(stale, call)
         if self._refill is not None:
             call.to_replace += [(outcome, 0) for outcome in outcomes]
 
@@ -226,170 +231,158 @@ class ReplayBuffer:
         return self._replace_evicted(call) or evicted
 
     def _evict_incomplete(self, call: SampleCall) -> bool:
-        """Apply ``replay.on_incomplete``; returns whether any group was evicted."""
-        partition = self._partitions[call.partition]
-        outcomes = partition.outcomes(partition.index.groups(State.INCOMPLETE, call.only_step))
-        if not outcomes:
+        """Apply ``replay.on_incomplete``."""
+        groups = list(call.partition.groups(State.INCOMPLETE, call.only_step))
+        if not groups:
             return False
+        outcomes = [group.outcome() for group in groups]
         policy = self.config.on_incomplete
         # A refill submits a training prompt, which must not stand in for one of validation.
-        if policy == "drop" or (policy == "refill" and call.partition == VAL):
+        if policy == "drop" or (policy == "refill" and call.partition.validates):
             call.dropped += outcomes
             log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(outcomes))
-            self._discard(outcomes, call)
         elif policy == "refill":
-            self._refill_incomplete(outcomes, call)
+            refills = [call.partition.refills.get(group.uid, 0) for group in groups]
+            most = self.config.max_refills
+            exhausted = [o for o, n in zip(outcomes, refills, strict=True) if n >= most]
+            if exhausted:
+                raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
+            call.refilled += len(groups)
+            call.to_replace += [(o, n + 1) for o, n in zip(outcomes, refills, strict=True)]
+            log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(outcomes))
         else:
             raise call.incomplete(outcomes)
+        self._discard(groups, call)
         return True
 
-    def _refill_incomplete(self, outcomes: list[PromptOutcome], call: SampleCall) -> None:
-        known = self._partitions[call.partition].refills
-        refills = [known.get(outcome.uid, 0) for outcome in outcomes]
-        most = self.config.max_refills
-        exhausted = [outcome for outcome, n in zip(outcomes, refills, strict=True) if n >= most]
-        if exhausted:
-            raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
-        call.refilled += len(outcomes)
-        log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(outcomes))
-        self._discard(outcomes, call)
-        call.to_replace += [(o, n + 1) for o, n in zip(outcomes, refills, strict=True)]
-
-    def _filter_of(self, partition: str) -> GroupFilter | None:
-        return None if partition == VAL else self._filter
+    def _filter_of(self, partition: Partition) -> GroupFilter | None:
+        return None if partition.validates else self._filter
 
     def _evict_rejected(self, call: SampleCall) -> bool:
-        """Evict the groups that the filter rejects; returns whether there were any."""
-        if call.group_filter is None:
+        group_filter = self._filter_of(call.partition)
+        if group_filter is None:
             return False
-        partition = self._partitions[call.partition]
-        complete = partition.index.groups(State.COMPLETE, call.only_step)
-        rejected = call.group_filter.rejected(call.partition, complete)
-        if not rejected:
-            return False
+        complete = call.partition.groups(State.COMPLETE, call.only_step)
+        rejected = group_filter.rejected(call.partition.name, complete)
         call.rejected.update(group.metric for group in rejected)
-        outcomes = partition.outcomes(rejected)
-        self._discard(outcomes, call)
-        call.to_replace += [(outcome, 0) for outcome in outcomes * call.group_filter.refills]
-        return True
+        replaced = [(group.outcome(), 0) for group in rejected]
+        call.to_replace += replaced * group_filter.refills
+        self._discard(rejected, call)
+        return bool(rejected)
 
     def _replace_evicted(self, call: SampleCall) -> bool:
         """Submit replacements, as many as may be; returns whether there were any."""
-        now = call.to_replace
-        if now and call.group_filter is not None:
-            partition = self._partitions[call.partition]
-            complete = partition.count(State.COMPLETE, call.only_step)
+        now, group_filter = call.to_replace, self._filter_of(call.partition)
+        if now and group_filter is not None:
+            complete = call.partition.count(State.COMPLETE, call.only_step)
             enough = complete >= (call.batch_size or 1)
-            running = partition.count(State.RUNNING) + len(partition.pending_refills)
-            if enough and call.discards_surplus:
+            running = call.partition.count(State.RUNNING) + len(call.partition.pending_refills)
+            if enough and group_filter.discards_surplus:
                 call.to_replace = []
-            now = call.to_replace[: call.group_filter.room(running, call.submitted)]
+            now = call.to_replace[: group_filter.room(running, call.submitted)]
             if call.to_replace and not (now or running or enough):
                 raise call.rejected_too_many(complete)
         if not now:
             return False
         call.to_replace = call.to_replace[len(now) :]
         call.submitted += len(now)
-        self._replace(now, call)
-        return True
-
-    def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
-        if not call.discards_surplus:
-            return
-        partition = self._partitions[call.partition]
-        taken = {group.uid for group in groups}
-        complete = partition.index.groups(State.COMPLETE, call.only_step)
-        surplus = [group for group in complete if group.uid not in taken]
-        call.surplus = len(surplus)
-        self._discard(partition.outcomes(surplus), call)
-
-    def _discard(self, outcomes: Sequence[PromptOutcome], call: SampleCall) -> None:
-        uids = [outcome.uid for outcome in outcomes]
-        if uids and self._on_evict is not None and call.partition != VAL:
-            groups = map(self._partitions[call.partition].index.find, uids)
-            rows = {key: tag for group in groups for key, tag in group.all_rows()}
-            tags = [dict(tag) for tag in rows.values()]
-            roots = {ROLLOUT_ROOT_KEYS: uids}
-            self._on_evict(KVBatchMeta(list(rows), tags, call.partition, None, roots))
-        self._partitions.remove(uids, call.partition)
-
-    def _replace(self, pairs: list[tuple[PromptOutcome, int]], call: SampleCall) -> None:
-        """Replace evicted prompts, each with the number of refills in a row it will have had."""
         assert self._refill is not None
-        evicted = [outcome for outcome, _ in pairs]
-        uids = self._refill(call.partition, evicted)
+        evicted = [outcome for outcome, _ in now]
+        uids = self._refill(call.partition.name, evicted)
         uids = [outcome.uid for outcome in evicted] if uids is None else list(uids)
-        if len(uids) != len(pairs):
+        if len(uids) != len(now):
             raise RlskipError(
-                f"the refill callback returned {len(uids)} uids for {len(pairs)} prompts",
+                f"the refill callback returned {len(uids)} uids for {len(now)} prompts",
                 remedy="return one uid per prompt, in order, or None",
             )
-        partition = self._partitions[call.partition]
-        partition.pending_refills.update(uids)
-        partition.refills.update((uid, n) for uid, (_, n) in zip(uids, pairs, strict=True))
+        call.partition.pending_refills.update(uids)
+        call.partition.refills.update((uid, n) for uid, (_, n) in zip(uids, now, strict=True))
+        return True
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
-        partition = self._partitions[call.partition]
+        partition = call.partition
+        underway = partition.count(State.RUNNING, call.only_step) or partition.pending_refills
+        complete = partition.groups(State.COMPLETE, call.only_step)
         if call.batch_size is None:
-            if partition.count(State.RUNNING, call.step) or partition.pending_refills:
+            if underway:
                 return None
-            groups = list(partition.index.groups(State.COMPLETE, call.step))
+            groups = list(complete)
             if not groups and call.dropped:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
         # All that was submitted, if its surplus is discarded.
-        waits = call.discards_surplus and (
-            partition.count(State.RUNNING) or partition.pending_refills
-        )
-        if waits or partition.about_to_be_stale(call.step):
+        if (self._discards_surplus(partition) and underway) or partition.about_to_be_stale(
+            call.step
+        ):
             return None
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-        dropped = len(call.dropped) if call.partition == VAL else 0
-        if dropped >= call.batch_size:
+        size = call.batch_size - (len(call.dropped) if partition.validates else 0)
+        if size <= 0:
             raise call.incomplete(call.dropped, "(every prompt was dropped)")
-        groups = list(itertools.islice(partition.fresh(call.step), call.batch_size - dropped))
-        return groups if len(groups) + dropped == call.batch_size else None
+        fresh = (group for group in complete if not partition.is_stale(group.step, call.step))
+        groups = list(itertools.islice(fresh, size))
+        return groups if len(groups) == size else None
 
-    def _batch_of(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
-        # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-        keys: list[str] = []
-        tags: list[Any] = []  # KVBatchMeta copies them
-        for group in groups:
-            for key, tag in group.successful_rows():
-                keys.append(key)
-                tags.append(tag)
+    def _discards_surplus(self, partition: Partition) -> bool:
+        group_filter = self._filter_of(partition)
+        return group_filter is not None and group_filter.discards_surplus
+
+    def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
+        if self._discards_surplus(call.partition):
+            taken = {group.uid for group in groups}
+            complete = call.partition.groups(State.COMPLETE, call.only_step)
+            surplus = [group for group in complete if group.uid not in taken]
+            call.surplus = len(surplus)
+            self._discard(surplus, call)
+
+    def _discard(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
+        if groups:
+            if self._on_evict is not None and not call.partition.validates:
+                self._on_evict(_batch(call.partition.name, groups, PromptGroup.all_rows))
+            self._partitions.remove([group.uid for group in groups], call.partition.name)
+
+    def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
+        """The batch of these groups, which are sampled from now on."""
         # Under any other policy, no session is missing.
         viable = groups if self.config.on_incomplete == "min_viable" else []
-        partition = self._partitions[call.partition]
-        outcomes = partition.outcomes(viable)
-        short = [outcome for outcome in outcomes if not outcome.complete]
+        short = [outcome for group in viable if not (outcome := group.outcome()).complete]
         if short:
             call.short = len(short)
-            log.warning(
-                "%s: sampling viable groups with missing sessions:%s", call, name_prompts(short)
-            )
-        partition.index.mark_sampled(groups)
-        return KVBatchMeta(
-            keys=keys,
-            tags=tags,
-            partition_id=call.partition,
-            extra_info={ROLLOUT_ROOT_KEYS: [group.uid for group in groups]},
-        )
+            names = name_prompts(short)
+            log.warning("%s: sampling viable groups with missing sessions:%s", call, names)
+        batch = _batch(call.partition.name, groups, PromptGroup.successful_rows)
+        call.partition.mark_sampled(groups)
+        return batch
 
     def _check_time(self, call: SampleCall) -> float:
         """Log a progress line when one is due; returns the seconds until the next.
 
         Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
-        partition = self._partitions[call.partition]
-        now = time.monotonic()
+        now = self._clock()
         timeout_at = call.started + self.config.timeout_s
         if now >= timeout_at:
-            raise call.timed_out(partition.running(call), partition.situation(call))
+            raise call.timed_out(now)
         if now >= call.logged + self.config.progress_interval_s:
             call.logged = now
             text = "%s: waiting for %.0f of %.0f s; %s%s"
-            situation = partition.situation(call), name_prompts(partition.running(call))
+            situation = call.situation(), name_prompts(call.running())
             log.info(text, call, now - call.started, self.config.timeout_s, *situation)
         return min(timeout_at, call.logged + self.config.progress_interval_s) - now
+
+
+def _batch(
+    partition: str,
+    groups: Sequence[PromptGroup],
+    rows: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
+) -> KVBatchMeta:
+    # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
+    keys: list[str] = []
+    tags: list[Any] = []  # KVBatchMeta copies them
+    for group in groups:
+        for key, tag in rows(group):
+            keys.append(key)
+            tags.append(tag)
+    roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
+    return KVBatchMeta(keys, tags, partition, extra_info=roots)

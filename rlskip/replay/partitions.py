@@ -1,124 +1,212 @@
-"""What a replay buffer knows of its queue: the groups of each partition, and how old they are."""
+"""What a replay buffer knows of its queue: the groups of each partition, by state and step.
+
+Changes are filed one by one, and only the groups they touch are judged again. The cost of an
+update therefore depends on what changed, not on what the partition holds.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from rlskip.config.replay import ReplayConfig
-from rlskip.keys import STATUS, VAL, attempt_of, split_trajectory
+from rlskip.keys import (
+    EXPECTED_ROLLOUTS,
+    FAILURE,
+    FINISHED,
+    IS_PROMPT,
+    IS_SESSION,
+    PENDING,
+    RUNNING,
+    STATUS,
+    VAL,
+    N,
+    attempt_of,
+    split_session,
+    split_trajectory,
+)
 from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
-from rlskip.replay.group_index import PartitionIndex
-from rlskip.replay.readiness import PromptGroup, PromptOutcome, State, state_of
-from rlskip.replay.sampling import SampleCall
+from rlskip.replay.readiness import Expected, PromptGroup, PromptOutcome, State
+
+_PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 
 
 class Partition:
-    """The groups of one partition, and what the config asks of them.
+    """The groups of one partition, and how old they may be.
 
     Attributes
     ----------
-    index
-        The groups.
+    name, validates
+        Its name, and whether it is the partition of validation prompts.
     pending_refills
         The uids that a refill announced and the queue does not hold yet.
     refills
         By uid, the number of refills in a row that led to this prompt.
     """
 
+    # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
+    # restores this after a change. A uid is in `pending_refills` until its root tag has a step.
+
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
-        self._config = config
-        self._validates = name == VAL
-        # The number of sessions of a prompt whose tag does not hold it.
-        self._expected = config.val_n if self._validates else config.n
-        k = config.min_viable if config.on_incomplete == "min_viable" else None
-        self.index = PartitionIndex(
-            lambda group: state_of(group, self._expected, k), drops_late_writes
-        )
+        self.name = name
+        self.validates = name == VAL
+        viable = config.min_viable if config.on_incomplete == "min_viable" else None
+        sessions = config.val_n if self.validates else config.n
+        self._expects = Expected(sessions, viable, drops_late_writes)
+        self._strategy = "none" if self.validates else config.max_off_policy_strategy
+        self._most_steps = config.max_off_policy_threshold
         self.pending_refills: set[str] = set()
         self.refills: dict[str, int] = {}
+        self._groups: dict[str, PromptGroup] = {}
+        self._next_number = 0
+        # state -> step -> uid -> group
+        self._shelves: dict[State, dict[int | None, dict[str, PromptGroup]]] = defaultdict(dict)
 
-    def apply(self, changes: Mapping[str, Tag | None]) -> None:
-        """Apply what a watch reported."""
-        self.index.apply(changes)
-        self.pending_refills.difference_update(
-            [uid for uid in self.pending_refills if self.index.has_prompt(uid)]
-        )
+    # -- what there is -------------------------------------------------------------------------
+
+    def groups(self, state: State, step: int | None = None) -> Iterator[PromptGroup]:
+        """The groups in `state`, of one step or of all; by step, then in order of appearance."""
+        shelves = self._shelves[state]
+        for at in sorted(shelves, key=_by_step) if step is None else [step]:
+            yield from sorted(shelves.get(at, {}).values(), key=attrgetter("number"))
 
     def count(self, state: State, step: int | None = None) -> int:
         """The number of groups in `state`, of one step or of all."""
-        steps = self.index.steps(state)
-        return sum(steps.values()) if step is None else steps.get(step, 0)
+        shelves = self._shelves[state]
+        return len(shelves.get(step, ())) if step is not None else sum(map(len, shelves.values()))
 
-    def outcomes(self, groups: Iterable[PromptGroup]) -> list[PromptOutcome]:
-        return [PromptOutcome.of(group, self._expected) for group in groups]
+    def steps(self, state: State) -> list[int | None]:
+        """The steps of the groups in `state`."""
+        return list(self._shelves[state])
 
-    def running(self, call: SampleCall) -> list[PromptOutcome]:
-        """The running prompts that a call waits for."""
-        return self.outcomes(self.index.groups(State.RUNNING, call.only_step))
+    def find(self, uid: str) -> PromptGroup:
+        """The group of `uid`; an empty one if the partition has no keys of it."""
+        return self._groups.get(uid) or PromptGroup(uid, 0, self._expects)
 
     def changed(self, batch: KVBatchMeta) -> list[PromptOutcome]:
         """The prompts of which rows of a sampled batch were replaced or deleted since."""
         changed: dict[str, dict[int, str]] = defaultdict(dict)
         for key, tag in zip(batch.keys, batch.tags, strict=True):
             uid, session_id, number = split_trajectory(key) or (key, 0, 0)
-            now = self.index.find(uid).rows.get((session_id, number))
+            now = self.find(uid).rows.get((session_id, number))
             if now is None:
                 changed[uid][session_id] = f"row {key} was deleted"
             elif (attempt_of(now), now.get(STATUS)) != (attempt_of(tag), tag.get(STATUS)):
                 changed[uid][session_id] = f"another attempt replaced row {key}"
-        outcomes = self.outcomes(map(self.index.find, changed))
-        return [outcome.without(changed[outcome.uid]) for outcome in outcomes]
+        return [self.find(uid).outcome().without(failed) for uid, failed in changed.items()]
+
+    # -- age -----------------------------------------------------------------------------------
 
     def is_stale(self, submitted: int | None, step: int) -> bool:
         """Whether groups submitted at that step span more steps than the threshold allows."""
-        limit = self._age_limit("drop")
-        return limit is not None and submitted is not None and step - submitted + 1 > limit
+        return self._spans("drop", submitted, step, 1)
 
-    def stale(self, step: int) -> Iterator[PromptGroup]:
+    def stale(self, step: int) -> list[PromptGroup]:
         """The stale groups that could be sampled otherwise."""
-        for state in (State.COMPLETE, State.INCOMPLETE):
-            for submitted in self.index.steps(state):
-                if self.is_stale(submitted, step):
-                    yield from self.index.groups(state, submitted)
-
-    def fresh(self, step: int) -> Iterator[PromptGroup]:
-        """The complete groups that are not stale, the oldest first."""
-        complete = self.index.groups(State.COMPLETE)
-        return (group for group in complete if not self.is_stale(group.step, step))
+        states = (State.COMPLETE, State.INCOMPLETE)
+        places = [(state, at) for state in states for at in self.steps(state)]
+        stale = [(state, at) for state, at in places if self.is_stale(at, step)]
+        return [group for state, at in stale for group in self.groups(state, at)]
 
     def about_to_be_stale(self, step: int) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""
-        limit = self._age_limit("wait")
-        return limit is not None and any(
-            submitted is not None and step - submitted + 1 >= limit
-            for submitted in self.index.steps(State.RUNNING)
-        )
+        return any(self._spans("wait", at, step, 0) for at in self.steps(State.RUNNING))
 
-    def situation(self, call: SampleCall) -> str:
-        """What there is to sample and what is missing, in one line."""
-        complete, running, sampled = (
-            self.count(state, call.only_step)
-            for state in (State.COMPLETE, State.RUNNING, State.SAMPLED)
-        )
-        every = complete + running + len(self.pending_refills)
-        wanted = every if call.batch_size is None else call.batch_size
-        facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
-        if self.about_to_be_stale(call.step):
-            facts.append("running prompts that are about to be stale come first")
-        if self.pending_refills:
-            facts.append(f"refills that have not arrived: {_names(self.pending_refills)}")
-        if call.dropped:
-            facts.append(f"{len(call.dropped)} were incomplete and dropped")
-        if sampled:
-            facts.append(f"{sampled} were sampled before")
-        if orphaned := [group.uid for group in self.index.groups(State.ORPHANED)]:
-            facts.append(f"keys without a prompt that has a step: {_names(orphaned)}")
-        return "; ".join(facts)
+    def _spans(self, strategy: str, submitted: int | None, step: int, more: int) -> bool:
+        """Whether the strategy is `strategy`, and a group spans the threshold and `more` steps."""
+        most = self._most_steps if self._strategy == strategy else None
+        return most is not None and submitted is not None and step - submitted + 1 >= most + more
 
-    def _age_limit(self, strategy: str) -> int | None:
-        on = self._config.max_off_policy_strategy == strategy and not self._validates
-        return self._config.max_off_policy_threshold if on else None
+    # -- changes -------------------------------------------------------------------------------
+
+    def apply(self, changes: Mapping[str, Tag | None]) -> None:
+        """Apply what a watch reported: each key's current tag, or None for a deleted key."""
+        touched: dict[str, PromptGroup] = {}
+        for key, tag in changes.items():
+            self._file(key, tag, touched)
+        for group in touched.values():
+            self._shelve(group)
+        arrived = [uid for uid in self.pending_refills if self.find(uid).step is not None]
+        self.pending_refills.difference_update(arrived)
+
+    def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
+        """Mark groups as sampled: they stay in the partition and are never sampled again."""
+        for group in groups:
+            group.sampled = True
+            self._shelve(group)
+
+    def remove(self, uids: Iterable[str]) -> list[str]:
+        """Remove these prompts with their rows and markers; returns all their keys."""
+        keys: list[str] = []
+        for uid in uids:
+            self.pending_refills.discard(uid)
+            self.refills.pop(uid, None)
+            group = self._groups.pop(uid, None)
+            if group is not None:
+                keys += group.keys()
+                self._unshelve(group)
+        return keys
+
+    def _file(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
+        """File a key under the group that its tag names, or remove it; records touched groups.
+
+        A uid may look like a row or a marker of another uid. Such a key moves when a tag that
+        names its kind arrives.
+        """
+        form = split_trajectory(key) or split_session(key)
+        root = self._groups.get(key)
+        if tag is not None and (tag.get(IS_PROMPT) or (form is None and _names_prompt(tag))):
+            root = root or self._group(key)
+            before = root.step
+            root.root, tag = tag, None
+            if root.step != before:  # submitted again, under a uid that was sampled before
+                root.sampled, root.varies = False, None
+            touched[key] = root
+        elif root is not None and root.root is not None:
+            root.root, root.sampled = None, False
+            touched[key] = root
+        if form is None:
+            return
+        if tag is not None and tag.get(IS_SESSION) and len(form) == 3:
+            tag = None  # a marker's tag under a row's name: ignored
+        uid = form[0]
+        group = self._groups.get(uid) or (None if tag is None else self._group(uid))
+        if group is None:
+            return
+        touched[uid] = group
+        if len(form) == 3:
+            _set(group.rows, form[1:], tag)
+        else:
+            _set(group.markers, form[1], tag)
+
+    def _group(self, uid: str) -> PromptGroup:
+        """The group of `uid`, created if it does not exist."""
+        group = self._groups.get(uid)
+        if group is None:
+            group = self._groups[uid] = PromptGroup(uid, self._next_number, self._expects)
+            self._next_number += 1
+        return group
+
+    def _shelve(self, group: PromptGroup) -> None:
+        """Move a group to the shelf of its current state; an empty group is removed."""
+        if group.empty:
+            self._groups.pop(group.uid, None)
+            self._unshelve(group)
+            return
+        shelf = (group.state(), group.step)
+        if group.shelf != shelf:
+            self._unshelve(group)
+            group.shelf = shelf
+            self._shelves[shelf[0]].setdefault(shelf[1], {})[group.uid] = group
+
+    def _unshelve(self, group: PromptGroup) -> None:
+        if group.shelf is not None:
+            state, step = group.shelf
+            group.shelf = None
+            del self._shelves[state][step][group.uid]
+            if not self._shelves[state][step]:
+                del self._shelves[state][step]
 
 
 class Partitions:
@@ -127,8 +215,9 @@ class Partitions:
     def __init__(self, queue: TrajectoryQueue, config: ReplayConfig) -> None:
         self._queue = queue
         self._config = config
-        self._watch = queue.watch()
         self._partitions: dict[str, Partition] = {}
+        #: Reports the changes of the queue; whoever waits on it needs no lock.
+        self.watch = queue.watch()
 
     def __getitem__(self, name: str) -> Partition:
         if name not in self._partitions:
@@ -138,24 +227,28 @@ class Partitions:
 
     def sync(self) -> None:
         """Apply what has changed in the queue."""
-        for name, changes in self._watch.poll().items():
+        for name, changes in self.watch.poll().items():
             self[name].apply(changes)
-
-    def wait_change(self, timeout: float) -> None:
-        """Wait until the queue changes, `timeout` seconds at most. Needs no lock."""
-        self._watch.wait_change(timeout)
 
     def remove(self, uids: Sequence[str], name: str) -> None:
         """Delete prompts with their rows and markers from the queue."""
-        partition = self[name]
-        self._queue.delete(partition.index.remove(uids), name)
+        self._queue.delete(self[name].remove(uids), name)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self.sync()
-        partition.pending_refills.difference_update(uids)
-        for uid in uids:
-            partition.refills.pop(uid, None)
 
 
-def _names(uids: Iterable[str], most: int = 10) -> str:
-    uids = list(uids)
-    return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")
+def _set(tags: dict, name: Hashable, tag: Tag | None) -> None:
+    """Set a tag, or remove it."""
+    if tag is None:
+        tags.pop(name, None)
+    else:
+        tags[name] = tag
+
+
+def _names_prompt(tag: Tag) -> bool:
+    """Whether a tag without ``is_prompt``, at a key of no known form, belongs to a prompt."""
+    return N in tag or EXPECTED_ROLLOUTS in tag or tag.get(STATUS) in _PROMPT_STATUSES
+
+
+def _by_step(step: int | None) -> float:
+    return float("-inf") if step is None else step

@@ -50,30 +50,48 @@ class State(Enum):
     SAMPLED = "sampled, and not deleted yet"
 
 
+@attrs.frozen
+class Expected:
+    """What the config and the queue say of all groups of a partition.
+
+    Attributes
+    ----------
+    sessions
+        The sessions of a prompt whose root tag has no number of them; None if unknown.
+    viable
+        This many successful sessions are enough, or all expected ones if those are fewer;
+        None if every session must succeed.
+    drops_late_writes
+        As the queue's attribute of this name.
+    """
+
+    sessions: int | None
+    viable: int | None
+    drops_late_writes: bool
+
+
 @attrs.define(eq=False)
 class PromptGroup:
     """One prompt's tags: its root, rows and markers."""
 
+    # `sampled` and `varies` are of the present root: a prompt that is submitted again, at another
+    # step, may be sampled again. A group in a partition is on the shelf of its state and step; a
+    # group without any tag is in no partition.
     uid: str
     number: int  # numbers the groups in the order in which they appeared
-    drops_late_writes: bool  # the queue's
+    expects: Expected
     root: Tag | None = None
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
-    place: tuple[State, int | None] | None = None  # its shelf in the index
+    shelf: tuple[State, int | None] | None = None
 
     @property
     def step(self) -> int | None:
         """The step at which the prompt was submitted; None if there is no valid one."""
         return None if self.root is None else integer(self.root.get(GLOBAL_STEPS))
-
-    @property
-    def counted(self) -> bool:
-        """Whether the prompt uses session counting."""
-        return self.root is not None and N in self.root
 
     @property
     def empty(self) -> bool:
@@ -84,11 +102,6 @@ class PromptGroup:
         keys = [] if self.root is None else [self.uid]
         keys += [self._key(*place) for place in self.rows]
         return keys + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
-
-    def expected(self, otherwise: int | None) -> int | None:
-        """The number of sessions in the root tag, else `otherwise`; None if unknown."""
-        root = self.root or {}
-        return _positive(root.get(EXPECTED_ROLLOUTS)) or _positive(root.get(N)) or otherwise
 
     def finished(self) -> bool:
         """Whether all sessions of this prompt have finished."""
@@ -105,7 +118,6 @@ class PromptGroup:
         sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
         for (session_id, index), tag in self.rows.items():
             sessions.setdefault(session_id, {})[index] = tag
-        counted = self.counted
         succeeded: dict[int, dict[int, Tag]] = {}
         failed: dict[int, str] = {}
         for session_id in sorted(sessions):
@@ -119,17 +131,43 @@ class PromptGroup:
             elif FAILURE in statuses:
                 at_fault = [*rows.values()][statuses.index(FAILURE)]
                 failed[session_id] = str(at_fault.get(ERROR, ""))
-            elif (ROWS in marker or len(rows) < len(written)) and (
-                lost := _lost_rows(written, rows, marker, self.drops_late_writes)
-            ):
+            elif lost := _lost_rows(written, rows, marker, self.expects.drops_late_writes):
                 failed[session_id] = lost
             elif (
                 rows
                 and statuses.count(SUCCESS) == len(statuses)
-                and (ended == SUCCESS or not counted)
+                and (ended == SUCCESS or N not in (self.root or {}))
             ):
                 succeeded[session_id] = rows
         return succeeded, failed
+
+    def outcome(self) -> PromptOutcome:
+        """The outcome so far."""
+        succeeded, failed = self.tally()
+        root = self.root or {}
+        status = None if N in root else root.get(STATUS)
+        return PromptOutcome(
+            self.uid,
+            self.step,
+            None if status is None else str(status),
+            _positive(root.get(EXPECTED_ROLLOUTS))
+            or _positive(root.get(N))
+            or self.expects.sessions,
+            tuple(succeeded),
+            tuple(failed.items()),
+        )
+
+    def state(self) -> State:
+        """The state that the tags show."""
+        if self.sampled:
+            return State.SAMPLED
+        if self.step is None:
+            return State.ORPHANED
+        if not self.finished():
+            return State.RUNNING
+        outcome, viable = self.outcome(), self.expects.viable
+        enough = viable is not None and outcome.actual >= min(viable, outcome.expected or viable)
+        return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
 
     def successful_rows(self) -> Iterator[tuple[str, Tag]]:
         """The rows of the sessions that succeeded, by session and index."""
@@ -169,7 +207,7 @@ def _lost_rows(
     expected = integer(marker.get(ROWS))
     if expected is not None:
         return "" if len(rows) == expected else f"found {len(rows)} of its {expected} rows"
-    if not rows:
+    if not rows or len(rows) == len(written):
         return ""
     last = max(rows)
     first = last - last % ROWS_PER_ATTEMPT
@@ -207,20 +245,6 @@ class PromptOutcome:
     succeeded: tuple[int, ...]
     failed: tuple[tuple[int, str], ...]
 
-    @classmethod
-    def of(cls, group: PromptGroup, otherwise: int | None) -> PromptOutcome:
-        """The outcome so far; `otherwise` replaces an expected number that the tag lacks."""
-        succeeded, failed = group.tally()
-        status = None if group.root is None or group.counted else group.root.get(STATUS)
-        return cls(
-            group.uid,
-            group.step,
-            None if status is None else str(status),
-            group.expected(otherwise),
-            tuple(succeeded),
-            tuple(failed.items()),
-        )
-
     def without(self, failed: Mapping[int, str]) -> PromptOutcome:
         """The same outcome, but these sessions failed, each for its reason."""
         return attrs.evolve(
@@ -256,32 +280,6 @@ class PromptOutcome:
             causes.append(f"status {self.status}")
         why = f" ({'; '.join(causes)})" if causes else ""
         return f"{self.uid}: expected {expected}, got {self.actual}{why}"
-
-
-def state_of(group: PromptGroup, otherwise: int | None, min_viable: int | None) -> State:
-    """The state of `group`.
-
-    Parameters
-    ----------
-    group
-        A prompt's current tags.
-    otherwise
-        The number of sessions to expect if the root tag does not hold it; None if unknown.
-    min_viable
-        This many successful sessions are enough, or all expected ones if those are fewer;
-        None if every session must succeed.
-    """
-    if group.sampled:
-        return State.SAMPLED
-    if group.step is None:
-        return State.ORPHANED
-    if not group.finished():
-        return State.RUNNING
-    outcome = PromptOutcome.of(group, otherwise)
-    enough = min_viable is not None and outcome.actual >= min(
-        min_viable, outcome.expected or min_viable
-    )
-    return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
 
 
 def _positive(value: Any) -> int | None:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import attrs
 
 from rlskip.keys import TRAIN
-from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
-from rlskip.replay.readiness import PromptOutcome
+from rlskip.replay.partitions import Partition
+from rlskip.replay.readiness import PromptOutcome, State
 
 
 @attrs.define
 class SampleCall:
     """One call of `sample`: its arguments, when it began, and what it evicted."""
 
+    # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
+    # surplus. Those still to be replaced are in `to_replace`; `submitted` counts the replaced ones.
     step: int
-    partition: str
+    partition: Partition
     batch_size: int | None
-    group_filter: GroupFilter | None
-    started: float = attrs.field(factory=time.monotonic)
-    logged: float = attrs.field(factory=time.monotonic)
+    started: float  # on the buffer's clock, in seconds
+    logged: float  # when the last progress line was written
     stale_spans: list[int] = attrs.field(factory=list)
     refilled: int = 0
     short: int = 0
     dropped: list[PromptOutcome] = attrs.field(factory=list)
     #: Evicted prompts to replace, each with the number of refills in a row that its replacement
-    #: will have had; and how many prompts this call has replaced.
+    #: will have had.
     to_replace: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
     submitted: int = 0
     #: The groups that the filter rejected, by the value of the metric; those that no batch took.
@@ -36,20 +37,42 @@ class SampleCall:
     surplus: int = 0
 
     @property
-    def discards_surplus(self) -> bool:
-        return self.group_filter is not None and self.group_filter.discards_surplus
-
-    @property
     def only_step(self) -> int | None:
         """The step whose prompts are sampled; None for any step."""
         return self.step if self.batch_size is None else None
 
     def __str__(self) -> str:
-        return f"partition {self.partition!r}, step {self.step}"
+        return f"partition {self.partition.name!r}, step {self.step}"
+
+    def running(self) -> list[PromptOutcome]:
+        """The running prompts that the call waits for."""
+        return [g.outcome() for g in self.partition.groups(State.RUNNING, self.only_step)]
+
+    def situation(self) -> str:
+        """What there is to sample and what is missing, in one line."""
+        partition = self.partition
+        complete, running, sampled = (
+            partition.count(state, self.only_step)
+            for state in (State.COMPLETE, State.RUNNING, State.SAMPLED)
+        )
+        every = complete + running + len(partition.pending_refills)
+        wanted = every if self.batch_size is None else self.batch_size
+        facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
+        if partition.about_to_be_stale(self.step):
+            facts.append("running prompts that are about to be stale come first")
+        if partition.pending_refills:
+            facts.append(f"refills that have not arrived: {_names(partition.pending_refills)}")
+        if self.dropped:
+            facts.append(f"{len(self.dropped)} were incomplete and dropped")
+        if sampled:
+            facts.append(f"{sampled} were sampled before")
+        if orphaned := [group.uid for group in partition.groups(State.ORPHANED)]:
+            facts.append(f"keys without a prompt that has a step: {_names(orphaned)}")
+        return "; ".join(facts)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
-        prefix = "training" if self.partition == TRAIN else "validation"
+        prefix = "training" if self.partition.name == TRAIN else "validation"
         spans, rejected = self.stale_spans, self.rejected.total()
         metrics: dict[str, float] = {
             "off_policy/evicted_samples": len(spans),
@@ -67,37 +90,50 @@ class SampleCall:
             metrics["filter_groups/discarded_surplus_samples"] = self.surplus
         return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
+    # -- errors --------------------------------------------------------------------------------
+
     def rejected_too_many(self, passed: int) -> IncompleteRolloutError:
-        return IncompleteRolloutError(
+        what = (
             f"{passed} of {self.batch_size} groups passed the filter, {self.rejected.total()} were "
             f"rejected (in all rows of a group the metric was one of {sorted(self.rejected)}), and "
-            f"{self.submitted} more prompts, the most allowed, were submitted",
-            str(self),
+            f"{self.submitted} more prompts, the most allowed, were submitted"
+        )
+        remedy = (
             "are the prompts too easy or too hard? For verl, raise "
-            "algorithm.filter_groups.max_num_gen_batches, or set it to 0 for no limit",
-            partition=self.partition,
-            step=self.step,
-            prompts=[outcome for outcome, _ in self.to_replace],
+            "algorithm.filter_groups.max_num_gen_batches, or set it to 0 for no limit"
         )
+        return self._error(what, remedy, [outcome for outcome, _ in self.to_replace])
 
-    def incomplete(self, prompts: list[PromptOutcome], when: str = "") -> IncompleteRolloutError:
-        return IncompleteRolloutError(
-            f"incomplete groups{f' {when}' if when else ''}:{name_prompts(prompts)}",
-            str(self),
+    def incomplete(
+        self, prompts: Sequence[PromptOutcome], when: str = ""
+    ) -> IncompleteRolloutError:
+        what = f"incomplete groups{f' {when}' if when else ''}:{name_prompts(prompts)}"
+        remedy = (
             "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
-            "accept such groups (raise, drop, refill, min_viable)",
-            partition=self.partition,
-            step=self.step,
-            prompts=prompts,
+            "accept such groups (raise, drop, refill, min_viable)"
         )
+        return self._error(what, remedy, prompts)
 
-    def timed_out(self, missing: list[PromptOutcome], situation: str) -> ReplayTimeoutError:
-        waited = time.monotonic() - self.started
-        return ReplayTimeoutError(
-            f"no batch after {waited:.1f} s; {situation}{name_prompts(missing)}",
-            str(self),
-            "find out why the sessions are missing; raise replay.timeout_s if they are only slow",
-            partition=self.partition,
-            step=self.step,
-            prompts=missing,
+    def timed_out(self, now: float) -> IncompleteRolloutError:
+        missing = self.running()
+        situation = f"{self.situation()}{name_prompts(missing)}"
+        what = f"no batch after {now - self.started:.1f} s; {situation}"
+        remedy = (
+            "find out why the sessions are missing; raise replay.timeout_s if they are only slow"
         )
+        return self._error(what, remedy, missing, ReplayTimeoutError)
+
+    def _error(
+        self,
+        what: str,
+        remedy: str,
+        prompts: Sequence[PromptOutcome],
+        kind: type[IncompleteRolloutError] = IncompleteRolloutError,
+    ) -> IncompleteRolloutError:
+        name = self.partition.name
+        return kind(what, str(self), remedy, partition=name, step=self.step, prompts=prompts)
+
+
+def _names(uids: Iterable[str], most: int = 10) -> str:
+    uids = list(uids)
+    return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")
