@@ -9,8 +9,6 @@ was given to :func:`guard`, a caller's directory may not: somebody else may repl
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -193,21 +191,3 @@ def _below_guard(path: Path) -> tuple[Any, ...]:
 
 
 _guarded: set[Path] = set()
-
-
-def exchange(one: str | Path, other: str | Path) -> bool:
-    """Swap two names in one operation; False where the system or file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):  # not Linux, or an older C library
-        return False
-    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
-
-
-_HERE = -100  # AT_FDCWD
-_EXCHANGE = 2  # RENAME_EXCHANGE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlskip._files import RefusedFileError, exchange, open_folder
+from rlskip._files import RefusedFileError, open_folder
 
 
 def _socket(path: Path) -> None:
@@ -130,16 +130,3 @@ def test_no_descriptor_is_left_open(kind: str, tmp_path: Path) -> None:
         with pytest.raises(OSError), open_folder(tmp_path, "name", "below"):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_an_exchange_leaves_both_names(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    for path in (one, other):
-        path.mkdir()
-        (path / path.name).touch()
-    if not exchange(one, other):
-        pytest.skip("the file system cannot exchange names")
-    assert (one / "other").exists()
-    assert (other / "one").exists()
-    with pytest.raises(FileNotFoundError):
-        exchange(one, tmp_path / "nothing")

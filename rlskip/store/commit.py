@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import as_step, between, call_numbers
+from rlskip.store.layout import as_step, call_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -125,44 +125,6 @@ def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
     os.replace(staging.path / dump, final / dump)
     os.replace(staging.path / meta, final / meta)
     sync_directory(final)
-
-
-def replace(staging: Folder, final: Path) -> Path | None:
-    """Put the staging directory in the place of `final`, and return where that is kept.
-
-    Readers find the old dump or the new one at any time. Where names cannot be exchanged in one
-    operation, :meth:`Place.opened` recovers the old dump of a process that was killed in between.
-    None where another process was here meanwhile.
-    """
-    _sync(staging)
-    kept = final.with_name(quarantine_name(final.name))
-    # First the new dump gets the name under which the old one will be kept: then one operation
-    # both replaces and keeps.
-    os.rename(staging.path, kept)
-    try:
-        replaced = _files.exchange(kept, final) or _replace_in_two_steps(kept, final)
-    except OSError as error:
-        os.rename(kept, staging.path)
-        if error.errno == errno.ENOENT:
-            return None
-        raise
-    if not replaced:
-        os.rename(kept, staging.path)
-        return None
-    sync_directory(final.parent)
-    return kept
-
-
-def _replace_in_two_steps(new: Path, final: Path) -> bool:
-    aside = final.with_name(between(final.name))
-    with contextlib.suppress(FileNotFoundError):  # left when an earlier process was killed
-        os.rename(aside, final.with_name(quarantine_name(final.name)))
-    os.rename(final, aside)
-    if not _rename_to_free_name(new, final):
-        return False
-    with contextlib.suppress(OSError):
-        os.rename(aside, new)
-    return True
 
 
 def _rename_to_free_name(path: Path, final: Path) -> bool:

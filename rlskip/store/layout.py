@@ -33,7 +33,6 @@ from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, Unreada
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
-_BETWEEN = ".replaced"
 _JOURNAL = ".journal"
 
 
@@ -108,23 +107,13 @@ def journaled_step(name: str) -> int | None:
     return as_step(name.removesuffix(_JOURNAL)) if name.endswith(_JOURNAL) else None
 
 
-def step_of(name: str) -> int | None:
-    """As :func:`as_step`, also for a dump that is being replaced."""
-    return as_step(name.removesuffix(_BETWEEN))
-
-
 def call_numbers(names: Iterable[str]) -> list[int]:
     """The later calls of a step, ascending, by the names in its directory.
 
     None where there is a part 0: such parts are those of a queue.
     """
-    found = {step_of(name) for name in names}
+    found = {as_step(name) for name in names}
     return [] if 0 in found else sorted(number for number in found if number is not None)
-
-
-def between(name: str) -> str:
-    """The name that a dump has for the moment in which another takes its place."""
-    return f"{name}{_BETWEEN}"
 
 
 @attrs.frozen
@@ -188,13 +177,7 @@ class Place:
             Something else has the directory's name: a file, a link.
         """
         try:
-            with contextlib.ExitStack() as stack:
-                try:
-                    folder = stack.enter_context(open_folder(self.root, *self.parts))
-                except FileNotFoundError:
-                    if not self._recover():
-                        raise
-                    folder = stack.enter_context(open_folder(self.root, *self.parts))
+            with open_folder(self.root, *self.parts) as folder:
                 yield OpenPlace(self, folder)
         except RefusedFileError as error:
             raise CorruptDumpError(error.what, error.where) from error
@@ -207,13 +190,6 @@ class Place:
             raise UnreadableDumpError(
                 f"it cannot be read at the moment: {reason}", where
             ) from error
-
-    def _recover(self) -> bool:
-        """Give a dump its name back if the process that was to replace it was killed meanwhile."""
-        with contextlib.suppress(OSError):
-            os.rename(self.directory.with_name(between(self.directory.name)), self.directory)
-            return True
-        return False
 
 
 @attrs.frozen

@@ -43,7 +43,6 @@ class Prepared:
     cost: int
     identity: Identity | None
     info: dict[str, Any]
-    replace: bool
     elsewhere: Callable[[DumpMeta], int | None] | None = None
 
     @property

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlskip.store.layout import step_of
+from rlskip.store.layout import as_step
 
 _TICK_S = 1.0
 """A directory changed again within a clock tick of being listed may show no newer time."""
@@ -30,7 +30,7 @@ class StepIndex:
             changed = self.changed_at()
             if changed is None or changed != self._seen:
                 try:
-                    found = {step_of(name) for name in os.listdir(self._root)}
+                    found = {as_step(name) for name in os.listdir(self._root)}
                 except FileNotFoundError:
                     return []
                 self._steps = sorted(step for step in found if step is not None)

@@ -154,6 +154,8 @@ class StepStore:
     def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
+        A dump that is there already stays, and its meta is returned.
+
         The other parameters are those of :meth:`prepare`.
 
         Raises
@@ -174,7 +176,6 @@ class StepStore:
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
         part: int | None = None,
-        replace: bool = False,
         elsewhere: Callable[[DumpMeta], int | None] | None = None,
     ) -> Prepared:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
@@ -192,13 +193,10 @@ class StepStore:
             A second value, loaded on its own, such as the states of random generators.
         part
             The number of the part, where a step has several. Of several calls the first has none.
-        replace
-            What to do where another process has dumped the step meanwhile: keep its dump and return
-            its meta (False), or quarantine it and take its place in one operation (True). Shards
-            are always replaced, one file after the other.
         elsewhere
-            Called with the meta of a dump that is kept so. It returns the part to write to instead;
-            None: this dump is dropped.
+            Called with the meta of the dump where another process has dumped the step meanwhile.
+            It returns the part to write to instead; None: this dump is dropped. By default it is
+            dropped. Shards are always replaced, one file after the other.
         """
         packer = Packer()
         index = {
@@ -212,7 +210,6 @@ class StepStore:
             cost=packer.cost,
             identity=identity,
             info=as_json(info or {}),
-            replace=replace,
             elsewhere=elsewhere,
         )
 
@@ -237,7 +234,7 @@ class StepStore:
             before = self._index.changed_at()
             if place.world_size > 1:
                 commit.publish_files(staging, place.directory, place.meta, place.dump)
-            elif (other := self._publish(staging, place, dump.replace)) is not None:
+            elif (other := self._publish(staging, place)) is not None:
                 meta, ours = other, False
         # It is published: from here on nothing may fail.
         self._index.added(place.step, before)
@@ -246,12 +243,15 @@ class StepStore:
             self._retention.apply(self._index.steps, place.step, added)
         return meta, ours
 
-    def _publish(self, staging: Folder, place: Place, replace: bool) -> DumpMeta | None:
-        """Give the dump its name; the meta of the dump that has it, where that one stays."""
+    def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:
+        """Give the dump its name; the meta of the dump that has the name already."""
         for _ in range(_ATTEMPTS):
             if commit.publish(staging, place.directory):
                 return None
-            other = None if replace else self.read_meta(place.step, place.part)
+            unread: list[DumpError] = []
+            other = self._meta(place.step, place.part, unread)
+            if unread:  # it may be a sound dump, which nobody quarantines
+                raise OSError(errno.EIO, unread[0].what, unread[0].where) from unread[0]
             if other is not None:
                 logger.info(
                     "%s: another process dumped it meanwhile; its dump stays", place.directory
@@ -260,15 +260,13 @@ class StepStore:
             calls = [] if place.part is not None else self.calls(place.step)
             if any(calls):  # the directory is theirs, too
                 if 0 in calls:
-                    self.quarantine(place.step, "it is replaced")
+                    self.quarantine(place.step, "it is not complete")
                 commit.publish_files(staging, place.directory, place.meta, place.dump)
                 return None
-            kept = commit.replace(staging, place.directory)
-            if kept is not None:
-                logger.warning(
-                    "%s is replaced. The old one is kept as %s", place.directory, kept.name
-                )
-                return None
+            # What is there is no dump that can be read. Another process may be quicker to move it.
+            with contextlib.suppress(FileNotFoundError):
+                kept = commit.move_away(self.directory, place.parts, (), alone=True)
+                logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
         raise FileExistsError(
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
         )

@@ -22,8 +22,6 @@ from typing import Any
 
 import attrs
 
-from rlskip import _files
-
 ERRNOS: tuple[int, ...] = (
     errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ESTALE,
@@ -103,7 +101,6 @@ class FaultyFiles:
             self._put(os, name, self._of_two_paths)
         for name in _OF_A_DESCRIPTOR:
             self._put(os, name, self._of_a_descriptor)
-        self._put(_files, "exchange", self._of_two_paths)
         self._put(os, "open", self._os_open)
         self._put(os, "dup", self._os_dup)
         self._put(os, "close", self._os_close)

@@ -202,7 +202,8 @@ ODD: dict[str, Any] = {
 def test_rollouts_of_any_content_are_shown(
     rlskip: Any, dumps: Path, tmp_path: Path, which: str
 ) -> None:
-    StepStore(dumps / RUN).save(2, ODD[which], replace=True)
+    shutil.rmtree(dumps / RUN / "2")
+    StepStore(dumps / RUN).save(2, ODD[which])
     check(rlskip, dumps, tmp_path / "out", which)
 
 

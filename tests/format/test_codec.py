@@ -104,12 +104,13 @@ def test_loaded_arrays_are_writable_and_share_no_memory(store: StepStore) -> Non
 def test_images_keep_their_pixels(store: StepStore) -> None:
     image = pytest.importorskip("PIL.Image")
     noise = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "F", "CMYK", "I;16"):
+    modes = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "F", "CMYK", "I;16")
+    for step, mode in enumerate(modes):
         source = image.fromarray(noise, "RGBA")
         picture = source.convert("L").convert(mode) if mode == "I;16" else source.convert(mode)
         picture.info["dpi"] = (72, 72)
-        store.save(1, [picture], replace=True)
-        (loaded,) = store.load(1)
+        store.save(step, [picture])
+        (loaded,) = store.load(step)
         assert (loaded.mode, loaded.size, loaded.info) == (mode, picture.size, picture.info)
         assert loaded.tobytes() == picture.tobytes()
         assert loaded.getpalette() == picture.getpalette()
@@ -245,8 +246,8 @@ def test_a_dataproto_of_verl_round_trips(
     assert list(part.non_tensor_batch) == ["uid"]
     assert same(part.meta_info, proto.meta_info)
     proto.batch = None
-    store.save(1, proto, replace=True)
-    assert store.load(1).batch is None
+    store.save(2, proto)
+    assert store.load(2).batch is None
 
 
 def test_without_verl_a_dataproto_is_refused_and_its_dump_stays(

@@ -260,7 +260,8 @@ def test_a_dump_replaced_while_it_is_read_is_read_to_its_end(
     def replaced_meanwhile(here: Any) -> DumpMeta:
         meta = original(here)
         monkeypatch.undo()
-        store.save(1, "second", replace=True)
+        store.quarantine(1, "for a test")
+        store.save(1, "second")
         return meta
 
     monkeypatch.setattr(dump, "read_meta", replaced_meanwhile)

@@ -38,19 +38,6 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
     ]
 
 
-def test_a_replaced_dump_is_exchanged_in_one_operation(tmp_path: Path) -> None:
-    store = StepStore(tmp_path)
-    store.save(3, "old")
-    with FaultyFiles(tmp_path) as seen:
-        store.save(3, "new", replace=True)
-    last = [o for o in seen.operations if o.name in ("rename", "exchange", "fsync")][-4:]
-    assert [o.name for o in last] == ["fsync", "rename", "exchange", "fsync"]
-    assert last[0].path == last[1].path
-    assert last[1].other == last[2].path
-    assert last[2].other == "3"
-    assert last[3].path == "."
-
-
 def test_a_shard_is_there_once_its_meta_is(tmp_path: Path) -> None:
     store = StepStore(tmp_path, world_size=2)
     store.save(3, "old")

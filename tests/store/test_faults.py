@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from rlskip import _files
 from rlskip.store import AbsentDumpError, DumpError, StepStore, Writer
 from rlskip.testing import ERRNOS, FaultyFiles, each_fault
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 LASTING = pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
-EXCHANGE = pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
 FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
 ERRNOS_TOO = pytest.mark.parametrize(
     "errnos", [FEW, pytest.param(ERRNOS, marks=pytest.mark.long)], ids=["some", "all"]
@@ -157,54 +155,35 @@ def test_a_save_is_complete_or_fails_and_leaves_nothing(
 
 
 @LASTING
-@EXCHANGE
 @ERRNOS_TOO
-def test_replacing_leaves_the_old_dump_or_the_new_one(
-    lasting: bool,
-    exchanges: bool,
-    errnos: tuple[int, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_is_no_dump_is_kept_when_a_dump_takes_its_name(
+    lasting: bool, errnos: tuple[int, ...], tmp_path: Path
 ) -> None:
-    if not exchanges:
-        monkeypatch.setattr(_files, "exchange", lambda *_: False)
+    for fault in each_fault(tmp_path, errnos, lasting=lasting):
+        store = _fresh(tmp_path / "run")
+        (tmp_path / "run" / "1").mkdir()
+        (tmp_path / "run" / "1" / "notes").write_text("mine")
+        with fault, _only_os_errors() as raised:
+            store.save(1, "new")
+        (kept,) = (tmp_path / "run").glob("1*/notes")
+        assert kept.read_text() == "mine", fault
+        if raised:
+            StepStore(tmp_path / "run").save(1, "new")
+        assert StepStore(tmp_path / "run").load(1) == "new", fault
+
+
+@LASTING
+@ERRNOS_TOO
+def test_a_dump_that_is_there_stays_when_another_is_saved(
+    lasting: bool, errnos: tuple[int, ...], tmp_path: Path
+) -> None:
     for fault in each_fault(tmp_path, errnos, lasting=lasting):
         store = _fresh(tmp_path / "run")
         store.save(1, "old")
-        with fault, _only_os_errors() as raised:
-            store.save(1, "new", replace=True)
-        assert StepStore(tmp_path / "run").load(1) == ("old" if raised else "new"), fault
-        if raised and not lasting:
-            assert list((tmp_path / "run").glob("1.*")) == [], fault
-        if not raised:
-            (kept,) = (tmp_path / "run").glob("1.*")
-            os.rename(kept, tmp_path / "kept")
-            os.rename(tmp_path / "kept", _fresh(tmp_path / "run").directory / "1")
-            assert StepStore(tmp_path / "run").load(1) == "old"
-
-
-def test_a_dump_that_a_killed_process_was_to_replace_is_found_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_files, "exchange", lambda *_: False)
-    store = StepStore(tmp_path)
-    for step in (1, 2):
-        store.save(step, "old")
-        os.rename(tmp_path / str(step), tmp_path / f"{step}.replaced")
-    assert store.nearest(2) == 2
-    assert store.load(2) == "old"
-    store.save(1, "new")  # before anybody has read it
-    store.save(1, "newer", replace=True)
-    assert store.load(1) == "newer"
-    kept = sorted(tmp_path.glob("1.*"))
-    assert [path.name[:5] for path in kept] == ["1.bad", "1.bad"]
-    found = set()
-    for number, path in enumerate(kept):
-        other = StepStore(tmp_path / f"kept-{number}")
-        other.directory.mkdir()
-        os.rename(path, other.directory / "1")
-        found.add(other.load(1))
-    assert found == {"old", "new"}
+        with fault, _only_os_errors():
+            store.save(1, "new")
+        assert StepStore(tmp_path / "run").load(1) == "old", fault
+        assert not list((tmp_path / "run").glob("1.*")), fault
 
 
 @LASTING

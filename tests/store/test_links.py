@@ -79,7 +79,7 @@ _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("instead", _INSTEAD)
 @pytest.mark.parametrize(
-    "level", [".work", "1", "1/2", "1/gen_batch.dp", "1/meta.json", "1/2/meta.json", "1.replaced"]
+    "level", [".work", "1", "1/2", "1/gen_batch.dp", "1/meta.json", "1/2/meta.json"]
 )
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_nothing_is_followed_or_waited_for_at_any_level(
@@ -107,8 +107,6 @@ def test_nothing_is_followed_or_waited_for_at_any_level(
         for store in stores:
             store.save(1, "x", part=part)
         assert stores[0].load(1, part=part) == "x"
-        stores[0].save(1, "y", part=part, replace=True)
-        assert stores[0].load(1, part=part) == "y"
     assert {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
 
 

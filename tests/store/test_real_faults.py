@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -41,14 +42,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_full_disk(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = StepStore(disk / "run")
     store.save(1, "first")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError) as caught:
         store.save(2, torch.rand(1_000_000))
+    assert caught.value.errno == errno.ENOSPC
     assert store.steps() == [1]
     assert list((disk / "run" / ".work").iterdir()) == []
     store.save(2, "small")
-    with pytest.raises(OSError, match="No space left"):
-        store.save(2, torch.rand(1_000_000), replace=True)
-    assert store.load(2) == "small"
     errors: list[BaseException | None] = []
     writer = Writer(store)
     writer.save(3, torch.rand(1_000_000), done=lambda meta, error: errors.append(error))
@@ -89,9 +88,9 @@ def test_a_read_only_mount(disk: Path, caplog: pytest.LogCaptureFixture) -> None
     assert "It stays there, because it cannot be renamed: " in caplog.text
     assert store.read_meta(5) is None
     assert store.quarantine(2, "for a test") is None
-    for replace in (False, True):
-        with pytest.raises(OSError, match="Read-only"):
-            store.save(2, "x", replace=replace)
+    with pytest.raises(OSError) as caught:
+        store.save(4, "x")
+    assert caught.value.errno == errno.EROFS
     lease = SingleFlight(store.directory).enter(4, lambda: False)
     assert lease is not None
     lease.release()
@@ -118,7 +117,7 @@ _DESCRIPTORS = """
     for free in range(7):
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, hard))
         said = [store.read_meta(1) is not None, store.steps(), store.nearest(1)]
-        for call in (lambda: store.load(1), lambda: store.save(2, "x", replace=True)):
+        for call in (lambda: store.load(1), lambda: store.save(10 + free, "x")):
             try:
                 said.append(type(call()).__name__)
             except (AbsentDumpError, OSError) as error:

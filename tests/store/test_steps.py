@@ -63,29 +63,15 @@ def test_parts_of_a_step(store: StepStore) -> None:
     assert store.steps(part=1) == [4]
 
 
-def test_the_first_dump_of_a_step_stays_unless_replaced(
-    store: StepStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = store.save(1, "first")
-    assert store.save(1, "second") == first
-    assert store.load(1) == "first"
-    store.save(1, "third", replace=True)
-    assert store.load(1) == "third"
-    (kept,) = store.directory.glob("1.bad-*")
-    assert (kept / "gen_batch.dp").exists(), "what was replaced is kept"
-
-
-def test_a_first_call_that_is_replaced_is_kept_and_the_later_calls_stay(store: StepStore) -> None:
+def test_a_first_call_without_its_meta_is_kept_and_the_later_calls_stay(store: StepStore) -> None:
     for part, value in [(None, "old"), (1, "second")]:
         store.save(3, value, part=part)
-    store.save(3, "new", replace=True)
+    (store.directory / "3" / "meta.json").unlink()
+    store.save(3, "new")
     assert (store.load(3), store.load(3, part=1)) == ("new", "second")
     (kept,) = store.directory.glob("3.bad-*")
     kept.rename(store.directory / "4")
-    assert sorted(path.name for path in (store.directory / "4").iterdir()) == [
-        "gen_batch.dp",
-        "meta.json",
-    ]
+    assert [path.name for path in (store.directory / "4").iterdir()] == ["gen_batch.dp"]
 
 
 def test_each_rank_compares_its_shard_with_the_next_ranks(store: StepStore) -> None:
