@@ -23,8 +23,7 @@ from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint, scalar_of
 
 VERSION = 2
-"""Version 1, of rlskip 0.1, had neither role nor stage, and of `sampling` only these keys."""
-_SAMPLING_OF_1 = {"temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos"}
+"""Of the keys that an identity has in ``meta.json``."""
 _COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
 _ONLY_LOGGED = ("model", "versions")
 _NAN = math.nan  # one object for all, so that equal identities are equal
@@ -136,8 +135,7 @@ class Identity:
     role, stage
         Whose call made the rollouts: the role, and the name of the stage's function.
     version
-        Which keys the identity has. A key that the version of an older identity lacks is not
-        compared.
+        Which keys the identity has.
 
     Raises
     ------
@@ -168,22 +166,16 @@ class Identity:
         must = []
         if self.prompts_hash != other.prompts_hash:
             must.append(_line("prompts", self.prompts_hash, other.prompts_hash))
-        lacks: list[str] = []
         for name in _COMPARED:
             for key, now, then in _compare(name, getattr(self, name), getattr(other, name)):
-                if key in ("role", "stage") and (
-                    now is None or (then is None and other.version > 1)
-                ):
+                if key in ("role", "stage") and None in (now, then):
                     continue  # a role used by hand: whose call it was is not known
-                is_recorded = other.version > 1 or key in _KEYS_OF_1
-                (must if is_recorded or _is_there(then) else lacks).append(_line(key, now, then))
+                must.append(_line(key, now, then))
         warn = [
             _line(*difference)
             for name in _ONLY_LOGGED
             for difference in _compare(name, getattr(self, name), getattr(other, name))
         ]
-        if lacks:
-            warn.append(f"not compared, because rlskip 0.1 did not record it: {'; '.join(lacks)}")
         return must, warn
 
     def digest(self) -> str:
@@ -208,7 +200,7 @@ class Identity:
         """
         if not isinstance(data, Mapping) or "prompts" not in data:
             raise ValueError("not an identity")
-        version = data.get("version", 1)
+        version = data.get("version", VERSION)
         if type(version) is not int or version < 1:
             raise ValueError(f"{version!r:.60} is not the version of an identity")
         if version > VERSION:
@@ -220,19 +212,12 @@ class Identity:
         return cls(prompts_hash=data["prompts"], **{**others, "version": version})
 
 
-_KEYS_OF_1 = {"n", "prompt_len", "response_len"} | {f"sampling.{key}" for key in _SAMPLING_OF_1}
-
-
 class _Absent:
     def __repr__(self) -> str:
         return "absent"
 
 
 _ABSENT = _Absent()
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None and value is not _ABSENT
 
 
 def _compare(name: str, now: Any, then: Any) -> list[tuple[str, Any, Any]]:

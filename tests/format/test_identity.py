@@ -160,17 +160,6 @@ def test_an_incomparable_value_names_its_field(incomparable: Any, name: str) -> 
 # -- versions -----------------------------------------------------------------------------
 
 
-_UNRECORDED = "not compared, because rlskip 0.1 did not record it"
-
-
-def _of_0_1(**changes: Any) -> Identity:
-    """As 0.1 wrote it: neither a role nor a stage nor a version."""
-    plain = _identity(**changes).as_json()
-    for key in ("role", "stage", "version"):
-        del plain[key]
-    return Identity.from_json(json.loads(json.dumps(plain)))
-
-
 def test_role_and_stage_are_compared() -> None:
     now = _identity(role="critic", stage="Trainer.score")
     assert now.differences(_identity(role="rollout", stage="Trainer.generate")) == (
@@ -183,36 +172,6 @@ def test_role_and_stage_are_compared() -> None:
     assert now.differences(_again(now)) == ([], [])
     # A role used by hand does not record whose call it was.
     assert now.differences(_identity()) == ([], [])
-
-
-def test_keys_that_0_1_did_not_record_are_not_compared() -> None:
-    old = _of_0_1()
-    assert old.version == 1
-    assert _identity(role="rollout").differences(old) == (
-        [],
-        [f"{_UNRECORDED}: role: 'rollout' now, None in the dump"],
-    )
-    now = _identity(
-        role="rollout",
-        sampling={"temperature": 1.0, "top_p": 0.9, "stop": ["a", "b"], "agent": "tool_agent"},
-        extra={"tools": {"search": True}, "multi_turn": {"enable": True}},
-    )
-    must, (warn,) = now.differences(old)
-    assert must == []
-    for key in ("role", "sampling.agent", "extra.multi_turn"):
-        assert f"{key}: " in warn
-
-
-def test_keys_that_0_1_recorded_are_compared() -> None:
-    assert _identity(n=4).differences(_of_0_1())[0] == ["n: 4 now, 8 in the dump"]
-    now = _identity(sampling={"temperature": 0.7, "top_p": 0.9, "stop": ["a", "b"], "top_k": 5})
-    assert now.differences(_of_0_1())[0] == [
-        "sampling.temperature: 0.7 now, 1.0 in the dump",
-        "sampling.top_k: 5 now, absent in the dump",
-    ]
-    assert _identity(extra={}).differences(_of_0_1())[0] == [
-        "extra.tools: absent now, {'search': True} in the dump"
-    ]
 
 
 def test_an_identity_of_a_newer_rlskip_is_refused_by_name() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from omegaconf import OmegaConf
 
@@ -283,24 +282,6 @@ def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
     stage = SkipManager.annotate(role="async_rollout", stage="generate")
     with pytest.raises(MismatchError, match="role: 'async_rollout' now, 'rollout' in the dump"):
         stage(lambda prompts, sample_id: "sample")([1], "sample_0_1")
-
-
-def test_a_dump_of_an_older_release_is_replayed_with_a_warning(
-    run: Run, caplog: pytest.LogCaptureFixture, visit: Any
-) -> None:
-    run()
-    skip: Any = SkipManager.skip_instances["rollout"]
-    meta = skip.store.read_meta(1)
-    old = {k: v for k, v in meta.identity.sampling.items() if k in ("temperature", "top_p")}
-    identity = attrs.evolve(meta.identity, version=1, role=None, stage=None, sampling=old)
-    skip.store.quarantine(1, "for a test")
-    skip.store.save(1, "old", identity=identity)
-    assert run() == "old"
-    visit(1)
-    assert generate([1]) == "old"
-    assert caplog.text.count("not compared, because rlskip 0.1 did not record it") == 1
-    with pytest.raises(MismatchError, match=r"sampling\.temperature"):
-        run({f"{ROLLOUT}.temperature": 0.1})
 
 
 # -- prompts that cannot be compared -------------------------------------------------------
