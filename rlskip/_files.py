@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -191,3 +192,14 @@ def _below_guard(path: Path) -> tuple[Any, ...]:
 
 
 _guarded: set[Path] = set()
+
+
+def cannot_write(directory: Path) -> str | None:
+    """Why `directory`, or the part of it that exists, cannot be written; None if it can."""
+    while not os.path.lexists(directory) and directory != directory.parent:
+        directory = directory.parent
+    try:
+        with tempfile.TemporaryFile(dir=directory, prefix=".rlskip-"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

@@ -89,7 +89,7 @@ class SkipCallback(OwnKeysCallback):
                 refuse_legacy_flags(config)
             # verl trains in another process, maybe on another machine, and checks there.
             here = not launcher.starts_verl(config)
-            install(settings, flush_at_end=True, check_dump_dir=here)
+            install(settings, flush_at_end=True, preflight=here)
             if SkipManager.skip_instances:
                 launcher.before_job(settings)
         except Exception as error:

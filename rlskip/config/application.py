@@ -72,6 +72,7 @@ _COMPARED_KEYS, _NOT_COMPARED_KEYS = (
 )
 _KEYS = {
     "experiment": "trainer.experiment_name",
+    "steps": TOTAL_STEPS,
     "n": f"{ROLLOUT}.n",
     "val_n": f"{ROLLOUT}.val_kwargs.n",
 }
@@ -119,6 +120,7 @@ def application_facts(config: Any) -> HostFacts:
     """
     batch_sizes = ("data.gen_batch_size", "data.train_batch_size")
     name = look_up_first(config, (_KEYS["experiment"], "hydra.job.name"), None)
+    total = look_up(config, TOTAL_STEPS)
     shaping = _shaping(config)
     # The keys of val_kwargs replace those of the same name, and add `n`.
     of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
@@ -132,7 +134,7 @@ def application_facts(config: Any) -> HostFacts:
         queued_prompts=look_up_first(config, reversed(batch_sizes), None),
         prompt_len=look_up(config, "data.max_prompt_length"),
         response_len=look_up(config, "data.max_response_length"),
-        total=look_up(config, TOTAL_STEPS),
+        steps=range(1, total + 1) if isinstance(total, int) else (),
         model=look_up(config, "actor_rollout_ref.model.path"),
         engine=look_up(config, f"{ROLLOUT}.name"),
         shaping=shaping,

@@ -8,7 +8,7 @@ a plain Hydra application.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -40,8 +40,8 @@ class HostFacts:
         Sessions a prompt, in training and in validation.
     prompt_len, response_len
         Longest prompt and longest response in tokens.
-    total
-        The number of the last step.
+    steps, validated
+        The steps that the run will take, and those at which it validates, as far as they are known.
     model, engine
         Names of the model and of the kind of inference engine.
     shaping, val_shaping
@@ -74,7 +74,8 @@ class HostFacts:
     val_n: int | None = None
     prompt_len: int | None = None
     response_len: int | None = None
-    total: int | None = None
+    steps: Sequence[int] = ()
+    validated: Sequence[int] = ()
     model: str | None = None
     engine: str | None = None
     shaping: Mapping[str, Any] = attrs.field(factory=dict)

@@ -8,11 +8,11 @@ import os
 import pkgutil
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlskip._files import cannot_write
 from rlskip._human import size
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 
@@ -139,7 +139,7 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     while not there.exists() and there != there.parent:
         there = there.parent
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
-    problem = _cannot_write(there)
+    problem = cannot_write(there)
     if problem is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
         yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
@@ -154,14 +154,6 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
         yield Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine")
     if free < 1 << 30:
         yield Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune")
-
-
-def _cannot_write(directory: Path) -> str | None:
-    try:
-        with tempfile.TemporaryFile(dir=directory, prefix=".rlskip-doctor-"):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def _file_system(path: Path) -> str:

@@ -22,12 +22,12 @@ from rlskip.doctor.command import CannotComposeError, Command, compose, run_comm
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
-from rlskip.hosts.verl.look_ahead import problems
+from rlskip.hosts.verl.preflight import problems
 from rlskip.hosts.verl.releases import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
-from rlskip.skip.look_ahead import differences, holes, steps_of
 from rlskip.skip.manager import read_settings
+from rlskip.skip.preflight import differences, preflight
 from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, make_roles
 
 _SHOWN_STEPS = 100_000
@@ -192,7 +192,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     if role.action != "repeat":
         yield from _differences(skip, sound)
-    listed = _listed(skip, facts.total, dumps)
+    listed = _listed(skip, facts.steps, dumps)
     there = sorted({dump.step for dump in sound} & set(listed))
     missing = sorted(set(listed) - set(there))
     if role.action == "repeat" and sound:
@@ -217,9 +217,9 @@ def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[F
     """Whether an inference engine is started, and what the job would need one for."""
     config, starts = settings.facts.config, settings.start_engine
     if is_verls(config):
-        found = problems(config, roles, start_engine=starts)
+        found = problems(settings, roles)
     else:
-        found = holes(roles, steps_of(settings.facts))
+        found = preflight(roles, settings.facts, here=False)
     for problem in found:
         yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:
@@ -231,12 +231,12 @@ def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[F
         yield Finding("engine", NOTE, what)
 
 
-def _listed(skip: Any, total: Any, dumps: Sequence[Any]) -> list[int]:
+def _listed(skip: Any, of_run: Sequence[int], dumps: Sequence[Any]) -> list[int]:
     """The listed steps among those of the run, where they are known, and those dumped."""
     steps = {dump.step for dump in dumps}
-    if isinstance(total, int) and 0 < total <= _SHOWN_STEPS:
-        steps |= set() if skip.serves_validation else set(range(1, total + 1))
-        steps = {step for step in steps if step <= total}
+    if 0 < len(of_run) <= _SHOWN_STEPS:
+        steps |= set() if skip.serves_validation else {*of_run}
+        steps = {step for step in steps if step <= of_run[-1]}
     return sorted(step for step in steps if step in skip.local_config.steps)
 
 

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up, raise_all
@@ -32,8 +33,8 @@ from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.attach import AttachError, around, install
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
-from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.preflight import preflight as problems
 
 # Keys of `cfg.generator` that shape what a generator returns.
 _SHAPING = (
@@ -107,7 +108,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             if not settings.start_engine:
                 _send_no_weights(trainer)
             if skips:
-                look_ahead(trainer)
+                preflight(trainer)
             if merges:
                 merge_turns(trainer, config)
             return trainer
@@ -174,8 +175,8 @@ def _facts(cfg: Any) -> HostFacts:
     )
 
 
-def look_ahead(trainer: Any) -> None:
-    """Refuse listed steps without a usable dump, all at once, where ``on_miss`` is ``error``.
+def preflight(trainer: Any) -> None:
+    """Refuse all steps that the trainer would have to generate although it must not, at once.
 
     Nothing is refused where the steps are not known before: with fully async training, dynamic
     sampling, and a checkpoint in a place other than a local ``trainer.ckpt_path``.
@@ -186,7 +187,7 @@ def look_ahead(trainer: Any) -> None:
         Names the steps.
     """
     total = getattr(trainer, "total_training_steps", None)
-    if total is None or look_up(trainer.cfg, _FULLY_ASYNC):
+    if SkipManager.settings is None or total is None or look_up(trainer.cfg, _FULLY_ASYNC):
         return
     cfg = trainer.cfg.trainer
     spans = cfg.algorithm.dynamic_sampling.type is not None  # batches make up a step
@@ -195,7 +196,9 @@ def look_ahead(trainer: Any) -> None:
     steps, every = range(done + 1, total + 1), cfg.eval_interval
     evaluated = [done] if every > 0 and cfg.eval_before_train else []
     evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
-    raise_all(holes(SkipManager.skip_instances, steps, evaluated))
+    facts = attrs.evolve(SkipManager.settings.facts, steps=steps, validated=evaluated)
+    roles, engine = SkipManager.skip_instances, SkipManager.start_engine
+    raise_all(problems(roles, facts, engine=engine))
 
 
 def _steps_done(trainer: Any) -> int | None:

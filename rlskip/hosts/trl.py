@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlskip.config.check import Problem, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
@@ -21,8 +23,8 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl_no_engine import NoGeneration, constructing
-from rlskip.skip.look_ahead import holes
 from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.preflight import preflight
 from rlskip.store import fingerprint
 
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
@@ -118,7 +120,7 @@ class _Generation:
     def __init__(self, trainer: Any, generate: Callable[..., Any]) -> None:
         self.trainer = trainer
         self.generate = generate
-        self._looked_ahead = False
+        self._checked = False
         self._stages = {
             role: SkipManager.annotate(
                 role=role,
@@ -136,8 +138,8 @@ class _Generation:
         if role not in SkipManager.skip_instances:
             return self.generate(*args)
         step = self.trainer.state.global_step + training
-        if training and not self._looked_ahead:
-            self._look_ahead(step)
+        if training and not self._checked:
+            self._preflight(step)
         SkipManager.set_step(step)
         done = self._stages[role](*args)
         # Generated or replayed, it is logged the same way.
@@ -167,9 +169,9 @@ class _Generation:
         own.pop("num_tokens", None)  # the sum so far, not what this call adds
         return {"output": output, "metrics": dict(own), "num_tokens": num_tokens}
 
-    def _look_ahead(self, first: int) -> None:
-        """Refuse steps from `first` to the last that have no usable dump and must have one."""
-        self._looked_ahead = True
+    def _preflight(self, first: int) -> None:
+        """Refuse steps from `first` to the last that would generate and must not."""
+        self._checked = True
         args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
         # One generation may serve several steps, and a step may have several.
         served = args.steps_per_generation * getattr(self.trainer, "num_iterations", 1)
@@ -178,7 +180,11 @@ class _Generation:
         alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
         if alone and not irregular:
             steps = range(first, last + 1, every)
-            raise_all(holes(SkipManager.skip_instances, steps, self._evaluated(first, last)))
+            facts = attrs.evolve(
+                _facts(self.trainer), steps=steps, validated=self._evaluated(first, last)
+            )
+            engine = SkipManager.start_engine or not getattr(self.trainer, "use_vllm", False)
+            raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
     def _evaluated(self, first: int, last: int) -> list[int]:
         """The steps that are known to end in an evaluation (transformers' DefaultFlowCallback)."""

@@ -22,7 +22,6 @@ from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.guard import Guard, before_init, refusing
 from rlskip.skip.role import BaseSkip, make_roles, refuse_misspelt, role_specs
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
-from rlskip.skip.writable import check_writable, refuse_shared_directories
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +82,7 @@ class SkipManager:
         config: Any,
         *,
         flush_at_end: bool = False,
-        check_dump_dir: bool = True,
-        look_ahead: bool = True,
+        preflight: bool = True,
     ) -> None:
         """Turn on the roles that `config` enables, and off all others.
 
@@ -97,13 +95,10 @@ class SkipManager:
         flush_at_end
             Whether the caller will call :meth:`flush` when the job ends, whatever happens: then
             ``background_write: auto`` writes dumps in the background.
-        check_dump_dir
-            Whether to refuse a ``dump_dir`` that cannot be written here. False for a process whose
-            stages run on another machine.
-        look_ahead
-            Whether to refuse listed steps up to the last one that the config names which have no
-            usable dump where ``on_miss`` is ``error``. False for a caller that knows better which
-            steps will run.
+        preflight
+            Whether to refuse what the run could not do: a ``dump_dir`` that cannot be written here,
+            and listed steps that have no usable dump where ``on_miss`` is ``error``. False for a
+            process whose stages run on another machine.
 
         Raises
         ------
@@ -134,15 +129,11 @@ class SkipManager:
                 local_config.background_write = flush_at_end
         # The roles first: they read the config as the user gave it.
         instances = make_roles(roles, settings.facts)
-        refuse_shared_directories(instances)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
-        if check_dump_dir:
-            for skip in enabled.values():
-                check_writable(skip)
-        if check_dump_dir and look_ahead and enabled:
-            from rlskip.skip.look_ahead import holes, steps_of
+        if preflight and enabled:
+            from rlskip.skip.preflight import preflight as problems
 
-            raise_all(holes(enabled, steps_of(settings.facts)))
+            raise_all(problems(enabled, settings.facts))
         retire_legacy_flags(settings.facts.config, rollout_enabled="rollout" in roles)
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
@@ -228,9 +219,9 @@ class SkipManager:
         """
         if role not in cls.skip_instances:
             return False
-        from rlskip.skip.look_ahead import not_replayable
+        from rlskip.skip.preflight import unusable
 
-        return not not_replayable(cls.skip_instances[role], steps)
+        return not unusable(cls.skip_instances[role], steps)
 
     @classmethod
     def _unwritten(cls, role: str) -> Tally:

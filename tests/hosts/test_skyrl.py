@@ -325,12 +325,12 @@ def test_evaluation_is_replayed_as_a_role_of_its_own(make: Any, batch: Any, tmp_
 def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
     make: Any, batch: Any, tmp_path: Path
 ) -> None:
-    def refused(total: int | None, **how: Any) -> str:
-        config = on(tmp_path, validation="replay", start_engine=False)
+    def refused(total: int | None, steps: str = "all", **how: Any) -> str:
+        config = on(tmp_path, validation="replay", start_engine=False, steps=steps)
         trainer = make(config, **{"trainer.eval_interval": 2, **how})
         trainer.total_training_steps = total
         try:
-            host.look_ahead(trainer)
+            host.preflight(trainer)
         except ConfigError as error:
             return str(error)
         return ""
@@ -345,6 +345,7 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
     said = refused(5, **resume)
     assert "steps 5 have no usable dump" in said
     assert "skip.rollout_val.on_miss=error: steps 3-5 have" in said
+    assert "skip.rollout.steps: steps 4,5 are not listed" in refused(5, "1-3", **resume)
     assert refused(None, **resume) == ""
     assert refused(5, **{"trainer.ckpt_path": "s3://bucket/run"}) == ""
     assert refused(5, **{**resume, "trainer.algorithm.dynamic_sampling.type": "filter"}) == ""

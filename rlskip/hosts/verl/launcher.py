@@ -178,9 +178,9 @@ def before_job(settings: SkipSettings) -> None:
     main = _main_module()
     judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
     judge(copy.deepcopy(settings.facts.config), settings, judged)
-    from rlskip.hosts.verl.look_ahead import before_ray  # torch is not for every application
+    from rlskip.hosts.verl.preflight import before_ray  # torch is not for every application
 
-    before_ray(settings.facts.config)
+    before_ray(settings)
     if main == MAIN_PPO_SYNC:
         from rlskip.hosts.verl.sync import start_imported_runner
 

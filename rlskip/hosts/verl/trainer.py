@@ -33,17 +33,21 @@ from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import attrs
+
 from rlskip.batch.meta import is_validation
+from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
+from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.attach import around, install, when_imported, wrap
 from rlskip.hosts.verl.fields import forget_times, lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
-from rlskip.hosts.verl.look_ahead import before_workers
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
+from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.releases import refuse_old_release
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.jobs.records import job_id
@@ -95,8 +99,10 @@ def begin(config: Any) -> SkipSettings:
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
         logging.getLogger("rlskip").setLevel(logging.INFO)
-    settings = read_settings(config)
-    install(settings, look_ahead=False)  # before_workers knows the steps better
+    settings = read_settings(config, HostFacts())
+    if settings.roles:  # before_workers knows the steps better
+        settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
+    install(settings)
     if SkipManager.skip_instances:
         refuse_old_release()
     for role, skip in SkipManager.skip_instances.items():

@@ -48,9 +48,9 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.attach import around, wrap
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
-from rlskip.hosts.verl.look_ahead import before_workers, last_checkpoint
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.no_engine import refuse_to_generate
+from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
 from rlskip.hosts.verl.run_queue import StatusQueue, expect_sessions, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours

@@ -9,9 +9,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.verl.look_ahead import before_ray, before_workers
 from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
+from rlskip.hosts.verl.preflight import before_ray, before_workers
+from rlskip.hosts.verl.trainer import begin
 from rlskip.skip import SkipManager
+from rlskip.skip.manager import read_settings
 
 VERL = """
 trainer:
@@ -36,7 +38,7 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
         config.trainer.default_local_dir = str(tmp_path / "ckpt")
         config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(more)))
         assert isinstance(config, DictConfig)
-        SkipManager.init(config, look_ahead=False)
+        begin(config)
         for step in dumped:
             SkipManager.store("rollout").save(step, [step])
         OmegaConf.set_struct(config, True)
@@ -45,9 +47,14 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
     return make
 
 
+def launch(config: DictConfig) -> None:
+    """Look before Ray starts."""
+    before_ray(read_settings(config))
+
+
 def refused(config: DictConfig) -> str:
     with pytest.raises(ConfigError) as error:
-        before_ray(config)
+        launch(config)
     with pytest.raises(ConfigError) as again:
         before_workers(config, config.trainer.total_training_steps)
     assert str(again.value) == str(error.value)
@@ -101,7 +108,7 @@ def test_a_run_that_only_validates_needs_no_dump_of_training(
     config = verl(*VALIDATES, "trainer.val_only=true", dumped=())
     assert "steps 0 have no usable dump" in refused(config)
     SkipManager.store("rollout_val").save(0, [0])
-    before_ray(config)
+    launch(config)
     before_workers(config, 4)
     assert is_chosen(config)
 
@@ -125,7 +132,7 @@ def test_engines_with_gpus_of_their_own_are_refused(
 
 def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -> None:
     config = verl()
-    before_ray(config)
+    launch(config)
     before_workers(config, 4)
     rollout = config.actor_rollout_ref.rollout
     assert rollout.name == NO_ENGINE
@@ -153,7 +160,7 @@ def test_steps_before_a_checkpoint_need_no_dump(
     (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("2")
     path = f"trainer.resume_from_path={tmp_path}/ckpt/global_step_2/"
     config = verl(f"trainer.resume_mode={how}", path, "skip.steps=3-4", dumped=(3, 4))
-    before_ray(config)
+    launch(config)
     before_workers(config, 4)
     assert is_chosen(config)
 
@@ -173,11 +180,13 @@ def test_a_dump_of_other_sampling_is_a_hole(verl: Callable[..., DictConfig]) -> 
         SkipManager.set_step(step)
         generate([step])
     config = verl("actor_rollout_ref.rollout.temperature=1.0", dumped=())
-    assert "steps 1-4 have no usable dump" in refused(config)
+    said = refused(config)
+    assert "steps 1-4 have no usable dump" in said
+    assert "those of steps 1-4 were made for other rollouts: sampling.temperature: 1.0 now" in said
 
 
 def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) -> None:
     config = verl("trainer.total_training_steps=null")
-    before_ray(config)
+    launch(config)
     with pytest.raises(ConfigError, match="steps 5,6 have no usable dump"):
         before_workers(config, 6)

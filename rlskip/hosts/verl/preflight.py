@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.facts import HostFacts
+from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.config.steps import compact
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
-from rlskip.skip.look_ahead import holes
-from rlskip.skip.role import BaseSkip
+from rlskip.skip.preflight import Roles, preflight
 
-_ENGINE = "skip.start_engine=false"
 # A key that makes verl validate, whether a value of it does so, and the value that does not.
 _VALIDATES = (
     ("trainer.val_before_train", lambda value: value is not False, "False"),
@@ -32,19 +33,17 @@ _VALIDATES = (
 
 
 def problems(
-    config: Any, roles: Mapping[str, BaseSkip], *, start_engine: bool, total: int | None = None
+    settings: SkipSettings, roles: Roles, total: int | None = None, *, here: bool = False
 ) -> list[Problem]:
     """All that a run of verl with these `roles` would have to generate although it must not.
 
     `total` is the number of the last step; None: ``trainer.total_training_steps``, if it is set.
+    `here` tells whether this process trains.
     """
-    total = total or look_up(config, TOTAL_STEPS)
-    first = _first_step(config)
-    trains = total and not look_up(config, "trainer.val_only")
-    steps = list(range(first, total + 1)) if trains else []
-    validated = _validated(config, first, steps)
-    found = holes(roles, steps, validated)
-    if start_engine:
+    config = settings.facts.config
+    facts = with_steps(settings.facts, total)
+    found = preflight(roles, facts, engine=settings.start_engine, here=here)
+    if settings.start_engine:
         return found
     if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
@@ -58,37 +57,25 @@ def problems(
         what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
     if VALIDATION_ROLE not in roles:
-        what = f"validation generates, and {_ENGINE}"
+        what = "validation generates, and skip.start_engine=false"
         found += [
             Problem(key, what, f"set {key}={off}, or skip.validation=replay")
             for key, validates, off in _VALIDATES
             if validates(look_up(config, key))
         ]
-    return found + _unlisted(roles, steps, validated)
-
-
-def _unlisted(
-    roles: Mapping[str, BaseSkip], steps: list[int], validated: list[int]
-) -> list[Problem]:
-    """A problem for each role that does not list all of its steps."""
-    found = []
-    for role, skip in roles.items():
-        due = validated if skip.serves_validation else steps
-        unlisted = [step for step in due if step not in skip.local_config.steps]
-        if not unlisted:
-            continue
-        what = f"steps {compact(unlisted)} are not listed and would generate, and {_ENGINE}"
-        if skip.serves_validation:
-            remedy = f"set skip.{role}.steps=all"
-        else:
-            remedy = f"set 'skip.steps=\"{compact(steps)}\"'"
-            if unlisted[0] > steps[0]:
-                remedy += f", or train fewer steps: {TOTAL_STEPS}={unlisted[0] - 1}"
-        found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found
 
 
-def before_ray(config: Any) -> None:
+def with_steps(facts: HostFacts, total: int | None = None) -> HostFacts:
+    """The facts of a run with the steps that it will take: those after its checkpoint."""
+    config = facts.config
+    total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
+    trains = not look_up(config, "trainer.val_only")
+    steps = range(first, total + 1) if trains else range(0)
+    return attrs.evolve(facts, steps=steps, validated=_validated(config, first, steps))
+
+
+def before_ray(settings: SkipSettings) -> None:
     """In the launcher process: refuse what can never be replayed.
 
     Dumps are looked for where this machine is the one that trains, or sees its disk.
@@ -98,13 +85,14 @@ def before_ray(config: Any) -> None:
     ConfigError
         Names every problem.
     """
-    elsewhere = "RAY_ADDRESS" in os.environ or look_up(config, "ray_kwargs.ray_init.address")
+    address = look_up(settings.facts.config, "ray_kwargs.ray_init.address")
+    elsewhere = "RAY_ADDRESS" in os.environ or address
     roles = {
         role: skip
         for role, skip in SkipManager.skip_instances.items()
         if not elsewhere or Path(str(skip.local_config.dump_dir)).is_dir()
     }
-    raise_all(problems(config, roles, start_engine=SkipManager.start_engine))
+    raise_all(problems(settings, roles))
 
 
 def before_workers(config: Any, total: int | None) -> None:
@@ -115,9 +103,11 @@ def before_workers(config: Any, total: int | None) -> None:
     ConfigError
         Names every problem.
     """
-    start_engine = SkipManager.start_engine
-    raise_all(problems(config, SkipManager.skip_instances, start_engine=start_engine, total=total))
-    if not start_engine:
+    settings = SkipManager.settings
+    if settings is None or not settings.roles:
+        return
+    raise_all(problems(settings, SkipManager.skip_instances, total, here=True))
+    if not settings.start_engine:
         choose(config)
 
 
