@@ -176,7 +176,7 @@ def guard(directory: Path) -> None:
     _guarded.add(directory)
 
 
-def refuse_links(path: Path) -> None:
+def refuse_guarded_links(path: Path) -> None:
     """Raise RefusedFileError if a link leads to this directory from a guarded one above it."""
     if len(_below_guard(path)) > 1:
         with open_folder(path):

@@ -36,8 +36,8 @@ import xxhash
 from rlskip._files import open_folder
 from rlskip.format import container
 from rlskip.format.kinds import Packer, Unpacker
-from rlskip.store.commit import quarantine_name
 from rlskip.store.identity import Identity
+from rlskip.store.layout import quarantine_name
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class SessionJournal:
             logger.warning("%s: skipped %d damaged bytes", self.path, total)
             return
         data = b"".join(os.pread(handle, end - start, start) for start, end in damage)
-        name = f"{self.path.name}.bad-{xxhash.xxh3_64_hexdigest(data)}"
+        name = quarantine_name(self.path.name, xxhash.xxh3_64_hexdigest(data))
         try:
             with (
                 open_folder(self.path.parent) as folder,

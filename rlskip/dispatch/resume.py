@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ from rlskip.format.fingerprint import VOLATILE
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
-from rlskip.store.layout import journal_name, journaled_step
+from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
 
@@ -193,15 +192,6 @@ class Journals:
 
     def _path(self, step: int) -> Path:
         return self.directory / journal_name(step)
-
-
-def journaled_steps(directory: Path) -> list[int]:
-    """The steps that have a journal in a run's directory, ascending."""
-    try:
-        found = map(journaled_step, os.listdir(directory))
-        return sorted(step for step in found if step is not None)
-    except OSError:
-        return []
 
 
 def resumable(

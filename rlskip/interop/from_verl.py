@@ -21,10 +21,10 @@ from rlskip.errors import ConfigError
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import named_errors, read_data_proto, read_queue_batch
 from rlskip.keys import FINISHED, dump_tag, split_trajectory, status_tag
-from rlskip.runs.on_disk import SHAPE, NoSuchPlaceError, Run
+from rlskip.runs.on_disk import NoSuchPlaceError, Run
 from rlskip.skip.groups import QueuedGroup, summary
 from rlskip.store import StepStore
-from rlskip.store.layout import as_step, refuse_links, safe_name
+from rlskip.store.layout import as_step, refuse_links, safe_name, shape_of
 
 _GEN_STEP = re.compile(r"genstep_0*(\d+)")
 _PROTO, _QUEUE = "gen_batch.dp", "tq_batch.pt"
@@ -115,7 +115,7 @@ def _place(file: Path, run: str | None, step: int | None) -> Foreign:
         what = "its path does not contain the step"
         raise ForeignDumpError(what, str(file), "give it with --step")
     shape = folder.parent
-    if run is None and SHAPE.fullmatch(shape.name):
+    if run is None and shape_of(shape.name):
         run = f"{shape.parent.name}/{shape.name}"
     if is_queue and part is None:
         part = 0
@@ -197,7 +197,8 @@ def _as_part(
 
 def _sessions_per_prompt(foreign: Foreign, sessions: Iterable[set[int]]) -> int:
     """N in the directory's name, else the number of sessions of the largest group."""
-    shape = SHAPE.search(foreign.run or "")
-    if shape is not None and shape[2].isdigit() and int(shape[2]) > 0:
-        return int(shape[2])
+    shapes = map(shape_of, (foreign.run or "").split("/"))
+    n = next((shape["n"] for shape in shapes if shape), "")
+    if n.isdigit() and int(n) > 0:
+        return int(n)
     return max((len(found) for found in sessions), default=1)

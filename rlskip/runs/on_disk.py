@@ -19,16 +19,22 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import FOLDER
-from rlskip.store import commit as marks
+from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
-from rlskip.store.layout import Place, as_step, journaled_step
+from rlskip.store.layout import (
+    WORK,
+    Place,
+    as_step,
+    holds_rollouts,
+    journal_name,
+    journaled_step,
+    journaled_steps,
+    name_before_quarantine,
+    run_name,
+    shape_of,
+    steps_among,
+)
 from rlskip.store.meta import DumpMeta
-
-_SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
-_FILE = re.compile(r"(gen_batch|tq_batch)(\.r[0-9]+-of-[0-9]+)?\.(dp|pt)")
-_META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
-SHAPE = re.compile(r"GBS(\w+)_N(\w+)_in(\w+)_out(\w+)")
-_BAD = re.compile(r"\d+(\.journal)?\.bad-.*")
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
@@ -80,7 +86,7 @@ class Dump:
             It cannot be used. It stays where it is.
         """
         with (
-            marks.reading(self.place.root, self.step),
+            commit.reading(self.place.root, self.step),
             self.place.opened() as here,
             open_dump(here) as (reader, _),
         ):
@@ -110,8 +116,7 @@ class Run:
     @property
     def name(self) -> str:
         """The directory below the dump_dir: of an experiment, a shape, and maybe a role."""
-        of_role = SHAPE.fullmatch(self.directory.parent.name) is not None
-        return "/".join(self.directory.parts[-3 if of_role else -2 :])
+        return run_name(self.directory)
 
     @property
     def dump_dir(self) -> Path:
@@ -119,8 +124,7 @@ class Run:
 
     def steps(self) -> list[int]:
         """The steps that have a directory, ascending."""
-        found = (as_step(entry.name) for entry in _folders(self.directory))
-        return sorted(step for step in found if step is not None)
+        return steps_among(path.name for path in _folders(self.directory))
 
     def dumps(
         self, step: int | None = None, part: int | None = None, *, identities: bool = True
@@ -140,36 +144,32 @@ class Run:
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
         steps = (self.directory / str(step) for step in self.steps())
-        folders = (p for folder in (self.directory, *steps) for p in _folders(folder))
-        journals = (p for p in self._files() if p.name.partition(".")[2].startswith("journal."))
-        return [p for p in (*folders, *journals) if _BAD.fullmatch(p.name)]
+        folders = [path for folder in (self.directory, *steps) for path in _folders(folder)]
+        files = [self.directory / name for name in _names(self.directory)]
+        return [
+            path
+            for paths, number in ((folders, as_step), (files, journaled_step))
+            for path in paths
+            if number(name_before_quarantine(path.name)) is not None
+        ]
 
     def journals(self) -> list[Path]:
         """The journals of steps that were interrupted, or are under way."""
-        return [path for path in self._files() if journaled_step(path.name) is not None]
-
-    def _files(self) -> list[Path]:
-        return [self.directory / name for name in _names(self.directory)]
+        steps = journaled_steps(self.directory)
+        return [self.directory / journal_name(step) for step in steps]
 
     def _of(self, step: int, identities: bool) -> Iterator[Dump]:
-        folder = self.directory / str(step)
-        found = (as_step(entry.name) for entry in _folders(folder))
-        parts = sorted(number for number in found if number is not None)
-        for first in _in(folder, Place(self.directory, step), identities):
+        step_itself = Place(self.directory, step)
+        parts = steps_among(path.name for path in _folders(step_itself.directory))
+        for first in _at(step_itself, identities):
             yield attrs.evolve(first, is_one_of_several=any(parts))
-        for number in parts:
-            yield from _in(folder / str(number), Place(self.directory, step, number), identities)
+        for part in parts:
+            yield from _at(attrs.evolve(step_itself, part=part), identities)
 
 
-def _in(folder: Path, place: Place, identities: bool) -> Iterator[Dump]:
-    """The dumps whose files are in `folder` itself."""
-    names = _names(folder)
-    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
-    ranks = [(int(m[1]), int(m[2])) for m in shards]
-    places = [attrs.evolve(place, rank=r, world_size=n) for r, n in sorted(ranks) if r < n > 1]
-    if {place.dump, place.meta} & set(names):
-        places.insert(0, place)
-    for one in places:
+def _at(place: Place, identities: bool) -> Iterator[Dump]:
+    """The dumps of all ranks whose files are in the directory of `place` itself."""
+    for one in place.among(_names(place.directory)):
         try:
             with one.opened() as here:
                 yield _look(one, read_meta(here, identities), None)
@@ -282,20 +282,19 @@ def the_run(within: Path) -> Run:
 
 def _is_run(path: Path) -> bool:
     """Whether it has dumps, quarantined dumps, journals, or a staging directory."""
-    return bool(Run(path).journals()) or any(
-        child.name == marks.WORK
-        or _BAD.fullmatch(child.name)
+    return bool(journaled_steps(path)) or any(
+        child.name == WORK
+        or as_step(name_before_quarantine(child.name)) is not None
         or (as_step(child.name) is not None and _has_dump(child))
         for child in _folders(path)
     )
 
 
 def _has_dump(step: Path) -> bool:
-    """Whether it has rollouts; a lone ``meta.json`` may be of any program, but for its place."""
     parts = (child for child in _folders(step) if as_step(child.name) is not None)
-    names = [name for folder in (step, *parts) for name in _names(folder)]
-    ours = any(SHAPE.fullmatch(path.name) for path in (step.parent, step.parent.parent))
-    return any(_FILE.fullmatch(name) or (ours and _META.fullmatch(name)) for name in names)
+    names = (name for folder in (step, *parts) for name in _names(folder))
+    of_run = any(shape_of(path.name) for path in (step.parent, step.parent.parent))
+    return holds_rollouts(names, of_run=of_run)
 
 
 def _folders(path: Path) -> list[Path]:

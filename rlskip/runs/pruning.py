@@ -12,7 +12,7 @@ import attrs
 
 from rlskip.runs.on_disk import Run
 from rlskip.store import commit
-from rlskip.store.layout import journaled_step
+from rlskip.store.layout import as_step, journaled_step
 
 
 @attrs.frozen
@@ -83,7 +83,7 @@ def remove(old: Old, *, really: bool) -> Old:
     """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
     try:
         # Checked again for each step: a replay may have begun since.
-        if old.name.isdigit() and int(old.name) in commit.being_read(old.run.directory):
+        if as_step(old.name) in commit.being_read(old.run.directory):
             return attrs.evolve(old, kept="it is being read")
         path = old.run.directory / old.name
         if journaled_step(old.name) is not None and _is_appended_to(path):

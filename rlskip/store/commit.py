@@ -23,11 +23,10 @@ from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import as_step, call_numbers
+from rlskip.store.layout import WORK, as_step, call_numbers, quarantine_name
 
 logger = logging.getLogger(__name__)
 
-WORK = ".work"
 STALE_S = 120.0
 """Seconds without renewal after which a staging directory or a reader's mark counts as left behind
 by a process that died."""
@@ -140,7 +139,7 @@ def _rename_to_free_name(path: Path, final: Path) -> bool:
 def make_directory(path: Path) -> None:
     """Make a directory and those above it that are missing, durably."""
     if os.path.isdir(path) or path == path.parent:
-        _files.refuse_links(path)
+        _files.refuse_guarded_links(path)
         return
     make_directory(path.parent)
     with contextlib.suppress(FileExistsError):
@@ -160,12 +159,6 @@ def _sync(folder: Folder) -> None:
 
 
 # -- keeping what is bad, removing what is old ------------------------------------------------
-
-
-def quarantine_name(name: str) -> str:
-    """A name, not an integer, to keep a bad dump under."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return f"{name}.bad-{stamp}-{secrets.token_hex(3)}"
 
 
 def move_away(root: Path, parts: Sequence[str], files: Sequence[str], *, alone: bool) -> str:

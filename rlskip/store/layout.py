@@ -1,4 +1,4 @@
-"""Where dumps are, and how they are opened.
+"""The one home of the layout: what is where in a dump_dir, what names mean, how dumps are opened.
 
 ::
 
@@ -7,9 +7,11 @@
         {step}/{part}/gen_batch.dp      meta.json            later calls, or the parts of a queue
         {step}/gen_batch.r0-of-2.dp     meta.r0-of-2.json    one pair per rank
         {step}.journal                  finished sessions of a step without a dump
+        {step}.bad-{time}-{random}      a quarantined dump; parts and journals likewise
+        .work/                          staging directories, marks of readers
+        {role}/{step}/...               of every role but those that train share
 
-Whatever is not a dump (staging directories, leases, quarantined dumps) has a name that is not an
-integer.
+Whatever is not a dump has a name that is not an integer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -34,6 +38,14 @@ from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, Unreada
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
+_BAD = ".bad-"
+_SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
+_SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
+# verl's own files, too: `rlskip ls` lists their directories.
+_ROLLOUTS = re.compile(r"(gen_batch|tq_batch)(\.r[0-9]+-of-[0-9]+)?\.(dp|pt)")
+_META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
+
+WORK = ".work"
 
 
 def run_directory(
@@ -63,6 +75,21 @@ def run_directory(
     refuse_links(directory)
     guard(outermost)
     return directory
+
+
+def shape_of(name: str) -> dict[str, str] | None:
+    """What a directory of this name says of its run's batches; None for any other name.
+
+    The keys are ``gbs``, ``n``, ``prompt_len`` and ``response_len``.
+    """
+    found = _SHAPE.fullmatch(name)
+    return found.groupdict() if found else None
+
+
+def run_name(directory: Path) -> str:
+    """A run's directory below the dump_dir: of an experiment, a shape, and maybe a role."""
+    levels = 3 if shape_of(directory.parent.name) else 2
+    return "/".join(directory.parts[-levels:])
 
 
 def refuse_links(directory: Path) -> None:
@@ -107,13 +134,50 @@ def journaled_step(name: str) -> int | None:
     return as_step(name.removesuffix(_JOURNAL)) if name.endswith(_JOURNAL) else None
 
 
+def journaled_steps(directory: Path) -> list[int]:
+    """The steps that have a journal in a run's directory, ascending; none if it cannot be read."""
+    try:
+        found = map(journaled_step, os.listdir(directory))
+    except OSError:
+        return []
+    return sorted(step for step in found if step is not None)
+
+
+def steps_among(names: Iterable[str]) -> list[int]:
+    """The steps that directories of a run are named after, or the parts of a step, ascending."""
+    return sorted(step for name in names if (step := as_step(name)) is not None)
+
+
+def quarantine_name(name: str, tag: str | None = None) -> str:
+    """A name, not an integer, to keep a bad dump or journal under.
+
+    With a `tag`, a hash of what is kept, the name is the same each time; else it is a new one.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return f"{name}{_BAD}{tag or f'{stamp}-{secrets.token_hex(3)}'}"
+
+
+def name_before_quarantine(name: str) -> str:
+    """What a dump, a part or a journal was called that is kept under this name; else empty."""
+    before, found, _ = name.partition(_BAD)
+    return before if found else ""
+
+
+def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
+    """Whether files of these names are those of a dump, of rlskip or of verl.
+
+    A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
+    """
+    return any(_ROLLOUTS.fullmatch(name) or (of_run and _META.fullmatch(name)) for name in names)
+
+
 def call_numbers(names: Iterable[str]) -> list[int]:
     """The later calls of a step, ascending, by the names in its directory.
 
     None where there is a part 0: such parts are those of a queue.
     """
-    found = {as_step(name) for name in names}
-    return [] if 0 in found else sorted(number for number in found if number is not None)
+    found = steps_among(names)
+    return [] if 0 in found else found
 
 
 @attrs.frozen
@@ -159,6 +223,17 @@ class Place:
     def next_shard(self) -> Place:
         """The same step's place of the next rank; of the last one, rank 0's."""
         return attrs.evolve(self, rank=(self.rank + 1) % self.world_size)
+
+    def among(self, names: Iterable[str]) -> list[Place]:
+        """The places, of one rank or of several, whose dumps have files of these `names`."""
+        names = set(names)
+        ranks = [(int(m[1]), int(m[2])) for name in names if (m := _SHARD.fullmatch(name))]
+        shards = [
+            attrs.evolve(self, rank=rank, world_size=size)
+            for rank, size in sorted(ranks)
+            if rank < size > 1
+        ]
+        return [self, *shards] if {self.dump, self.meta} & names else shards
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[OpenPlace]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlskip.store.layout import as_step
+from rlskip.store.layout import steps_among
 
 _TICK_S = 1.0
 """A directory changed again within a clock tick of being listed may show no newer time."""
@@ -30,10 +30,9 @@ class StepIndex:
             changed = self.changed_at()
             if changed is None or changed != self._seen:
                 try:
-                    found = {as_step(name) for name in os.listdir(self._root)}
+                    self._steps = steps_among(os.listdir(self._root))
                 except FileNotFoundError:
                     return []
-                self._steps = sorted(step for step in found if step is not None)
                 settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
                 self._seen = changed if settled else None
             return self._steps

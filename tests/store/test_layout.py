@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlskip.errors import ConfigError
-from rlskip.store import (
-    run_directory,
+from rlskip.store import run_directory
+from rlskip.store.layout import (
+    Place,
+    as_step,
+    journal_name,
+    name_before_quarantine,
+    quarantine_name,
+    run_name,
+    safe_name,
+    shape_of,
 )
-from rlskip.store.layout import as_step, safe_name
 
 _NAMES = st.text() | st.text(st.sampled_from("a./é"), min_size=100, max_size=300)
 
@@ -61,4 +68,29 @@ def test_steps_are_canonical_integers(name: int | str) -> None:
         assert step == name
 
 
-# -- links -------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["3", journal_name(3)])
+@pytest.mark.parametrize("tag", [None, "0123456789abcdef"])
+def test_a_quarantined_name_is_no_step_and_tells_what_it_was(name: str, tag: str | None) -> None:
+    kept = quarantine_name(name, tag)
+    assert as_step(kept) is None
+    assert name_before_quarantine(kept) == name
+    assert name_before_quarantine(name) == ""
+
+
+def test_a_run_is_named_after_its_directory() -> None:
+    directory = run_directory("/dumps", "exp", "proj", 256, 8, "any", 4096)
+    assert run_name(directory) == "exp_proj/GBS256_N8_inany_out4096"
+    assert run_name(directory / "reward") == "exp_proj/GBS256_N8_inany_out4096/reward"
+    assert shape_of(directory.name) == {
+        "gbs": "256", "n": "8", "prompt_len": "any", "response_len": "4096",
+    }  # fmt: skip
+    assert shape_of("reward") is None
+
+
+def test_the_dumps_of_a_directory_are_those_of_its_ranks() -> None:
+    place = Place(Path("run"), 3)
+    assert place.among(["notes", "gen_batch.r2-of-2.dp"]) == []
+    shards = [Place(Path("run"), 3, rank=rank, world_size=2) for rank in range(2)]
+    names = [name for shard in shards for name in (shard.dump, shard.meta)]
+    assert place.among(reversed(names)) == shards
+    assert place.among([*names, "meta.json"]) == [place, *shards]

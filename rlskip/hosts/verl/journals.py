@@ -30,7 +30,7 @@ from rlskip.config.check import look_up, mark_read
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
 from rlskip.config.steps import compact
-from rlskip.dispatch.resume import Journals, journal_identity, journaled_steps
+from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.fields import NEEDED
 from rlskip.hosts.verl.handshake import PROBE_S, running_ray
@@ -44,6 +44,7 @@ from rlskip.skip.manager import read_settings
 from rlskip.skip.role import role_specs
 from rlskip.skip.rollout_tq import RolloutTqSkip
 from rlskip.store import Identity
+from rlskip.store.layout import journaled_steps
 
 log = logging.getLogger(__name__)
 
