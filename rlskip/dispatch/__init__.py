@@ -10,6 +10,7 @@
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
+from rlskip.dispatch.batch import BatchHandle, BatchReport
 from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -17,7 +18,6 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
 )
-from rlskip.dispatch.handle import BatchHandle, BatchReport
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import LocalPool, Pool
 from rlskip.dispatch.units import (

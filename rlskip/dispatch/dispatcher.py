@@ -15,13 +15,13 @@ import torch
 from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
-from rlskip.dispatch import waits
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.batch import BatchHandle, BatchReport
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
-from rlskip.dispatch.handle import BatchHandle, BatchReport
 from rlskip.dispatch.history import History
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
-from rlskip.dispatch.read import Copies, read_batch
+from rlskip.dispatch.prompts import Copies, read_batch
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
@@ -125,7 +125,7 @@ class RolloutDispatcher:
         if self.config.session_timeout_s is not None:
             threading.Thread(target=self._watch, name="rlskip-watch", daemon=True).start()
         try:
-            self._call(waits.OPEN_S, pool.open)
+            self._call(timeouts.OPEN_S, pool.open)
         except BaseException:
             self.close()
             raise
@@ -207,12 +207,12 @@ class RolloutDispatcher:
                 if batch_size is None or ahead is not batch:
                     self._ahead.remove(ahead)
                     ahead.result()
-            seconds = waits.write_seconds(self.config)
-            buffer = waits.bounded(seconds, lambda: self.buffer)
+            seconds = timeouts.write_seconds(self.config)
+            buffer = timeouts.bounded(seconds, lambda: self.buffer)
             seconds += buffer.config.timeout_s
-            taken, metrics = waits.bounded(seconds, buffer.sample, step, partition, batch_size)
-            rows = _with_ids(waits.bounded(seconds, buffer.get, taken), taken.keys)
-            waits.bounded(seconds, buffer.clear, taken)
+            taken, metrics = timeouts.bounded(seconds, buffer.sample, step, partition, batch_size)
+            rows = _with_ids(timeouts.bounded(seconds, buffer.get, taken), taken.keys)
+            timeouts.bounded(seconds, buffer.clear, taken)
         except BaseException:
             if batch is not None and batch_size is None:
                 self._discard(batch)
@@ -223,10 +223,10 @@ class RolloutDispatcher:
         """Remove what a batch has left in the queue; the caller is about to raise."""
         batch.cancel()
         with contextlib.suppress(Exception):
-            batch.result(waits.CLOSE_S)
+            batch.result(timeouts.CLOSE_S)
         uids = [prompt.uid for prompt in batch.prompts]
         with contextlib.suppress(Exception):
-            waits.bounded(waits.CLOSE_S, lambda: self.buffer.evict(uids, batch.partition))
+            timeouts.bounded(timeouts.CLOSE_S, lambda: self.buffer.evict(uids, batch.partition))
 
     def submit(
         self,
@@ -277,7 +277,7 @@ class RolloutDispatcher:
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
         self._check_open()
-        self._call(waits.OPEN_S, self._pool.broadcast, method, *args)
+        self._call(timeouts.OPEN_S, self._pool.broadcast, method, *args)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -289,7 +289,7 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
-        deadline = time.monotonic() + waits.CLOSE_S
+        deadline = time.monotonic() + timeouts.CLOSE_S
         batches = list(self._sessions.batches)
         for batch in batches:
             batch.cancel()
@@ -297,9 +297,9 @@ class RolloutDispatcher:
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
             batch.finish(DispatcherClosedError("closed before all its markers were written"))
-        deadline = time.monotonic() + waits.CLOSE_S
+        deadline = time.monotonic() + timeouts.CLOSE_S
         try:
-            self._call(waits.CLOSE_S, self._pool.close)
+            self._call(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
             logger.warning("the pool was not closed properly: %s", text_of(error))
         self._ended.set()
@@ -329,7 +329,7 @@ class RolloutDispatcher:
 
     def _watch(self) -> None:
         """Fail all batches when something blocks the event loop, and with it every deadline."""
-        seconds = (self.config.session_timeout_s or 0) + waits.LOOP_S
+        seconds = (self.config.session_timeout_s or 0) + timeouts.LOOP_S
         while not self._ended.wait(min(1.0, seconds)):
             turned = threading.Event()
             self._post(turned.set)
@@ -367,12 +367,14 @@ class RolloutDispatcher:
             try:
                 outcome.set_result(await call(*args))
             except asyncio.CancelledError:
-                outcome.set_exception(InfrastructureFailure(f"{waits.name_of(call)} was cancelled"))
+                outcome.set_exception(
+                    InfrastructureFailure(f"{timeouts.name_of(call)} was cancelled")
+                )
             except BaseException as error:  # a pool may be the user's
                 outcome.set_exception(portable(error))
 
         self._post(lambda: self._loop.create_task(run()))
-        return waits.result_of(outcome, seconds, call)
+        return timeouts.result_of(outcome, seconds, call)
 
 
 def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:

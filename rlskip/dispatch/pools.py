@@ -19,8 +19,8 @@ from typing import Any
 
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
+from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.dispatch.units import Job, Sample, Session
-from rlskip.dispatch.waits import DaemonThreads
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None

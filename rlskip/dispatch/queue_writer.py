@@ -17,7 +17,7 @@ import attrs
 
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.waits import DaemonThreads
+from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.queue import TrajectoryQueue
 

@@ -24,8 +24,8 @@ from rlskip.dispatch.failures import (
     as_failure,
     text_of,
 )
-from rlskip.dispatch.packing import pack, sendable, unpack
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.ray_pickle import pack, sendable, unpack
 from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.failures import text_of
-from rlskip.dispatch.handle import BatchHandle, Prompt
 from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Unjournaled, as_rows

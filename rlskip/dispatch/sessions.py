@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.batch import Attempt, BatchHandle, Progress, Prompt
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -19,15 +20,14 @@ from rlskip.dispatch.failures import (
     portable,
     text_of,
 )
-from rlskip.dispatch.handle import Attempt, BatchHandle, Progress, Prompt
 from rlskip.dispatch.history import History, tokens_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
+from rlskip.dispatch.timeouts import DaemonThreads, Deadlines, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.dispatch.waits import DaemonThreads, Deadlines, write_seconds
 from rlskip.keys import RUNNING, STATUS, TrajectoryKey, row_tag
 from rlskip.queue import TrajectoryQueue
 

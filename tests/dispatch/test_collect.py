@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, waits
+from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, timeouts
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue, TrajectoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
@@ -210,7 +210,7 @@ def test_it_waits_for_sessions_as_long_as_the_buffer_does(make, make_prompts, mo
         await asyncio.sleep(2.5)
         return await echo(prompt, sampling, session)
 
-    monkeypatch.setattr(waits, "write_seconds", lambda config: 1.0)
+    monkeypatch.setattr(timeouts, "write_seconds", lambda config: 1.0)
     rows, _ = make(worker).collect(make_prompts(1), step=1, batch_size=1)
     assert len(rows) == 6
 

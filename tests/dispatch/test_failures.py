@@ -200,7 +200,7 @@ def test_the_rows_of_a_session_may_have_other_fields(make_dispatcher, make_promp
 def test_a_queue_that_never_answers_is_asked_three_times(
     make_dispatcher, make_prompts, queue, monkeypatch, echo
 ):
-    monkeypatch.setattr("rlskip.dispatch.waits.WRITE_S", (0.1, 0.1))
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.1, 0.1))
     asked, released = [], threading.Event()
     monkeypatch.setattr(queue, "put", lambda *args, **_: (asked.append(args), released.wait(60)))
     try:

@@ -8,7 +8,13 @@ import random
 import pytest
 import torch
 
-from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher, waits
+from rlskip.dispatch import (
+    DataFailure,
+    InfrastructureFailure,
+    LocalPool,
+    RolloutDispatcher,
+    timeouts,
+)
 from rlskip.keys import split_session, split_trajectory
 
 FAULTS = [
@@ -66,7 +72,7 @@ async def faulty(prompt, sampling, session):
     ],
 )
 def test_each_session_has_exactly_one_marker(queue, sessions, monkeypatch):
-    monkeypatch.setattr(waits, "LOOP_S", 600)  # a busy machine may hold the event loop for long
+    monkeypatch.setattr(timeouts, "LOOP_S", 600)  # a busy machine may hold the event loop for long
     config = {
         "dispatch": {
             "rollout_level": True,

@@ -284,7 +284,7 @@ def test_one_session_that_cannot_be_journaled_costs_no_other(tmp_path, make_prom
 @pytest.mark.parametrize("call", ["__init__", "append"])
 def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
-    monkeypatch.setattr("rlskip.dispatch.waits.WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.3, 0.3))
     monkeypatch.setattr(
         SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
     )

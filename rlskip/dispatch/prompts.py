@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 from rlskip.batch.columns import own, rows_of
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.handle import BatchHandle, Prompt
+from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.history import History
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL

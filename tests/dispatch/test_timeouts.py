@@ -20,7 +20,6 @@ from rlskip.dispatch import (
     InfrastructureFailure,
     LocalPool,
     RolloutDispatcher,
-    waits,
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -45,10 +44,10 @@ RAISED = [
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch):
-    monkeypatch.setattr(waits, "WRITE_S", (0.3, 0.3))
-    monkeypatch.setattr(waits, "LOOP_S", 0.3)
-    monkeypatch.setattr(waits, "OPEN_S", 0.5)
-    monkeypatch.setattr(waits, "CLOSE_S", 1.0)
+    monkeypatch.setattr(timeouts, "WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr(timeouts, "LOOP_S", 0.3)
+    monkeypatch.setattr(timeouts, "OPEN_S", 0.5)
+    monkeypatch.setattr(timeouts, "CLOSE_S", 1.0)
 
 
 class Fault:
@@ -214,7 +213,7 @@ def test_a_row_that_cannot_be_copied_fails_its_session_only(fault, make_prompts)
 
 
 def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
-    monkeypatch.setattr(waits, "WRITE_S", (0.5, 0.5))
+    monkeypatch.setattr(timeouts, "WRITE_S", (0.5, 0.5))
     stalls = iter([1.0])
 
     class Stalling(MemoryQueue):
@@ -336,7 +335,7 @@ class FaultyPool(LocalPool):
 @pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
 def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
     if name == "close":  # its deadline is not that of the other calls of a pool
-        monkeypatch.setattr(waits, "OPEN_S", 2 * LIMIT)
+        monkeypatch.setattr(timeouts, "OPEN_S", 2 * LIMIT)
 
     async def hangs_once(prompt, sampling, session):
         if name == "stop" and session.session_id == 0:
@@ -418,10 +417,10 @@ def test_close_ends_what_waits_for_a_batch(make_prompts):
 
 EXIT = """
     import sys, threading, torch
-    from rlskip.dispatch import LocalPool, RolloutDispatcher, waits
+    from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
     from rlskip.queue import MemoryQueue
 
-    waits.WRITE_S, waits.CLOSE_S, waits.EXIT_S = (0.2, 0.2), 0.5, 0.5
+    timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = (0.2, 0.2), 0.5, 0.5
     what, closing = sys.argv[1:]
     forever = threading.Event()
 
