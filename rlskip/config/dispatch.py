@@ -28,9 +28,8 @@ _not_negative = {"min": 0}
 class DispatchConfig:
     """How a batch of prompts becomes sessions on workers."""
 
-    # true: sessions are dispatched one by one and counted by their markers. false, the legacy
-    # path: a prompt's sessions stay on one worker, and the prompt's status shows when they have
-    # finished. verl has the same key.
+    # true: sessions are dispatched one by one, as dispatch.policy says. false: a prompt's sessions
+    # stay on one worker. Also trainer.v1.rollout_level_dispatch.
     rollout_level: bool = False
 
     # Sessions that run at once on one worker; null: any number. verl has the same key.

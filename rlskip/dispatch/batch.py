@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
@@ -13,22 +14,18 @@ from typing import Any
 
 import attrs
 
+from rlskip.dispatch.coroutines import Answer
+from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Span, write_picture, write_trace
 from rlskip.dispatch.units import Sample
 from rlskip.keys import (
-    ERROR,
     EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    PENDING,
-    STATUS,
-    SessionKey,
     prompt_tag,
-    session_tag,
-    status_tag,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -87,44 +84,36 @@ class Prompt(SessionGroup):
     journal_key: tuple[str, int] | None = None
     open: set[int] = attrs.field(factory=set)
     failures: Counter[tuple[int, bool]] = attrs.field(factory=Counter)
-    error: str | None = None
-    running: bool = False
-
-    def fail(self, session: int, cause: str) -> None:
-        """Note that a session failed for good."""
-        self.batch.failed[self.uid, session] = cause
-        self.error = self.error or f"session {session}: {cause}"
 
     def root_tag(self) -> dict[str, Any]:
-        """The tag of its key at the start: a number to count markers to, or a legacy status."""
-        if self.batch.counted:
-            return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
-        return status_tag(self.batch.step, PENDING, expected=self.n)
-
-    def last_tags(
-        self, session: int, attempt: int, error: str | None, rows: int | None
-    ) -> dict[str, dict[str, Any]]:
-        """A session's marker and, after the last of a prompt that is not counted, its status."""
-        tags = {str(SessionKey(self.uid, session)): session_tag(session, attempt, error, rows)}
-        if not self.open and not self.batch.counted:
-            failed = {STATUS: FAILURE, ERROR: self.error}
-            tags[self.uid] = {STATUS: FINISHED} if self.error is None else failed
-        return tags
+        """The tag of its key: the number of markers to count to."""
+        return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
 
 @attrs.define(eq=False)
 class Attempt:
-    """A started attempt; `closed` once its outcome is decided, though it may still run."""
+    """A started attempt at a session, and what its coroutine waits for."""
 
     worker: int
     unit: Unit
     started: float
-    future: asyncio.Future[Any]
-    closed: bool = False
+    outcome: Answer[Any] = attrs.field(factory=Answer)
 
     @property
     def prompt(self) -> Prompt:
         return self.unit.group  # type: ignore[return-value]
+
+    def returned(self, future: asyncio.Future[Any]) -> None:
+        """Its worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if not self.outcome.done:
+            if error is None:
+                self.outcome.set(future.result())
+            else:
+                self.outcome.fail(error)
+        elif error is None:
+            self.prompt.batch.late += 1
+            logger.info("dropped a late result of %s", self)
 
     def __str__(self) -> str:
         session, attempt = self.unit.session, self.unit.attempt
@@ -134,13 +123,13 @@ class Attempt:
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
-    def __init__(self, step: int, partition: str, validate: bool, counted: bool) -> None:
+    def __init__(self, step: int, partition: str, validate: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
-        self.counted = counted  # whether the root tags hold a number of markers to count
         self.prompts: list[Prompt] = []
-        self.running: set[Attempt] = set()
+        self.waiting: dict[Answer[Any], None] = {}  # what its unfinished sessions wait for
+        self.marked: Answer[None] = Answer()  # set with the last marker
         self.journal: SessionJournal | None = None
         self.spans: list[Span] | None = None
         self.progress: Progress | None = None

@@ -316,7 +316,6 @@ class RolloutDispatcher:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        writing = self._loop.create_task(self._sessions.run())
         while not self._ended.is_set():
             try:
                 self._loop.run_forever()
@@ -324,8 +323,8 @@ class RolloutDispatcher:
                 logger.exception("the event loop of the dispatcher goes on")
         with contextlib.suppress(BaseException):
             self._loop.run_until_complete(self._cancel_tasks())
-        if writing.done():
-            self._loop.close()
+        self._sessions.close()
+        self._loop.close()
 
     def _watch(self) -> None:
         """Fail all batches when something blocks the event loop, and with it every deadline."""

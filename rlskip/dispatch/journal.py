@@ -10,8 +10,6 @@ Each record holds sessions and the identity that they were generated under, so e
 stands alone. The file is only ever appended to, one frame per write, by any number of processes.
 An interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it,
 finds the next frame by its magic, and copies the bytes in between to a quarantined file.
-
-In journals of version 0.1 (another magic) the identity is a separate frame, before its sessions.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<8sQ16s")
 _MAGIC = b"rlsjrn2\n"
-_MAGIC_0_1 = b"rlsjrnl\n"
 _BLOCK = 1 << 20
 
 MAX_BYTES = 64 << 30
@@ -208,70 +205,56 @@ def _frame(identity: Identity, entries: Mapping[Hashable, Any]) -> bytes:
 
 
 def frames(handle: int, where: str) -> Iterator[tuple[int, int, Sessions | None]]:
-    """Each range of a journal with its sessions; None for ranges that cannot be read.
-
-    A frame of version 0.1 that holds an identity only has no sessions.
-    """
-    head: Identity | None = None  # of version 0.1
-    for start, end, magic in _ranges(handle):
-        if magic is None:
-            yield start, end, None
-            continue
+    """Each range of a journal with its sessions; None for ranges that cannot be read."""
+    for start, end, whole in _ranges(handle):
         found: Sessions | None = None
         try:
-            record = _record(os.pread(handle, end - start - _HEAD.size, start + _HEAD.size), where)
-            if magic == _MAGIC:
+            if whole:
+                body = os.pread(handle, end - start - _HEAD.size, start + _HEAD.size)
+                record = _record(body, where)
                 found = Sessions(Identity.from_json(record["identity"]), dict(record["entries"]))
-            elif isinstance(record, Mapping):
-                head = Identity.from_json(record)
-                found = Sessions(head, {})
-            elif head is not None:
-                found = Sessions(head, dict(record))
-            else:
-                raise ValueError("sessions without an identity")
         except Exception as error:  # the nodes of a file may be anything
             logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
         yield start, end, found
 
 
-def _ranges(handle: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """A journal's frames, each with its magic, and the ranges between them, with None."""
+def _ranges(handle: int) -> Iterator[tuple[int, int, bool]]:
+    """A journal's frames, and the ranges between them; whether each is a frame."""
     size, at, bad = os.fstat(handle).st_size, 0, 0
     while at < size:
-        end, magic = _frame_at(handle, at, size)
-        if magic is None:
+        end = _end_of_frame(handle, at, size)
+        if end is None:
             at = _next_magic(handle, at + 1, size)
             continue
         if bad < at:
-            yield bad, at, None
-        yield at, end, magic
+            yield bad, at, False
+        yield at, end, True
         at = bad = end
     if bad < size:
-        yield bad, size, None
+        yield bad, size, False
 
 
-def _frame_at(handle: int, at: int, size: int) -> tuple[int, bytes | None]:
-    """The end and the magic of the frame at `at`; the magic is None without a sound frame."""
+def _end_of_frame(handle: int, at: int, size: int) -> int | None:
+    """Where the frame at `at` ends; None if there is no whole frame."""
     head = os.pread(handle, _HEAD.size, at)
     if len(head) < _HEAD.size:
-        return at, None
+        return None
     magic, length, checksum = _HEAD.unpack(head)
     start = at + _HEAD.size
-    if magic not in (_MAGIC, _MAGIC_0_1) or start + length > size:
-        return at, None
+    if magic != _MAGIC or start + length > size:
+        return None
     digest = xxhash.xxh3_128()
     for offset in range(start, start + length, _BLOCK):
         digest.update(os.pread(handle, min(_BLOCK, start + length - offset), offset))
-    return start + length, magic if digest.digest() == checksum else None
+    return start + length if digest.digest() == checksum else None
 
 
 def _next_magic(handle: int, at: int, size: int) -> int:
     """Where the next magic is, or `size`."""
     for offset in range(at, size, _BLOCK):
-        block = os.pread(handle, _BLOCK + len(_MAGIC) - 1, offset)
-        found = [i for magic in (_MAGIC, _MAGIC_0_1) if (i := block.find(magic)) >= 0]
-        if found:
-            return offset + min(found)
+        found = os.pread(handle, _BLOCK + len(_MAGIC) - 1, offset).find(_MAGIC)
+        if found >= 0:
+            return offset + found
     return size
 
 

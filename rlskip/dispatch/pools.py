@@ -17,6 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
+from tensordict import is_tensor_collection
+
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
 from rlskip.dispatch.timeouts import DaemonThreads
@@ -128,7 +132,7 @@ class Runner:
             except asyncio.CancelledError:
                 return await thread  # a thread cannot be stopped
         try:
-            return await self._worker(*args)
+            return kept(await self._worker(*args))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -137,7 +141,7 @@ class Runner:
 
     def _call(self, *args: Any) -> Any:
         try:
-            return self._worker(*args)
+            return kept(self._worker(*args))
         except BaseException as error:
             raise portable(error, "the worker")  # noqa: B904 - has its cause
 
@@ -159,6 +163,20 @@ def is_blocking(worker: Worker) -> bool:
     if not inspect.isroutine(call):
         call = call.__call__ if inspect.isclass(call) else type(call).__call__
     return not inspect.iscoroutinefunction(call)
+
+
+def kept(value: Any) -> Any:
+    """What a worker returned, its buffers copied: the next session may write into them.
+
+    Objects of other types stay as they are; code of theirs might block the event loop.
+    """
+    if type(value) is dict:
+        return {name: kept(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(kept(item) for item in value)
+    if isinstance(value, (torch.Tensor, np.ndarray, bytearray)) or is_tensor_collection(value):
+        return own(value)
+    return value
 
 
 def as_rows(result: Any) -> Rows:

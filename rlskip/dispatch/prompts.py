@@ -60,7 +60,7 @@ def read_batch(
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
     partition = partition or (VAL if validate else TRAIN)
-    batch = BatchHandle(infos[0]["step"], partition, validate, config.rollout_level)
+    batch = BatchHandle(infos[0]["step"], partition, validate)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import Any
 from weakref import WeakSet
 
 import attrs
 
+from rlskip.dispatch.coroutines import Answer, run, within
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.timeouts import DaemonThreads
@@ -43,16 +44,16 @@ class Leaving:
         Markers, and new statuses of prompts, by key: readers see them after the rows.
     journal, entries
         The journal, or None, and what is added to it.
-    then
-        Called on the event loop: with None once all is written, else with the error.
+    written
+        Answered with None once all is written, else with the error.
     """
 
     partition: str
     tags: dict[str, dict[str, Any]]
-    then: Callable[[Exception | None], None]
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
+    written: Answer[Exception | None] = attrs.field(factory=Answer)
 
 
 class QueueWriter:
@@ -61,33 +62,38 @@ class QueueWriter:
     A write that takes longer is given up: its thread is abandoned, and another one takes over.
     """
 
-    def __init__(self, queue: TrajectoryQueue, seconds: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, queue: TrajectoryQueue, seconds: float
+    ) -> None:
+        self._loop = loop
         self._queue = queue
         self._seconds = seconds
         self._gathered: deque[Leaving] = deque()
-        self._added = asyncio.Event()
+        self._writing: Coroutine[Any, Any, None] | None = None
         self._thread = DaemonThreads(1, "rlskip-queue")
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
         self._journal = DaemonThreads(1, "rlskip-journal")
         self._warned: WeakSet[SessionJournal] = WeakSet()
         self._hung: WeakSet[SessionJournal] = WeakSet()
 
-    def add(self, leaving: Leaving) -> None:
-        """Write it soon, after all that was added before."""
+    def write(self, leaving: Leaving) -> Answer[Exception | None]:
+        """Write it soon, after all that was given before."""
         self._gathered.append(leaving)
-        self._added.set()
+        if self._writing is None:
+            self._writing = self._write_all()
+            self._loop.call_soon(run, self._writing)  # what else comes in this turn joins
+        return leaving.written
 
-    async def run(self) -> None:
-        """Write what is added, for as long as the event loop runs."""
-        while True:
-            await self._added.wait()
-            self._added.clear()
-            while self._gathered:
-                most = min(len(self._gathered), MOST)
-                await self._write([self._gathered.popleft() for _ in range(most)])
+    async def _write_all(self) -> None:
+        while self._gathered:
+            most = min(len(self._gathered), MOST)
+            await self._write([self._gathered.popleft() for _ in range(most)])
+        self._writing = None
 
     def close(self) -> None:
-        """Let the threads end once their writes return."""
+        """Write no more, and let the threads end once their writes return."""
+        if self._writing is not None:
+            self._writing.close()
         self._thread.close()
         self._journal.close()
 
@@ -99,7 +105,7 @@ class QueueWriter:
             alone = error is not None and len(batch) > 1
             result = await self._try([leaving]) if alone else error
             try:
-                leaving.then(result)
+                leaving.written.set(result)
             except Exception:
                 logger.exception("a written session could not be counted")
 
@@ -109,8 +115,7 @@ class QueueWriter:
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
             write = self._thread.run(self._put, batch)
-            done, _ = await asyncio.wait({write}, timeout=self._seconds)
-            if done:
+            if await within(self._loop, self._seconds, write):
                 self._stuck.clear()
                 return write.exception()  # type: ignore[return-value]
             self._stuck.append(write)
@@ -143,8 +148,7 @@ class QueueWriter:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
             append = self._journal.run(_append, journal, added)
-            done, _ = await asyncio.wait({append}, timeout=self._seconds)
-            if done:
+            if await within(self._loop, self._seconds, append):
                 error = append.exception()
                 self._warn(journal, append.result() if error is None else text_of(error))
             else:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from rlskip.dispatch.failures import portable
 from rlskip.dispatch.policies import PendingSession, Placement, Policy
 
 
@@ -96,17 +97,20 @@ class Scheduler:
         """The workers that are not lost."""
         return list(self._load)
 
-    def add(self, group: SessionGroup, sessions: Iterable[int] | None = None) -> None:
-        """Queue sessions of `group`: these, or all n."""
+    def add(self, group: SessionGroup, sessions: Iterable[int] | None = None) -> list[Unit]:
+        """Queue sessions of `group`: these, or all n. Returns them as units."""
+        units = []
         for session in range(group.n) if sessions is None else sessions:
             unit = Unit(group, session, self._number, group.first_attempts.get(session, 0))
             self._number += 1
+            units.append(unit)
             place = self._place(unit)
             if place.worker is None:
                 group._waiting.append(unit)
             else:
                 self._pin(place.worker, place.rank, unit)
         self._queue(group)
+        return units
 
     def next(self) -> tuple[int, Unit] | None:
         """The worker and session to start next; None without a pending session or a free slot."""
@@ -135,10 +139,12 @@ class Scheduler:
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, unit: Unit) -> None:
-        """`unit` failed on `worker`: queue it again, for another worker if there is one."""
+    def retry(self, worker: int, unit: Unit) -> Unit:
+        """`unit` failed on `worker`: queue its next attempt, for another worker if there is one."""
         self._release(worker)
-        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
+        again = attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker)
+        self._again.append(again)
+        return again
 
     def cancel(self, group: SessionGroup) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""
@@ -179,7 +185,10 @@ class Scheduler:
             group._started,
             _expected(group),
         )
-        return self._policy(session)
+        try:
+            return self._policy(session)
+        except BaseException as error:  # it is the user's: nothing of it may end an event loop
+            raise portable(error, "the policy")  # noqa: B904 - has its cause
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:

@@ -1,19 +1,22 @@
-"""The sessions of batches, on the event loop: from dispatch to marker, whatever happens."""
+"""The sessions of batches, on the event loop: from the queue of sessions to the marker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import Attempt, BatchHandle, Progress, Prompt
+from rlskip.dispatch.coroutines import Answer, run, within
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
+    SessionFailure,
     WorkerLostError,
     as_failure,
     kind_of,
@@ -21,14 +24,13 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.history import History, tokens_of
-from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.timeouts import DaemonThreads, Deadlines, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.keys import RUNNING, STATUS, TrajectoryKey, row_tag
+from rlskip.keys import SessionKey, TrajectoryKey, row_tag, session_tag
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
@@ -36,8 +38,26 @@ _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 logger = logging.getLogger(__name__)
 
 
+class _BatchEndedError(Exception):
+    """Raised where a session waits when its batch is cancelled or given up."""
+
+
+@attrs.frozen
+class _Outcome:
+    """How a session ended: with rows, which are None if the worker wrote them, or an error."""
+
+    attempt: int
+    rows: Rows = None
+    tokens: int = 0
+    error: str | None = None
+    tags: Sequence[Mapping[str, Any]] = ()
+
+
 class Sessions:
     """The batches that a dispatcher runs; every call comes from its event loop.
+
+    Each batch and each session is one coroutine (:mod:`rlskip.dispatch.coroutines`). A session
+    that is in ``prompt.open`` has no outcome yet; ``batch.waiting`` holds what such sessions await.
 
     Parameters
     ----------
@@ -73,25 +93,28 @@ class Sessions:
         self._journals = journals
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._writer = QueueWriter(queue, self._seconds)
+        self._writer = QueueWriter(loop, queue, self._seconds)
         self._threads = DaemonThreads(4, "rlskip-files")
+        self._seats: dict[Unit, Answer[int]] = {}  # of the sessions that wait for a worker
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
         self._deadlines = Deadlines(loop, config.session_timeout_s, self._expire)
 
-    async def run(self) -> None:
-        """Write what sessions leave, for as long as the event loop runs."""
-        try:
-            await self._writer.run()
-        finally:
-            self._writer.close()
-            self._threads.close()
+    def close(self) -> None:
+        """Let the threads end once their calls return."""
+        self._writer.close()
+        self._threads.close()
 
-    # -- a batch, from prompts to sessions ---------------------------------------------------
+    # -- a batch, from prompts to its last marker ----------------------------------------------
 
     def begin(self, batch: BatchHandle) -> None:
-        """Open the batch's journal, write its roots, and queue its sessions."""
+        """Run a batch."""
+        run(self._batch(batch))
+
+    async def _batch(self, batch: BatchHandle) -> None:
+        """Open the journal, write the roots, run the sessions, draw the timeline."""
+        error: BaseException | None = None
         for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
             prompt.open = set(range(prompt.n))
             prompt.first_attempts = {
@@ -105,22 +128,34 @@ class Sessions:
             if self._config.progress:
                 batch.progress = Progress(batch.step, batch.sessions)
             if self._journals is not None and not batch.validate:
-                opened = self._threads.run(self._journals.open, batch.step)
-                self._loop.call_later(self._seconds, opened.cancel)
-                opened.add_done_callback(functools.partial(self._opened, batch))
-            else:
-                self._write_roots(batch)
-        except Exception as error:
+                await self._open_journal(batch, self._journals)
+            await self._write_roots(batch)
+            self._add_sessions(batch)
+            self._pump()
+            await batch.marked
+        except Exception as raised:
+            error = raised
             self._abort(batch, error)
+        self.batches.discard(batch)
+        batch.seconds = batch.elapsed()
+        if batch.progress is not None:
+            batch.progress.close()
+        if batch.journal is not None:
+            with contextlib.suppress(OSError):
+                batch.journal.close()
+        if batch.spans:
+            await self._draw(batch)
+        batch.finish(error)
 
-    def _opened(self, batch: BatchHandle, opened: asyncio.Future[SessionJournal]) -> None:
-        if opened.cancelled():
+    async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
+        opened = self._threads.run(journals.open, batch.step)
+        if not await within(self._loop, self._seconds, opened):
+            opened.cancel()
             self._warn_of_journal(batch, f"the disk did not answer within {self._seconds:g} s")
         elif (error := opened.exception()) is not None:
             self._warn_of_journal(batch, text_of(error))
         else:
             batch.journal = opened.result()
-        self._write_roots(batch)
 
     def _warn_of_journal(self, batch: BatchHandle, cause: str) -> None:
         # Without a journal a killed step starts over; the step itself goes on.
@@ -128,53 +163,110 @@ class Sessions:
             self._unjournaled = cause
             logger.warning("sessions of step %d are not journaled: %s", batch.step, cause)
 
-    def _write_roots(self, batch: BatchHandle) -> None:
+    async def _write_roots(self, batch: BatchHandle) -> None:
         tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-        then = functools.partial(self._rooted, batch)
-        self._writer.add(Leaving(batch.partition, tags, then))
-
-    def _rooted(self, batch: BatchHandle, error: Exception | None) -> None:
-        if batch not in self.batches:
-            return
+        error = await self._writer.write(Leaving(batch.partition, tags))
         if error is not None:
-            self._abort(batch, error)
-            return
+            raise error
         batch.rooted = True
-        try:
-            journaled = resumable(batch, self._journals)
-            for prompt in batch.prompts:
-                for session, found, tokens in journaled.get(prompt.uid, ()):
-                    batch.resumed += 1
-                    first = prompt.first_attempts.get(session, 0)
-                    self._settle(prompt, session, first, found.rows, None, tokens, found.tags)
-                for session in prompt.open:
-                    batch.queued[prompt.uid, session] = batch.elapsed()
-                self._scheduler.add(prompt, sorted(prompt.open))
-        except BaseException as failed:  # a policy is the user's
-            self._abort(batch, portable(failed))
+
+    def _add_sessions(self, batch: BatchHandle) -> None:
+        """Resume the sessions that the journal holds, and queue the others."""
+        journaled = resumable(batch, self._journals)
+        for prompt in batch.prompts:
+            for session, found, tokens in journaled.get(prompt.uid, ()):
+                batch.resumed += 1
+                first = prompt.first_attempts.get(session, 0)
+                outcome = _Outcome(first, found.rows, tokens, tags=found.tags)
+                run(self._leave(prompt, session, outcome))
+            if batch.cancelled:
+                continue
+            for unit in self._scheduler.add(prompt, sorted(prompt.open)):
+                run(self._session(unit))
         if batch.cancelled:
             self._end_all(batch, "cancelled")
-        self._pump()
 
-    # -- sessions, from dispatch to marker -------------------------------------------------
+    async def _draw(self, batch: BatchHandle) -> None:
+        drawn = self._threads.run(batch.write_timeline, self._config.timeline_dir or ".")
+        in_time = await within(self._loop, self._seconds, drawn)
+        failed = drawn.exception() if in_time else TimeoutError("it took too long")
+        if failed is not None:
+            text = "the timeline of step %d was not written"
+            logger.error(text, batch.step, exc_info=failed)
 
-    def _pump(self) -> None:
-        """Start all sessions that can run."""
-        try:
-            while (found := self._scheduler.next()) is not None:
-                self._start(*found)
-        except BaseException as error:  # a policy is the user's
-            self.abort_all(portable(error))
-        if not self._scheduler.alive:
-            for batch in list(self.batches):
-                self._end_all(batch, "no worker is left")
+    # -- a session, from the queue of sessions to its marker -----------------------------------
 
-    def _worker_changed(self, worker: int, state: str) -> None:
-        self._scheduler.change(worker, state)
-        self._pump()
-
-    def _start(self, worker: int, unit: Unit) -> None:
+    async def _session(self, unit: Unit) -> None:
+        """Wait for a worker, run the session there, try again, and leave rows and marker."""
         prompt: Prompt = unit.group  # type: ignore[assignment]
+        batch, session = prompt.batch, unit.session
+        try:
+            while True:
+                batch.queued[prompt.uid, session] = batch.elapsed()
+                worker = await self._seat(unit)
+                attempt = Attempt(worker, unit, batch.elapsed())
+                try:
+                    rows, tokens = await self._attempt(attempt)
+                except _BatchEndedError:
+                    raise
+                except Exception as error:
+                    again = self._after_failure(attempt, error)
+                    if isinstance(again, str):
+                        outcome = _Outcome(unit.attempt, error=again)
+                        break
+                    unit = again
+                    self._loop.call_soon(self._pump)  # once it waits for its seat
+                else:
+                    self._after_success(attempt, tokens)
+                    outcome = _Outcome(unit.attempt, rows, tokens)
+                    break
+        except _BatchEndedError as ended:
+            outcome = _Outcome(0, error=str(ended))
+        except Exception as error:
+            self._abort(batch, error)
+            outcome = _Outcome(0, error=f"the batch was given up: {text_of(error)}")
+        run(self._leave(prompt, session, outcome))
+        self._pump()
+
+    async def _seat(self, unit: Unit) -> int:
+        """The worker that the scheduler assigns to a session, once it is its turn."""
+        prompt: Prompt = unit.group  # type: ignore[assignment]
+        seat: Answer[int] = Answer()
+        self._seats[unit] = seat
+        prompt.batch.waiting[seat] = None
+        try:
+            return await seat
+        finally:
+            self._seats.pop(unit, None)
+            prompt.batch.waiting.pop(seat, None)
+
+    async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
+        """Run a session on its worker until it returns, its deadline passes or its batch ends.
+
+        Returns its rows and their number of tokens; raises why it failed.
+        """
+        batch = attempt.prompt.batch
+        future = self._start(attempt)
+        self._deadlines.add(attempt)
+        batch.attempts += 1
+        batch.waiting[attempt.outcome] = None
+        try:
+            result = await attempt.outcome
+            if isinstance(result, Unjournaled):
+                self._warn_of_journal(batch, result)
+            return _rows_and_tokens(result)
+        except _BatchEndedError as ended:
+            batch.note(attempt, 0, str(ended))
+            self._scheduler.done(attempt.worker, attempt.unit)
+            raise
+        finally:
+            self._deadlines.discard(attempt)
+            batch.waiting.pop(attempt.outcome, None)
+            if not future.done():
+                self._stop(attempt, future)
+
+    def _start(self, attempt: Attempt) -> asyncio.Future[Any]:
+        prompt, unit = attempt.prompt, attempt.unit
         batch = prompt.batch
         session = Session(
             uid=prompt.uid,
@@ -187,93 +279,44 @@ class Sessions:
             **prompt.info,
         )
         try:
-            future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
+            job = Job(session, prompt.sample, prompt.sampling)
+            future = self._pool.start(attempt.worker, job)
             if not asyncio.isfuture(future):
                 raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
         except BaseException as error:  # a pool may be the user's
             future = self._loop.create_future()
             future.set_exception(portable(error))
-        attempt = Attempt(worker, unit, batch.elapsed(), future)
-        self._deadlines.add(attempt)
-        if not batch.counted and not prompt.running:
-            prompt.running = True
-            self._write_running(prompt)
-        batch.attempts += 1
-        batch.running.add(attempt)
-        future.add_done_callback(functools.partial(self._ended, attempt))
-
-    def _write_running(self, prompt: Prompt) -> None:
-        batch = prompt.batch
-
-        def then(error: Exception | None) -> None:
-            if error is not None:
-                self._abort(batch, error)
-
-        self._writer.add(Leaving(batch.partition, {prompt.uid: {STATUS: RUNNING}}, then))
-
-    def _ended(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
-        batch = attempt.prompt.batch
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if attempt.closed:
-            if error is None:
-                batch.late += 1
-                logger.info("dropped a late result of %s", attempt)
-            return
-        self._close_attempt(attempt)
-        try:
-            rows, tokens = None, 0
-            if error is None:
-                try:
-                    rows = as_rows(future.result())
-                    if isinstance(future.result(), Unjournaled):
-                        self._warn_of_journal(batch, future.result())
-                    tokens = tokens_of(rows or ())
-                except BaseException as odd:  # rows may be anything
-                    error = odd
-            if error is None:
-                self._succeeded(attempt, rows, tokens)
-            else:
-                self._failed(attempt, error)
-        except BaseException as failed:  # a policy is the user's
-            self._abort(batch, portable(failed))
-        self._pump()
+        future.add_done_callback(attempt.returned)
+        return future
 
     def _expire(self, attempts: list[Attempt]) -> None:
         """Give up the attempts that have passed their deadline."""
         seconds = self._config.session_timeout_s
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
         for attempt in attempts:
-            self._stop(attempt)
-            self._failed(attempt, InfrastructureFailure(late))
-        self._pump()
+            attempt.outcome.fail(InfrastructureFailure(late))
 
-    def _close_attempt(self, attempt: Attempt) -> None:
-        attempt.closed = True
-        attempt.prompt.batch.running.discard(attempt)
-        self._deadlines.discard(attempt)
-
-    def _stop(self, attempt: Attempt) -> None:
-        """Stop a session; a pool that cannot stop it must not delay the others."""
-        self._close_attempt(attempt)
+    def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
+        """Stop what still runs; a pool that cannot stop it must not delay the others."""
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         try:
-            self._pool.stop(attempt.worker, attempt.future)
+            self._pool.stop(attempt.worker, future)
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _succeeded(self, attempt: Attempt, rows: Rows, tokens: int) -> None:
-        prompt, unit = attempt.prompt, attempt.unit
-        length = tokens or prompt.batch.elapsed() - attempt.started
-        prompt.batch.note(attempt, tokens, None)
+    def _after_success(self, attempt: Attempt, tokens: int) -> None:
+        prompt, batch = attempt.prompt, attempt.prompt.batch
+        length = tokens or batch.elapsed() - attempt.started
+        batch.note(attempt, tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
-        self._scheduler.done(attempt.worker, unit, length)
-        self._settle(prompt, unit.session, unit.attempt, rows, None, tokens)
+        self._scheduler.done(attempt.worker, attempt.unit, length)
 
-    def _failed(self, attempt: Attempt, error: BaseException) -> None:
+    def _after_failure(self, attempt: Attempt, error: Exception) -> Unit | str:
+        """The session's next attempt; where none is left, the cause."""
         prompt, unit, failure = attempt.prompt, attempt.unit, as_failure(error)
         what = text_of(failure)
         prompt.batch.note(attempt, 0, what)
@@ -284,104 +327,91 @@ class Sessions:
         prompt.failures[unit.session, machine] += 1
         if prompt.failures[unit.session, machine] <= allowed:
             logger.warning("%s failed and is tried again: %s", attempt, what)
-            prompt.batch.queued[prompt.uid, unit.session] = prompt.batch.elapsed()
-            self._scheduler.retry(attempt.worker, unit)
-            return
+            return self._scheduler.retry(attempt.worker, unit)
         logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        cause = f"{kind_of(failure)}: {what}"
-        self._settle(prompt, unit.session, unit.attempt, None, cause)
+        return _cause(failure)
 
-    def _settle(
-        self,
-        prompt: Prompt,
-        session: int,
-        attempt: int,
-        rows: Rows,
-        error: str | None,
-        tokens: int = 0,
-        tags: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Finish a session: its rows and its one marker go to the queue."""
+    async def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+        """Write a session's rows and its one marker."""
         batch = prompt.batch
+        if session not in prompt.open:  # its batch was given up, and it has its marker
+            return
         prompt.open.remove(session)
-        batch.tokens += tokens
-        if error is not None:
-            prompt.fail(session, error)
+        batch.tokens += outcome.tokens
         if not prompt.open:
             try:
                 self._pool.forget(prompt.sample)
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
-        tag = row_tag(batch.step, attempt)
-        tagged = zip(rows or (), tags or [{}] * len(rows or ()), strict=True)
-        leaving = Leaving(
-            partition=batch.partition,
-            rows={
-                str(TrajectoryKey(prompt.uid, session, index)): (row, {**own, **tag})
-                for index, (row, own) in enumerate(tagged)
-            },
-            tags=prompt.last_tags(session, attempt, error, None if rows is None else len(rows)),
-            then=functools.partial(self._written, prompt, session, attempt, tokens),
-            journal=batch.journal,
-            entries=to_journal(prompt, session, rows, tags),
-        )
-        self._writer.add(leaving)
-
-    def _written(
-        self, prompt: Prompt, session: int, attempt: int, tokens: int, error: Exception | None
-    ) -> None:
-        batch = prompt.batch
-        failed = (prompt.uid, session) in batch.failed
-        if error is not None and not failed:
+        error = await self._write(prompt, session, outcome)
+        if error is not None and outcome.error is None:
             # The queue refuses the session's rows, but perhaps not its marker.
-            failure = as_failure(error)
-            cause = f"{kind_of(failure)}: its rows could not be written: {text_of(failure)}"
+            cause = _cause(as_failure(error), "its rows could not be written: ")
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            prompt.fail(session, cause)
-            tags = prompt.last_tags(session, attempt, cause, None)
-            then = functools.partial(self._written, prompt, session, attempt, tokens)
-            self._writer.add(Leaving(batch.partition, tags, then))
-            return
+            outcome = _Outcome(outcome.attempt, error=cause)
+            error = await self._write(prompt, session, outcome)
         if error is not None:
             self._abort(batch, error)
             return
         batch.unwritten -= 1
         if batch.progress is not None:
-            batch.progress.update(tokens, failed)
+            batch.progress.update(outcome.tokens, outcome.error is not None)
         if batch.unwritten == 0:
-            self._finish(batch, None)
+            batch.marked.set(None)
 
-    def _finish(self, batch: BatchHandle, error: BaseException | None) -> None:
-        self.batches.discard(batch)
-        batch.seconds = batch.elapsed()
-        if batch.progress is not None:
-            batch.progress.close()
-        if batch.journal is not None:
-            with contextlib.suppress(OSError):
-                batch.journal.close()
-        if not batch.spans:
-            batch.finish(error)
-            return
-        drawn = self._threads.run(batch.write_timeline, self._config.timeline_dir or ".")
-        self._loop.call_later(self._seconds, drawn.cancel)
-        drawn.add_done_callback(functools.partial(self._drawn, batch, error))
+    async def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Exception | None:
+        """Journal, then rows, then marker; returns why they are not written."""
+        batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
+        if outcome.error is not None:
+            batch.failed[prompt.uid, session] = outcome.error
+        tag = row_tag(batch.step, attempt)
+        own_tags = outcome.tags or [{}] * len(rows or ())
+        count = None if rows is None else len(rows)
+        marker = str(SessionKey(prompt.uid, session))
+        try:
+            leaving = Leaving(
+                partition=batch.partition,
+                rows={
+                    str(TrajectoryKey(prompt.uid, session, index)): (row, {**own, **tag})
+                    for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
+                },
+                tags={marker: session_tag(session, attempt, outcome.error, count)},
+                journal=batch.journal,
+                entries=to_journal(prompt, session, rows, outcome.tags),
+            )
+        except Exception as odd:  # more rows than an attempt may have
+            return odd
+        return await self._writer.write(leaving)
 
-    def _drawn(
-        self, batch: BatchHandle, error: BaseException | None, drawn: asyncio.Future[None]
-    ) -> None:
-        failed = TimeoutError("it took too long") if drawn.cancelled() else drawn.exception()
-        if failed is not None:
-            text = "the timeline of step %d was not written"
-            logger.error(text, batch.step, exc_info=failed)
-        batch.finish(error)
+    # -- whose turn it is ------------------------------------------------------------------------
 
-    # -- early ends ------------------------------------------------------------------------
+    def _pump(self) -> None:
+        """Start all sessions that can run."""
+        try:
+            while (found := self._scheduler.next()) is not None:
+                worker, unit = found
+                seat = self._seats.get(unit)
+                if seat is None:  # its batch has ended
+                    self._scheduler.done(worker, unit)
+                else:
+                    seat.set(worker)
+        except Exception as error:
+            self.abort_all(error)
+        if not self._scheduler.alive:
+            for batch in list(self.batches):
+                self._end_all(batch, "no worker is left")
+
+    def _worker_changed(self, worker: int, state: str) -> None:
+        self._scheduler.change(worker, state)
+        self._pump()
+
+    # -- early ends ------------------------------------------------------------------------------
 
     def cancel(self, batch: BatchHandle) -> None:
         """Stop a batch: each session without a marker gets one with status failure."""
         batch.cancelled = True
-        if batch in self.batches and batch.rooted:  # else _rooted does it
+        if batch in self.batches and batch.rooted:  # else its coroutine does it, after the roots
             self._end_all(batch, "cancelled")
             self._pump()
 
@@ -395,15 +425,30 @@ class Sessions:
         if batch in self.batches:
             self.batches.discard(batch)
             self._end_all(batch, f"the batch was given up: {text_of(error)}")
-            self._finish(batch, error)
+            batch.marked.fail(error)
+            if not batch.rooted:  # its coroutine waits for the disk or the queue
+                batch.finish(error)
 
     def _end_all(self, batch: BatchHandle, cause: str) -> None:
         """Stop every unfinished session of `batch`; each is marked failed."""
-        for attempt in list(batch.running):
-            self._stop(attempt)
-            batch.note(attempt, 0, cause)
-            self._scheduler.done(attempt.worker, attempt.unit)
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
-            for session in sorted(prompt.open):
-                self._settle(prompt, session, 0, None, cause)
+        for waits in list(batch.waiting):
+            waits.fail(_BatchEndedError(cause))
+        for prompt in batch.prompts:
+            for session in sorted(prompt.open):  # those that had not begun to wait
+                run(self._leave(prompt, session, _Outcome(0, error=cause)))
+
+
+def _rows_and_tokens(result: Any) -> tuple[Rows, int]:
+    """What a worker returned; raises an Exception for whatever its rows raise."""
+    try:
+        rows = as_rows(result)
+        return rows, tokens_of(rows or ())
+    except BaseException as odd:
+        raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause
+
+
+def _cause(failure: SessionFailure, what: str = "") -> str:
+    """How a report and a marker name a failure."""
+    return f"{kind_of(failure)}: {what}{text_of(failure)}"

@@ -85,8 +85,6 @@ class DaemonThreads:
                     result = call(*args)
             except BaseException as raised:
                 error = portable(raised)
-            with self._lock:
-                self.pending -= 1
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, result, error)
 
@@ -113,7 +111,9 @@ class DaemonThreads:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # not until the next one arrives
+            del call  # and with it what the call was given, such as tensors
+            with self._lock:
+                self.pending -= 1
 
 
 class Deadlines(Generic[T]):

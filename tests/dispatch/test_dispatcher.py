@@ -53,29 +53,20 @@ def test_the_replay_buffer_takes_the_groups(make_dispatcher, make_prompts, queue
     assert sorted(batch.extra_info["rollout_root_keys"]) == [f"u_{i}" for i in range(5)]
 
 
-def test_the_legacy_path_writes_statuses(make_dispatcher, make_prompts, queue, echo):
+def test_without_rollout_level_the_sessions_of_a_prompt_stay_on_one_worker(
+    make_dispatcher, make_prompts, queue, echo
+):
     workers = {}
 
     class Worker:
         async def __call__(self, prompt, sampling, session):
             workers.setdefault(session.uid, set()).add(id(self))
-            if session.uid == "u_1" and session.session_id == 2:
-                raise ValueError("no")
             return await echo(prompt, sampling, session)
 
-    # One at a time, so that each status is written on its own.
-    caps = {"max_concurrent_rollouts_per_worker": 1}
-    dispatcher = make_dispatcher(Worker, rollout_level=False, policy="round_robin", **caps)
-    dispatcher.generate_sequences(make_prompts(4), step=1)
-    statuses = [(k, t["status"]) for k, t in queue.log if k.startswith("u_") and k[2:].isdigit()]
-    for uid in ("u_0", "u_1", "u_2", "u_3"):
-        said = [status for key, status in statuses if key == uid]
-        assert said == ["pending", "running", "failure" if uid == "u_1" else "finished"]
-    tags = queue.list("train")
-    assert tags["u_0"]["expected_rollouts"] == 4
-    assert "n" not in tags["u_0"]
-    assert tags["u_1"]["error"] == "session 2: data: ValueError: no"
-    assert len(workers["u_0"]) == 1  # a prompt's sessions stay on one worker
+    dispatcher = make_dispatcher(Worker, rollout_level=False, policy="round_robin")
+    assert dispatcher.generate_sequences(make_prompts(4), step=1).succeeded == 16
+    assert [len(used) for used in workers.values()] == [1] * 4
+    assert {tag["n"] for key, tag in queue.list("train").items() if key.count("_") == 1} == {4}
 
 
 def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, queue):

@@ -175,15 +175,6 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
         assert set(batch.result(60).failed.values()) == {"no worker is left"}
 
 
-def test_a_legacy_prompt_names_the_first_of_its_failures(make_dispatcher, make_prompts, queue):
-    async def worker(prompt, sampling, session):
-        raise ValueError("no")
-
-    dispatcher = make_dispatcher(worker, 1, rollout_level=False, max_concurrent_rollouts=1)
-    dispatcher.generate_sequences(make_prompts(1), step=1)
-    assert queue.list("train")["u_0"]["error"] == "session 0: data: ValueError: no"
-
-
 def _threads(name):
     return sum(thread.name == name for thread in threading.enumerate())
 
@@ -261,20 +252,15 @@ def test_cancelling_a_batch_cancels_its_sessions(make_dispatcher, make_prompts, 
     assert batch.result(10).sessions == 4
 
 
-@pytest.mark.parametrize("rollout_level", [True, False])
-def test_rows_that_the_queue_refuses_fail_their_session_alone(
-    make_dispatcher, make_prompts, queue, rollout_level
-):
+def test_rows_that_the_queue_refuses_fail_their_session_alone(make_dispatcher, make_prompts, queue):
     async def worker(prompt, sampling, session):
         odd = {"odd": (value for value in "abc")} if session.session_id == 1 else {}
         return {"responses": torch.ones(3), **odd}
 
-    dispatcher = make_dispatcher(worker, rollout_level=rollout_level)
+    dispatcher = make_dispatcher(worker)
     report = dispatcher.generate_sequences(make_prompts(3), step=1)
     assert report.failed.keys() == {(f"u_{i}", 1) for i in range(3)}
     assert "data: its rows could not be written: TypeError" in report.failed["u_0", 1]
-    if not rollout_level:
-        assert queue.list("train")["u_0"]["error"].startswith("session 1: data: its rows")
     final = dict(queue.markers())
     assert len(final) == 12
     assert sum(tag["status"] == "failure" for tag in final.values()) == 3
@@ -366,13 +352,6 @@ class NotRunning(MemoryQueue):
         if any(tag.get("status") == "running" for tag in tags or ()):
             raise RuntimeError("no space")
         return super().put(keys, partition, fields, tags)
-
-
-def test_a_queue_that_takes_no_status_fails_a_legacy_batch(make_prompts, echo):
-    with Dispatcher(LocalPool(echo, 2), NotRunning(), {"dispatch": {"n": 2}}) as dispatcher:
-        batch = dispatcher.submit(make_prompts(2), step=1)
-        with pytest.raises(RuntimeError, match="no space"):
-            batch.result(30)
 
 
 def test_a_pool_forgets_a_prompt_once_after_its_last_session(make_prompts, queue):

@@ -150,54 +150,6 @@ def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# -- journals of version 0.1 -----------------------------------------------------------------
-
-
-@pytest.fixture
-def old(tmp_path):
-    path = tmp_path / "3.journal"
-    path.write_bytes(Path(__file__).with_name("golden").joinpath("0.1.journal").read_bytes())
-    return path
-
-
-def old_frames(data: bytes) -> list[bytes]:
-    starts = [i for i in range(len(data)) if data.startswith(b"rlsjrnl\n", i)]
-    return [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
-
-
-def test_a_journal_of_version_0_1_is_read_and_appended_to(old):
-    journal = SessionJournal(old, IDENTITY)
-    assert steps_of(journal) == [0, 1, 2]
-    assert journal.entries["content", 0, 2][0]["text"] == "2"
-    journal.append({("content", 0, 3): [{"text": "3"}]})
-    journal.close()
-    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 1, 2, 3]
-
-
-def test_two_heads_of_a_race_in_version_0_1_do_no_harm(old):
-    head, *others = old_frames(old.read_bytes())
-    old.write_bytes(head + others[0] + head + b"".join(others[1:]))
-    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 1, 2]
-
-
-def test_of_version_0_1_too_a_flipped_bit_costs_its_frame_only(old, tmp_path):
-    frames = old_frames(old.read_bytes())
-    frames[2] = frames[2][:-20] + bytes([frames[2][-20] ^ 1]) + frames[2][-19:]
-    old.write_bytes(b"".join(frames))
-    journal = SessionJournal(old, IDENTITY)
-    assert steps_of(journal) == [0, 2]
-    journal.append({("content", 0, 9): [{"text": "9"}]})  # a frame of today's version
-    journal.close()
-    assert steps_of(SessionJournal(old, IDENTITY)) == [0, 2, 9]
-    (kept,) = set(tmp_path.iterdir()) - {old}
-    assert kept.read_bytes() == frames[2]
-
-
-def test_without_its_head_a_journal_of_version_0_1_is_nobodys(old):
-    old.write_bytes(b"".join(old_frames(old.read_bytes())[1:]))
-    assert SessionJournal(old, IDENTITY).entries == {}
-
-
 # -- several processes -----------------------------------------------------------------------
 
 

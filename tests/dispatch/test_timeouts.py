@@ -20,6 +20,7 @@ from rlskip.dispatch import (
     InfrastructureFailure,
     LocalPool,
     RolloutDispatcher,
+    timeouts,
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -147,7 +148,6 @@ PUTS = {
     "roots": is_root,
     "rows": lambda keys, tags: split_trajectory(keys[0]),
     "markers": lambda keys, tags: split_session(keys[0]),
-    "statuses": lambda keys, tags: tags and tags[0].get("status") in ("running", "finished"),
 }
 
 
@@ -155,8 +155,7 @@ PUTS = {
 @pytest.mark.parametrize("what", PUTS)
 def test_a_write_to_the_queue(fault, make_prompts, what):
     queue = Faulty(fault, "put", PUTS[what])
-    settings = config(rollout_level=what != "statuses")
-    with RolloutDispatcher(LocalPool(answer, 2), queue, settings) as dispatcher:
+    with RolloutDispatcher(LocalPool(answer, 2), queue, CONFIG) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
         if what == "rows" and fault.error is not None:
             # The queue takes markers: each session has one, which names the error.

@@ -131,3 +131,52 @@ def test_a_pool_is_told_to_forget_each_prompt_once_its_last_session_has_finished
             dispatcher.generate_sequences(make_prompts(4), step=step)
     assert len(pool.forgotten) == len(set(pool.forgotten)) == 8
     assert set(pool.forgotten) == pool.known.keys()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_worker_may_reuse_its_buffers(make_dispatcher, make_prompts, queue, blocking):
+    class Worker:
+        def __init__(self):
+            self.buffer = torch.zeros(3)
+
+        def fill(self, session):
+            self.buffer.fill_(session.session_id)
+            return {"responses": self.buffer, "meta": {"ids": [self.buffer]}}
+
+    class Blocking(Worker):
+        def __call__(self, prompt, sampling, session):
+            return self.fill(session)
+
+    class Async(Worker):
+        async def __call__(self, prompt, sampling, session):
+            return self.fill(session)
+
+    dispatcher = make_dispatcher(
+        Blocking if blocking else Async, n=8, workers=1, max_concurrent_rollouts=1
+    )
+    assert dispatcher.generate_sequences(make_prompts(2), step=1).succeeded == 16
+    for uid in ("u_0", "u_1"):
+        rows = queue.get([f"{uid}_{session}_0" for session in range(8)], "train")
+        assert [row[0].item() for row in rows["responses"].unbind()] == list(range(8))
+        assert [meta["ids"][0][0].item() for meta in rows["meta"]] == list(range(8))
+
+
+def test_a_worker_that_cancels_every_task_ends_sessions_and_nothing_else(
+    make_dispatcher, make_prompts, queue
+):
+    cancelled = []
+
+    async def worker(prompt, sampling, session):
+        if session.session_id == 1 and session.attempt == 0:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            cancelled.extend(others)
+            for task in others:
+                task.cancel()
+        await asyncio.sleep(0)
+        return {"responses": torch.ones(3)}
+
+    dispatcher = make_dispatcher(worker, max_retries=1, session_timeout_s=30)
+    for step in (1, 2):
+        report = dispatcher.submit(make_prompts(3), step=step, partition=f"p{step}").result(20)
+        assert report.succeeded == 12
+    assert cancelled
