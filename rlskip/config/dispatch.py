@@ -29,7 +29,7 @@ class DispatchConfig:
     """How a batch of prompts becomes sessions on workers."""
 
     # true: sessions are dispatched one by one, as dispatch.policy says. false: a prompt's sessions
-    # stay on one worker. Also trainer.v1.rollout_level_dispatch.
+    # stay on one worker. verl has the same key.
     rollout_level: bool = False
 
     # Sessions that run at once on one worker; null: any number. verl has the same key.
