@@ -26,9 +26,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import lost_choices, refuse_replaced_keys
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
+from rlskip.config.option_checks import lost_choices, refuse_replaced_keys
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.attach import install, uninstall
 from rlskip.hosts.verl import launcher

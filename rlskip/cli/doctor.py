@@ -31,9 +31,9 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
     else:
         sections[0][1].extend(dump_dir_findings(dump_dir))
     if ray:
-        from rlskip.doctor.nodes import ask_nodes
+        from rlskip.doctor.nodes import findings_of_nodes
 
-        sections += ask_nodes(dump_dirs)
+        sections += findings_of_nodes(dump_dirs)
     view: list[RenderableType] = []
     for i, (title, findings) in enumerate(sections):
         shown = findings

@@ -109,7 +109,7 @@ def _hosts() -> Iterator[Finding]:
 def _verl(version: str) -> Finding:
     from rlskip.hosts.verl.handshake import attached_by
     from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
-    from rlskip.hosts.verl.releases import loads_entry_points
+    from rlskip.hosts.verl.supported_versions import loads_entry_points
 
     way = attached_by()
     if way is not None:

@@ -12,9 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import find_node, look_up
-from rlskip.config.choices import lost_choices
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
+from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SkipManagerConfig
 from rlskip.config.steps import compact
@@ -23,7 +23,7 @@ from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.preflight import problems
-from rlskip.hosts.verl.releases import is_verls
+from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
 from rlskip.skip.manager import read_settings

@@ -15,8 +15,7 @@ import attrs
 from rlskip.doctor.environment import dump_dir_findings, environment
 from rlskip.doctor.finding import ERROR, OK, WARNING, Finding
 from rlskip.errors import RlskipError
-from rlskip.jobs.nodes import Unanswered, answers
-from rlskip.jobs.nodes import ask_nodes as ask_each
+from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 from rlskip.jobs.shared import sees_token, token_in
 
 TIMEOUT_S = 120.0
@@ -30,7 +29,7 @@ class RayUnreachableError(RlskipError, ConnectionError):
     """No Ray cluster can be reached."""
 
 
-def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
+def findings_of_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
     """The findings of each node, among them whether it sees this node's dump dirs.
 
     Raises
@@ -57,7 +56,7 @@ def ask_nodes(dump_dirs: Sequence[Path]) -> list[tuple[str, list[Finding]]]:
         with contextlib.ExitStack() as tokens:
             numbers = {path: tokens.enter_context(token_in(path)) for path in existing}
             here = {finding.topic: finding.what for finding in environment()}
-            asked = ask_each(ray, _findings_there, [str(path) for path in dump_dirs], numbers)
+            asked = ask_nodes(ray, _findings_there, [str(path) for path in dump_dirs], numbers)
             found = answers(ray, asked, TIMEOUT_S)
         return [(title, _judged(answer, here)) for title, answer in found.items()]
     finally:

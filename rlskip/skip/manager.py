@@ -19,7 +19,7 @@ from rlskip.config.skip import BUILT_IN_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
-from rlskip.skip.guard import Guard, before_init, refusing
+from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import BaseSkip, make_roles, refuse_misspelt, role_specs
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
 

@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Any:
             return call(*arguments) if answer is None else answer
 
         monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
-        monkeypatch.setattr(nodes, "ask_each", ask)
+        monkeypatch.setattr(nodes, "ask_nodes", ask)
         monkeypatch.setattr(nodes, "answers", lambda ray, answer, seconds: {"node": answer})
 
     return asked
@@ -35,18 +35,18 @@ def test_versions_are_compared_and_paths_are_not(asked: Any) -> None:
     for finding in there:
         finding["what"] += "/elsewhere"
     asked(there)
-    ((_, found),) = nodes.ask_nodes([])
+    ((_, found),) = nodes.findings_of_nodes([])
     assert (found[-1].topic, found[-1].level) == ("versions", OK)
     for finding in there:
         if finding["topic"] == "hydra":
             finding["what"] = "0.9 in /elsewhere"
-    ((_, found),) = nodes.ask_nodes([])
+    ((_, found),) = nodes.findings_of_nodes([])
     assert (found[-1].topic, found[-1].level) == ("versions", ERROR)
     assert found[-1].what.startswith("hydra 0.9 there, 1.")
 
 
 def test_a_directory_that_takes_no_mark_is_not_another(asked: Any, tmp_path: Path) -> None:
     asked()
-    ((_, found),) = nodes.ask_nodes([Path("/proc"), tmp_path])
+    ((_, found),) = nodes.findings_of_nodes([Path("/proc"), tmp_path])
     said = [finding.what for finding in found if finding.topic == "dump dir"]
     assert [what.split()[0] for what in said if "same directory" in what] == [str(tmp_path)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlskip.doctor.finding import ERROR, OK, WARNING
-from rlskip.doctor.nodes import ask_nodes
+from rlskip.doctor.nodes import findings_of_nodes
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
@@ -51,7 +51,7 @@ def test_doctor_reports_each_node(
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HIDES_RLSKIP)
     nodes.add("bare", PYTHONPATH=str(tmp_path / "site"))
-    said = dict(ask_nodes([dumps]))
+    said = dict(findings_of_nodes([dumps]))
     assert len(said) == 3
 
     def of(resource: str, topic: str) -> list[tuple[str, str]]:

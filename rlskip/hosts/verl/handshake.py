@@ -49,7 +49,7 @@ from rlskip.hosts.verl.names import (
     PLUGINS_VARIABLE,
     RAY_HOOK_VARIABLE,
 )
-from rlskip.hosts.verl.releases import loads_entry_points
+from rlskip.hosts.verl.supported_versions import loads_entry_points
 from rlskip.jobs import records
 from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 

@@ -35,7 +35,7 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.verl.fields import NEEDED
 from rlskip.hosts.verl.handshake import PROBE_S, running_ray
 from rlskip.hosts.verl.names import MANAGER_KEY, SAMPLER_KEY
-from rlskip.hosts.verl.releases import verl_version
+from rlskip.hosts.verl.supported_versions import verl_version
 from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue

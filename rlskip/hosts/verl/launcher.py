@@ -35,7 +35,7 @@ from rlskip.hosts.verl.names import (
     RAY_HOOK_VARIABLE,
     WAIT_VARIABLE,
 )
-from rlskip.hosts.verl.releases import (
+from rlskip.hosts.verl.supported_versions import (
     is_verls,
     loads_entry_points,
     refuse_old_release,

@@ -20,7 +20,7 @@ from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
+from rlskip.hosts.verl.attempt_keys import AttemptKeys, present_attempt
 from rlskip.hosts.verl.journals import start_journals
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.v1 import trainer_settings

@@ -48,8 +48,8 @@ from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
-from rlskip.hosts.verl.releases import refuse_old_release
 from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.supported_versions import refuse_old_release
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 from rlskip.skip.manager import read_settings

@@ -32,7 +32,7 @@ from rlskip.hosts.verl.names import (
     SAMPLER_KEY,
     SERVERS,
 )
-from rlskip.hosts.verl.releases import lacks
+from rlskip.hosts.verl.supported_versions import lacks
 
 Roles = Collection[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rlskip.hosts.verl.attempts import AttemptKeys, present_attempt
+from rlskip.hosts.verl.attempt_keys import AttemptKeys, present_attempt
 from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import ReplayBuffer

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from rlskip.config.choices import lost_choices
+from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 
