@@ -118,6 +118,7 @@ class PromptGroup:
         sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
         for (session_id, index), tag in self.rows.items():
             sessions.setdefault(session_id, {})[index] = tag
+        counted = N in (self.root or {})
         succeeded: dict[int, dict[int, Tag]] = {}
         failed: dict[int, str] = {}
         for session_id in sorted(sessions):
@@ -131,12 +132,14 @@ class PromptGroup:
             elif FAILURE in statuses:
                 at_fault = [*rows.values()][statuses.index(FAILURE)]
                 failed[session_id] = str(at_fault.get(ERROR, ""))
-            elif lost := _lost_rows(written, rows, marker, self.expects.drops_late_writes):
+            elif (ROWS in marker or len(rows) < len(written)) and (
+                lost := _lost_rows(written, rows, marker, self.expects.drops_late_writes)
+            ):
                 failed[session_id] = lost
             elif (
                 rows
                 and statuses.count(SUCCESS) == len(statuses)
-                and (ended == SUCCESS or N not in (self.root or {}))
+                and (ended == SUCCESS or not counted)
             ):
                 succeeded[session_id] = rows
         return succeeded, failed
@@ -207,7 +210,7 @@ def _lost_rows(
     expected = integer(marker.get(ROWS))
     if expected is not None:
         return "" if len(rows) == expected else f"found {len(rows)} of its {expected} rows"
-    if not rows or len(rows) == len(written):
+    if not rows:
         return ""
     last = max(rows)
     first = last - last % ROWS_PER_ATTEMPT
