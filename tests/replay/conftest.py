@@ -1,10 +1,51 @@
-"""A queue written as sessions write it, and buffers on it."""
+"""A queue written as sessions write it, and buffers on it whose clock stands until they wait."""
 
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import ReplayBuffer
+
+
+class MockClock:
+    """Seconds that pass only while somebody waits; after trio's MockClock.
+
+    A wait ends at once. It moves the clock to the next action that is due, or by its timeout.
+    """
+
+    def __init__(self):
+        self.now, self.waits, self.actions = 0.0, [], []
+
+    def __call__(self):
+        return self.now
+
+    def at(self, seconds, action):
+        """Do `action` at this time, or during the first wait after it."""
+        self.actions.append((seconds, action))
+
+    def wait(self, timeout):
+        self.waits.append(timeout)
+        until = self.now + timeout
+        due = min(self.actions, key=lambda planned: planned[0], default=None)
+        if due is None or due[0] > until:
+            self.now = until
+            return
+        self.actions.remove(due)
+        self.now = max(self.now, due[0])
+        due[1]()
+
+
+class ClockedQueue(MemoryQueue):
+    """Its watches wait on a MockClock."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def watch(self):
+        watch = super().watch()
+        watch.wait_change = self.clock.wait
+        return watch
 
 
 class Rollouts:
@@ -36,8 +77,13 @@ class Rollouts:
 
 
 @pytest.fixture
-def queue():
-    return MemoryQueue()
+def clock():
+    return MockClock()
+
+
+@pytest.fixture
+def queue(clock):
+    return ClockedQueue(clock)
 
 
 @pytest.fixture
@@ -56,10 +102,10 @@ def rollouts(make_rollouts):
 
 
 @pytest.fixture
-def make_buffer(queue):
+def make_buffer(queue, clock):
     def make(refill=None, **replay):
-        config = {"replay": {"timeout_s": 0.02, **replay}}
-        return ReplayBuffer(queue, config, refill=refill)
+        config = {"replay": {"timeout_s": 5, **replay}}
+        return ReplayBuffer(queue, config, refill=refill, clock=clock)
 
     return make
 

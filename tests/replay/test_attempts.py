@@ -39,7 +39,7 @@ def histories(draw):
     return last, rows[last], steps
 
 
-class Session:
+class OneSession:
     """One session of one prompt, on a queue, whose attempts write what `histories` says."""
 
     def __init__(self, queue, keys, counted):
@@ -79,15 +79,6 @@ def whole(last, rows):
     return [{"x": [last, row], f"only{last}": row} for row in range(rows)]
 
 
-@pytest.mark.parametrize("keys", [RAW, OWN])
-@pytest.mark.parametrize("counted", [True, False])
-@given(history=histories())
-@settings(max_examples=150, deadline=None)
-def test_a_memory_queue_returns_the_last_attempt_whatever_others_write(keys, counted, history):
-    last, rows, steps = history
-    assert Session(MemoryQueue(), keys, counted).play(last, rows, steps) == whole(last, rows)
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("counted", [True, False])
@@ -100,7 +91,7 @@ def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(
     adapter, keys, counted, history
 ):
     last, rows, steps = history
-    session = Session(adapter, keys, counted)
+    session = OneSession(adapter, keys, counted)
     # Where attempts share no key, nothing needs to be detected.
     with suppress(IncompleteRolloutError) if keys == RAW else nullcontext():
         assert session.play(last, rows, steps) == whole(last, rows)
@@ -123,39 +114,38 @@ class SharedQueue(MemoryQueue):
         return super().put(keys, partition, fields, tags)
 
 
-@pytest.mark.parametrize("row", [0, 1])
-def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(row):
-    session = Session(SharedQueue(), RAW, counted=True)
-    with pytest.raises(
-        IncompleteRolloutError, match=r"u: .*session 0 failed: found 1 of its 2 rows"
-    ):
+@pytest.mark.parametrize(
+    ("row", "counted", "reason"),
+    [
+        (0, True, "found 1 of its 2 rows"),
+        (1, True, "found 1 of its 2 rows"),
+        (0, False, "row 0 was replaced by another attempt"),
+        (1, False, "row 1 is another attempt's, and no count says how many it wrote itself"),
+    ],
+)
+def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(row, counted, reason):
+    session = OneSession(SharedQueue(), RAW, counted)
+    with pytest.raises(IncompleteRolloutError) as error:
         session.play(1, 2, [(1, 0), (1, 1), "marker", (0, row), "sample"])
+    assert error.value.prompts[0].failed == ((0, reason),)
 
 
-def test_without_a_count_a_gap_in_the_rows_shows_a_replaced_row():
-    session = Session(SharedQueue(), RAW, counted=False)
-    with pytest.raises(IncompleteRolloutError, match="session 0 failed: row 0 was replaced"):
-        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, 0), "sample"])
-
-
-def test_without_a_count_a_later_row_of_another_attempt_may_have_replaced_the_last():
-    session = Session(SharedQueue(), RAW, counted=False)
-    with pytest.raises(IncompleteRolloutError, match="0 failed: row 1 is another attempt's"):
-        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, 1), "sample"])
-
-
+@pytest.mark.parametrize("keys", [RAW, OWN])
 @pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("make_queue", [MemoryQueue, SharedQueue])
 @given(history=histories())
-@settings(max_examples=150, deadline=None)
-def test_a_shared_queue_returns_the_last_attempt_or_names_the_group(counted, history):
+@settings(max_examples=100, deadline=None)
+def test_the_last_attempt_is_returned_or_its_group_named(make_queue, keys, counted, history):
     last, rows, steps = history
-    session = Session(SharedQueue(), RAW, counted)
-    with suppress(IncompleteRolloutError):
+    session = OneSession(make_queue(), keys, counted)
+    # Where the queue drops late writes, or attempts share no key, there is nothing to name.
+    may_raise = make_queue is SharedQueue and keys == RAW
+    with suppress(IncompleteRolloutError) if may_raise else nullcontext():
         assert session.play(last, rows, steps) == whole(last, rows)
 
 
 def test_rows_of_given_up_attempts_beside_those_that_count_are_left_out():
-    session = Session(SharedQueue(), OWN, counted=False)
+    session = OneSession(SharedQueue(), OWN, counted=False)
     rows = session.play(1, 2, [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), "marker", "sample", "get"])
     assert rows == whole(1, 2)
 
@@ -175,24 +165,25 @@ def test_another_number_of_rows_than_announced_is_incomplete(rollouts, buffer, r
     rollouts.tag("u", prompt_tag(1, 1))
     rollouts.session("u", 0, rows=rows, marker=False)
     rollouts.tag("u_sess0", session_tag(0, rows=announced))
-    with pytest.raises(IncompleteRolloutError, match=f"found {rows} of its {announced} rows"):
+    with pytest.raises(IncompleteRolloutError) as error:
         buffer.sample(1, "train")
+    assert error.value.prompts[0].failed == ((0, f"found {rows} of its {announced} rows"),)
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["batch", "part of a batch"])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "reason"),
     [
-        (lambda s: s.write(0, 1), r"session 0 failed: another attempt replaced row u_0_1\)"),
+        (lambda s: s.write(0, 1), "another attempt replaced row u_0_1"),
         (lambda s: s.queue.delete(["u_0_1"], s.partition), "row u_0_1 was deleted"),
         (
             lambda s: s.queue.put(["u_0_1"], s.partition, None, [{"status": "failure"}]),
-            "replaced row u_0_1",
+            "another attempt replaced row u_0_1",
         ),
     ],
 )
-def test_a_change_after_the_sample_is_found(change, message, first):
-    session = Session(SharedQueue(), RAW, counted=True)
+def test_a_change_after_the_sample_is_found(change, reason, first):
+    session = OneSession(SharedQueue(), RAW, counted=True)
     for row in range(2):
         session.write(1, row)
     session.mark(1, 2)
@@ -200,10 +191,12 @@ def test_a_change_after_the_sample_is_found(change, message, first):
     session.buffer.check(batch)
     change(session)
     part = replace(batch, keys=batch.keys[first:], tags=batch.tags[first:])
-    with pytest.raises(IncompleteRolloutError, match=message) as error:
-        session.buffer.get(part)
-    assert error.value.partition == session.partition
-    assert error.value.prompts[0].succeeded == ()
+    for read in (session.buffer.get, session.buffer.check):
+        with pytest.raises(IncompleteRolloutError) as error:
+            read(part)
+        (prompt,) = error.value.prompts
+        assert error.value.partition == session.partition
+        assert (prompt.succeeded, prompt.failed) == ((), ((0, reason),))
 
 
 def test_changed_rows_are_not_read_at_all():
@@ -213,23 +206,10 @@ def test_changed_rows_are_not_read_at_all():
             return super().get(*args)
 
     reads = []
-    session = Session(Read(), RAW, counted=False)
+    session = OneSession(Read(), RAW, counted=False)
     with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
         session.play(1, 1, [(1, 0), "marker", "sample", (0, 0), "get"])
     assert reads == []
-
-
-def test_a_session_that_lost_a_row_did_not_succeed():
-    session = Session(MemoryQueue(), RAW, counted=False)
-    for row in range(2):
-        session.write(1, row)
-    session.mark(1, 2)
-    batch, _ = session.buffer.sample(1, session.partition)
-    session.queue.delete(["u_0_1"], session.partition)
-    with pytest.raises(IncompleteRolloutError, match="u: expected 1, got 0") as error:
-        session.buffer.check(batch)
-    (prompt,) = error.value.prompts
-    assert (prompt.succeeded, prompt.failed) == ((), ((0, "row u_0_1 was deleted"),))
 
 
 def test_a_change_while_the_rows_are_read_is_found():
@@ -239,7 +219,7 @@ def test_a_change_while_the_rows_are_read_is_found():
             session.write(0, 0)
             return rows
 
-    session = Session(Raced(), RAW, counted=True)
+    session = OneSession(Raced(), RAW, counted=True)
     with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
         session.play(1, 1, [(1, 0), "marker", "sample", "get"])
 

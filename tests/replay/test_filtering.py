@@ -101,12 +101,14 @@ def test_the_surplus_is_discarded(prompts):
 def test_it_ends_when_the_most_prompts_were_submitted(prompts):
     prompts.finish("a", SAME)
     prompts.refills = [SAME] * 9
-    with pytest.raises(IncompleteRolloutError, match="max_num_gen_batches") as error:
+    with pytest.raises(IncompleteRolloutError) as error:
         prompts.buffer(max_submitted=3).sample(1, "train", 1)
-    assert "0 of 1 groups passed the filter, 4 were rejected" in str(error.value)
+    assert "0 of 1 groups passed the filter, 4 were rejected" in error.value.what
+    assert "max_num_gen_batches" in error.value.remedy
     assert sum(prompts.asked) == 3
 
 
 def test_a_filter_needs_a_refill(prompts):
-    with pytest.raises(ConfigError, match="group_filter"):
+    with pytest.raises(ConfigError) as error:
         ReplayBuffer(prompts.queue, group_filter=GroupFilter(prompts.metric))
+    assert error.value.where == "group_filter"

@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import time
 
 import pytest
 
@@ -61,7 +60,8 @@ def test_an_incomplete_group_raises_and_names_the_cause(buffer, rollouts, case, 
         buffer.sample(1, "train", batch_size)
     assert not isinstance(error.value, ReplayTimeoutError)
     assert isinstance(error.value, RuntimeError)
-    assert f"partition 'train', step 1: incomplete groups:\n  {said}\n" in str(error.value)
+    assert error.value.where == "partition 'train', step 1"
+    assert error.value.what == f"incomplete groups:\n  {said}"
     assert buffer.get_sampleable_count(1, "train") == 0
 
 
@@ -85,8 +85,9 @@ def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, que
         rollouts.session("u", 0, marker=False)
         rollouts.tag("u", status_tag(1, "finished"))
     assert buffer.sample(1, "val")[0].keys == ["u_0_0"]
-    with pytest.raises(IncompleteRolloutError, match="u: expected 2, got 1"):
+    with pytest.raises(IncompleteRolloutError) as error:
         buffer.sample(1, "train")
+    assert [(prompt.expected, prompt.actual) for prompt in error.value.prompts] == [(2, 1)]
 
 
 def test_a_prompt_may_expect_fewer_than_the_config(make_buffer, rollouts):
@@ -111,11 +112,14 @@ def test_drop_evicts_counts_and_logs(make_buffer, rollouts, queue, caplog):
     assert "elsewhere" in left  # another step's groups are not this call's business
 
 
-def test_a_step_that_dropped_everything_raises(make_buffer, rollouts):
-    buffer = make_buffer(on_incomplete="drop", timeout_s=30)
-    rollouts.counted("incomplete", error="boom")
-    with pytest.raises(IncompleteRolloutError, match=r"every prompt was dropped\):\n  incomplete"):
-        buffer.sample(1, "train")
+@pytest.mark.parametrize(("partition", "size"), [("train", None), ("val", None), ("val", 1)])
+def test_a_batch_that_dropped_everything_raises(make_buffer, make_rollouts, partition, size):
+    buffer = make_buffer(on_incomplete="drop")
+    make_rollouts(partition).counted("incomplete", error="boom")
+    with pytest.raises(IncompleteRolloutError) as error:
+        buffer.sample(1, partition, size)
+    assert not isinstance(error.value, ReplayTimeoutError)
+    assert [prompt.uid for prompt in error.value.prompts] == ["incomplete"]
 
 
 def test_a_batch_too_small_after_drops_names_them(make_buffer, rollouts):
@@ -128,14 +132,13 @@ def test_a_batch_too_small_after_drops_names_them(make_buffer, rollouts):
         buffer.sample(1, "train", 2)
 
 
-def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, make_rollouts):
-    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=100), make_rollouts("val")
+def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, make_rollouts, clock):
+    buffer, rollouts = make_buffer(on_incomplete="drop"), make_rollouts("val")
     for uid in ("a", "b", "c"):
         rollouts.counted(uid)
     rollouts.counted("incomplete", error="boom")
-    start = time.monotonic()
     batch, metrics = buffer.sample(1, "val", 3)
-    assert time.monotonic() - start < 50
+    assert clock.waits == []
     assert batch.extra_info["rollout_root_keys"] == ["a", "b"]
     assert metrics["validation/rollout_failure/evicted_samples"] == 1
     assert buffer.sample(1, "val", 1)[0].extra_info["rollout_root_keys"] == ["c"]
@@ -145,15 +148,9 @@ def test_a_batch_of_validation_waits_for_prompts_that_may_still_succeed(make_buf
     buffer, rollouts = make_buffer(on_incomplete="drop"), make_rollouts("val")
     rollouts.counted("incomplete", error="boom")
     rollouts.tag("running", prompt_tag(1, 1))
-    with pytest.raises(ReplayTimeoutError, match="running: expected 1, got 0"):
+    with pytest.raises(ReplayTimeoutError) as error:
         buffer.sample(1, "val", 2)
-
-
-def test_a_batch_of_validation_that_dropped_everything_raises(make_buffer, make_rollouts):
-    buffer, rollouts = make_buffer(on_incomplete="drop", timeout_s=100), make_rollouts("val")
-    rollouts.counted("incomplete", error="boom")
-    with pytest.raises(IncompleteRolloutError, match=r"every prompt was dropped\):\n  incomplete"):
-        buffer.sample(1, "val", 1)
+    assert [prompt.uid for prompt in error.value.prompts] == ["running"]
 
 
 def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, queue, caplog):
@@ -172,15 +169,6 @@ def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, que
     assert "short: expected 3, got 2" in caplog.text
     buffer.clear(batch)
     assert queue.list("train") == {}
-
-
-def test_min_viable_raises_below_its_minimum(make_buffer, rollouts):
-    buffer = make_buffer(on_incomplete="min_viable", min_viable=2)
-    rollouts.counted("u", n=3)
-    rollouts.session("u", 0, rows=0, error="boom")
-    rollouts.session("u", 1, rows=0, error="boom")
-    with pytest.raises(IncompleteRolloutError, match="u: expected 3, got 1"):
-        buffer.sample(1, "train")
 
 
 @pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["  and 1 more"])])

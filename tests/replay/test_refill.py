@@ -74,8 +74,9 @@ def test_refill_gives_up_after_max_refills_in_a_row(make_buffer, rollouts):
     buffer = make_buffer(refill, on_incomplete="refill", max_refills=3)
     rollouts.counted("complete")
     rollouts.counted("u", error="boom")
-    with pytest.raises(IncompleteRolloutError, match="after 3 refills") as error:
+    with pytest.raises(IncompleteRolloutError) as error:
         buffer.sample(1, "train")
+    assert "after 3 refills" in error.value.what
     assert [prompt.uid for prompt in error.value.prompts] == ["fresh2"]
 
 
@@ -86,19 +87,22 @@ def test_an_evicted_uid_starts_its_refills_from_zero(make_buffer, rollouts):
     buffer = make_buffer(refill, on_incomplete="refill", max_refills=1)
     for _ in range(2):
         rollouts.counted("u", error="boom")
-        with pytest.raises(IncompleteRolloutError, match="after 1 refills") as error:
+        with pytest.raises(IncompleteRolloutError) as error:
             buffer.sample(1, "train")
         assert error.value.prompts[0].failed == ((0, "again"), (1, "again"))
         buffer.evict(["u"], "train")
 
 
-def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, rollouts):
+def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollouts, clock):
     buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
+    rollouts, validation = make_rollouts("train"), make_rollouts("val")
     rollouts.counted("complete")
     rollouts.counted("u", error="boom")
     with pytest.raises(ReplayTimeoutError, match="refills that have not arrived: later"):
         buffer.sample(1, "train")
-    rollouts.counted("later")
+    validation.counted("v")
+    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
+    clock.at(0, lambda: rollouts.counted("later"))
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
 
 
@@ -110,14 +114,15 @@ def test_a_refill_names_one_uid_per_prompt(make_buffer, rollouts):
 
 
 def test_refill_without_a_callback_is_refused(queue):
-    with pytest.raises(ConfigError, match=r"replay\.on_incomplete: refill needs a callback"):
+    with pytest.raises(ConfigError) as error:
         ReplayBuffer(queue, {"replay": {"on_incomplete": "refill"}})
+    assert error.value.where == "replay.on_incomplete"
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_validation_is_dropped_and_never_refilled(make_buffer, make_rollouts, batch_size, queue):
     refilled = []
-    buffer = make_buffer(lambda *args: refilled.append(args), on_incomplete="refill", timeout_s=30)
+    buffer = make_buffer(lambda *args: refilled.append(args), on_incomplete="refill")
     rollouts = make_rollouts("val")
     rollouts.counted("complete")
     rollouts.counted("u", error="boom")
@@ -127,12 +132,3 @@ def test_validation_is_dropped_and_never_refilled(make_buffer, make_rollouts, ba
     assert metrics["validation/rollout_failure/refilled_samples"] == 0
     assert not refilled
     assert "u" not in queue.list("val")
-
-
-def test_a_refill_of_one_partition_delays_no_other(make_buffer, make_rollouts):
-    buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
-    make_rollouts("train").counted("u", error="boom")
-    with pytest.raises(ReplayTimeoutError, match="refills that have not arrived: later"):
-        buffer.sample(1, "train")
-    make_rollouts("val").counted("v")
-    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]

@@ -64,21 +64,16 @@ def test_every_problem_is_named_at_once_by_its_full_key():
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "key"),
     [
-        (
-            {"on_incomplete": "min_viable"},
-            "replay.min_viable: on_incomplete: min_viable needs a value",
-        ),
-        (
-            {"on_incomplete": "min_viable", "min_viable": 5, "n": 4},
-            "replay.min_viable: 5 sessions can never succeed, because a prompt gets 4",
-        ),
-        ({"timeout_s": -1}, "replay.timeout_s: expected a number of seconds above 0"),
-        ({"timeout_s": float("nan")}, "replay.timeout_s: must be a finite number"),
-        ({"n": True}, "replay.n: expected int or null, got True"),
+        ({"on_incomplete": "min_viable"}, "min_viable"),
+        ({"on_incomplete": "min_viable", "min_viable": 5, "n": 4}, "min_viable"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"n": True}, "n"),
     ],
 )
-def test_invalid_settings_are_refused(node, said):
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+def test_invalid_settings_are_refused(node, key):
+    with pytest.raises(ConfigError, match=f"replay.{key}: ") as error:
         read_replay({"replay": node})
+    assert str(error.value).count("replay.") == 1, error.value

@@ -5,64 +5,22 @@ import pytest
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import KVBatchMeta
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
-
-
-def test_one_call_cleans_up_rows_roots_and_markers(buffer, rollouts, queue):
-    rollouts.counted("u", rows=2)
-    rollouts.counted("next", step=2)
-    batch, _ = buffer.sample(1, "train")
-    buffer.clear(batch)
-    assert sorted(queue.list("train")) == [
-        "next",
-        "next_0_0",
-        "next_1_0",
-        "next_sess0",
-        "next_sess1",
-    ]
+from rlskip.replay import ReplayTimeoutError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
-    with pytest.raises(RlskipError, match="does not name its prompts"):
+    with pytest.raises(RlskipError, match="rollout_root_keys"):
         buffer.clear(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"))
 
 
-@pytest.mark.parametrize("clean_up", [True, False])
-def test_two_complete_validation_batches_at_one_step(make_buffer, queue, clean_up, make_rollouts):
-    buffer, rollouts = make_buffer(), make_rollouts("val")
-    for uid in ("a", "b"):
-        rollouts.finished(uid, n=1)
-        batch, metrics = buffer.sample(1, "val")
-        assert batch.keys == [f"{uid}_0_0"]
-        assert "validation/rollout_failure/evicted_samples" in metrics
-        if clean_up:
-            buffer.clear(batch)
-
-
-def test_a_cleared_uid_may_come_again(buffer, rollouts):
-    for step in (1, 2):
-        rollouts.counted("u", step=step)
-        batch, _ = buffer.sample(step, "train")
-        assert len(batch) == 2
-        buffer.clear(batch)
-
-
-def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue):
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, step):
     rollouts.counted("u", n=1)
     buffer.sample(1, "train")
     queue.delete(["u"], "train")
-    assert buffer.get_sampleable_count(2, "train") == 0
-    rollouts.counted("u", n=1, step=2)
-    assert buffer.sample(2, "train")[0].keys == ["u_0_0"]
-
-
-def test_a_root_put_again_at_the_same_step_is_a_new_prompt(buffer, rollouts, queue):
-    rollouts.counted("u", n=1)
-    buffer.sample(1, "train")
-    queue.delete(["u"], "train")
-    assert buffer.get_sampleable_count(1, "train") == 0
-    rollouts.tag("u", prompt_tag(1, 1))
-    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+    assert buffer.get_sampleable_count(step, "train") == 0
+    rollouts.tag("u", prompt_tag(step, 1))
+    assert buffer.sample(step, "train")[0].keys == ["u_0_0"]
 
 
 def test_what_a_late_session_writes_to_a_sampled_group_changes_nothing(buffer, rollouts):
@@ -72,22 +30,6 @@ def test_what_a_late_session_writes_to_a_sampled_group_changes_nothing(buffer, r
     rollouts.tag("u", {"status": "finished"})
     with pytest.raises(ReplayTimeoutError, match="1 were sampled before"):
         buffer.sample(1, "train")
-
-
-def test_a_retried_session_counts_once_with_its_last_rows(buffer, rollouts):
-    rollouts.tag("u", prompt_tag(1, 1))
-    rollouts.session("u", 0, rows=3, marker=False)
-    rollouts.session("u", 0, rows=2, attempt=1)
-    assert buffer.sample(1, "train")[0].keys == ["u_0_0", "u_0_1"]
-
-
-def test_an_incomplete_prompt_can_be_evicted_and_the_rest_sampled(buffer, rollouts):
-    rollouts.counted("complete")
-    rollouts.counted("incomplete", error="boom")
-    with pytest.raises(IncompleteRolloutError) as error:
-        buffer.sample(1, "train")
-    buffer.evict([prompt.uid for prompt in error.value.prompts], "train")
-    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete"]
 
 
 def test_batches_of_a_size_take_the_oldest_first(buffer, rollouts):
@@ -153,8 +95,9 @@ def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, ro
     rollouts.tag("old", prompt_tag(2, 1))
     assert len(buffer.sample(2, "train", 1)[0]) == 2  # at step 2 `old` is not yet at the threshold
     rollouts.counted("new2", step=3)
-    with pytest.raises(ReplayTimeoutError, match=r"about to be stale.*\n  old: expected 1, got 0"):
+    with pytest.raises(ReplayTimeoutError, match="about to be stale") as error:
         buffer.sample(3, "train", 1)
+    assert [prompt.uid for prompt in error.value.prompts] == ["old"]
     rollouts.session("old", 0, step=2)
     assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
 

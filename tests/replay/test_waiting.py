@@ -3,7 +3,6 @@
 import logging
 import pickle
 import threading
-import time
 
 import pytest
 
@@ -11,67 +10,65 @@ from rlskip.keys import prompt_tag
 from rlskip.replay import ReplayTimeoutError
 
 
-def test_a_timeout_names_uids_and_sessions(buffer, rollouts):
+def test_a_timeout_names_uids_and_sessions(make_buffer, rollouts, clock):
+    buffer = make_buffer(timeout_s=20)
     rollouts.counted("complete")
     rollouts.tag("slow", prompt_tag(1, 4))
     rollouts.session("slow", 0)
     rollouts.session("slow", 2, rows=0, error="boom")
     rollouts.session("orphan", 0)
-    start = time.monotonic()
     with pytest.raises(TimeoutError) as error:
         buffer.sample(1, "train")
-    assert time.monotonic() - start < 50
-    assert "1 of 2 prompts are complete, 1 are running" in str(error.value)
-    assert "slow: expected 4, got 1 (session 2 failed: boom; sessions 1, 3 missing)" in str(
-        error.value
+    assert clock.now == 20
+    assert str(error.value) == (
+        "partition 'train', step 1: no batch after 20.0 s; 1 of 2 prompts are complete, 1 are "
+        "running; keys without a prompt that has a step: orphan\n"
+        "  slow: expected 4, got 1 (session 2 failed: boom; sessions 1, 3 missing)\n"
+        "  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow"
     )
-    assert "keys without a prompt that has a step: orphan" in str(error.value)
     assert [prompt.uid for prompt in error.value.prompts] == ["slow"]
     assert pickle.loads(pickle.dumps(error.value)).prompts == error.value.prompts
 
 
-def test_a_long_wait_is_logged(make_buffer, rollouts, caplog):
-    buffer = make_buffer(timeout_s=1.0, progress_interval_s=0.25)
+def test_a_long_wait_is_logged(make_buffer, rollouts, clock, caplog):
+    buffer = make_buffer(timeout_s=100, progress_interval_s=30)
     rollouts.tag("slow", prompt_tag(1, 2))
     with caplog.at_level(logging.INFO), pytest.raises(ReplayTimeoutError):
         buffer.sample(1, "train")
     lines = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
-    assert 2 <= len(lines) <= 4
-    assert "slow: expected 2, got 0 (sessions 0, 1 missing)" in lines[0]
+    assert [line.split("waiting for ")[1].split(";")[0] for line in lines] == [
+        f"{seconds} of 100 s" for seconds in (30, 60, 90)
+    ]
+    assert all("slow: expected 2, got 0 (sessions 0, 1 missing)" in line for line in lines)
 
 
-def test_the_last_marker_wakes_the_sampler(make_buffer, rollouts, monkeypatch):
-    monkeypatch.setattr("rlskip.replay.buffer._LONGEST_WAIT_S", 100)  # which no change ends
+def test_a_change_ends_the_wait(make_buffer, rollouts, clock):
     buffer = make_buffer(timeout_s=100)
     rollouts.tag("u", prompt_tag(1, 1))
-    returned = []
-
-    def sample():
-        buffer.sample(1, "train")
-        returned.append(time.perf_counter())
-
-    trainer = threading.Thread(target=sample)
-    trainer.start()
-    time.sleep(0.1)
-    last = time.perf_counter()
-    rollouts.session("u", 0)
-    trainer.join(60)
-    assert returned
-    assert returned[0] - last < 50
+    clock.at(40.5, lambda: rollouts.session("u", 0))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+    assert clock.now == 40.5
+    # Another thread may have taken the change for which this one waits.
+    assert max(clock.waits) <= 1
 
 
-def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts):
+def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock):
     buffer = make_buffer(timeout_s=100)
     rollouts.counted("first", step=1)
     batch, _ = buffer.sample(1, "train")
     rollouts.tag("u", prompt_tag(2, 1))
-    trainer = threading.Thread(target=buffer.sample, args=(2, "train"))
-    trainer.start()
-    time.sleep(0.05)
-    start = time.monotonic()
-    buffer.clear(batch)
-    assert buffer.get_sampleable_count(2, "train") == 0
-    assert time.monotonic() - start < 50
-    rollouts.session("u", 0, step=2)
-    trainer.join(60)
-    assert not trainer.is_alive()
+    counts = []
+
+    def clear_and_count():
+        buffer.clear(batch)
+        counts.append(buffer.get_sampleable_count(2, "train"))
+
+    def meanwhile():
+        other = threading.Thread(target=clear_and_count, daemon=True)
+        other.start()
+        other.join(20)
+        rollouts.session("u", 0, step=2)
+
+    clock.at(0, meanwhile)
+    assert buffer.sample(2, "train")[0].keys == ["u_0_0"]
+    assert counts == [0]
