@@ -38,6 +38,8 @@ class Lease(AbstractContextManager["Lease"]):
     def __init__(self, path: Path | None = None, ttl_s: float = 60.0) -> None:
         self._path = path
         self._ttl_s = ttl_s
+        # The file is ours as long as it has our token: only then is it rewritten or removed. The
+        # thread that rewrites it lives from `acquire` until `_released` is set or the file is lost.
         self._token = secrets.token_hex(8)
         self._beats = 0
         self._released = threading.Event()
@@ -233,6 +235,7 @@ class LeaseWatch:
     def __init__(self, path: Path, ttl_s: float) -> None:
         self._path = path
         self._ttl_s = ttl_s
+        # `_text` is what the file held at the last look, and has held at every look since `_since`.
         self._text: bytes | None = None
         self._since = 0.0
 

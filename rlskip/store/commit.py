@@ -45,6 +45,8 @@ class _Pulse:
     def forget(self) -> None:
         """Start empty: a forked child has neither the parent's thread nor its dumps."""
         self._lock = threading.Lock()
+        # Both under the lock. While there is a path, a thread beats; where it could not be started,
+        # the next call of `renews` tries again.
         self._paths: set[Path] = set()
         self._beats = False
 

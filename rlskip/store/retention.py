@@ -42,6 +42,8 @@ class Retention:
         self._root = root
         self._keep_last = keep_last
         self._max_size = max_size
+        # What each step takes, as measured when this process saw it first, plus the calls that it
+        # wrote since. A step that is gone is dropped at the next save.
         self._known: dict[int, _Written] = {}
 
     def apply(

@@ -20,9 +20,11 @@ class StepIndex:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._steps: list[int] = []
-        self._seen: int | None = None  # mtime of the directory as listed, ns
         self._lock = threading.Lock()
+        # Both under the lock. While the directory's mtime, in ns, is `_seen`, it holds exactly
+        # `_steps`; with None that is not known. Callers hold the list, so it is never changed.
+        self._steps: list[int] = []
+        self._seen: int | None = None
 
     def steps(self) -> list[int]:
         """A list that is never changed afterwards; raises OSError where it cannot be listed."""

@@ -75,6 +75,10 @@ class Writer:
     def _start_empty(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
+        # All under the condition. A job stays first in the queue until it is written or has failed,
+        # so an empty queue means that nothing is left to do. The thread ends itself, and only when
+        # the queue is empty. `_held` is the size of the arenas in use; `_spare` is an empty one
+        # that does not count.
         self._jobs: deque[_Job] = deque()
         self._held = 0
         self._thread: threading.Thread | None = None
