@@ -103,8 +103,10 @@ def test_runs_are_in_natural_order_and_other_folders_are_not_runs(rlskip: Any, d
     (dumps / "other" / "logs" / "12" / "events.txt").touch()
     (dumps / "other" / "events" / "12").mkdir(parents=True)
     (dumps / "other" / "events" / "12" / "meta.json").write_text("{}")
+    StepStore(dumps / ".hidden_tiny" / "s").save(1, [1])
+    (dumps / "lr11_tiny" / "s" / ".work").mkdir(parents=True)
     runs = [run["run"].split("/")[0] for run in rlskip("ls", dumps, "--json").json]
-    assert runs == ["grpo-lr2_tiny", "grpo_tiny", "lr2_tiny", "lr10_tiny"]
+    assert runs == ["grpo-lr2_tiny", "grpo_tiny", "lr2_tiny", "lr10_tiny", "lr11_tiny"]
 
 
 def test_the_dumps_of_a_custom_role_are_a_run_of_their_own(rlskip: Any, dumps: Path) -> None:

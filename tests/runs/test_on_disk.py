@@ -105,7 +105,8 @@ def test_shards_and_mini_batches_are_dumps_of_their_step(rlskip: Any, tmp_path: 
     names = [one["dump"] for one in listed["dumps"]]
     assert names == ["1 (rank 0 of 2)", "1 (rank 1 of 2)", "2/0", "2/1"]
     assert rlskip("verify", "-d", run).code == 0
-    assert [one["dump"] for one in rlskip("show", "2/1", "-d", run, "--json").json] == ["2/1"]
+    for part in (["2/1", "-d", run], [run / "2" / "1"]):
+        assert [one["dump"] for one in rlskip("show", *part, "--json").json] == ["2/1"]
     (run / "1" / "gen_batch.r1-of-2.dp").unlink()
     assert rlskip("verify", "-d", run).code == 1
 
@@ -125,34 +126,12 @@ def test_half_a_dump_is_listed_and_a_rank_that_cannot_be_is_not(rlskip: Any, run
     assert [one["dump"] for one in said if one["problem"]] == ["2"]
 
 
-def test_a_step_with_several_parts_is_one_step_and_a_path_names_a_part(
-    rlskip: Any, tmp_path: Path
-) -> None:
-    run = tmp_path / "e_p" / "s"
-    for part in (0, 1):
-        StepStore(run).save(2, [{"x": part}], part=part)
-    (listed,) = rlskip("ls", tmp_path, "--json").json
-    assert (listed["steps"], listed["dumps"]) == ([2], 2)
-    (shown,) = rlskip("show", run / "2" / "1", "--json").json
-    assert shown["dump"] == "2/1"
-
-
 def test_a_home_directory_is_written_as_in_a_shell(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(run_dir.parent))
     found = find_target(f"~/{run_dir.name}/2", Path("/nowhere"))
     assert (found.run.directory, found.step) == (run_dir.resolve(), 2)
-
-
-def test_runs_are_in_natural_order_and_hidden_directories_are_none(
-    rlskip: Any, tmp_path: Path
-) -> None:
-    for name in ("e10", "e9", ".hidden"):
-        StepStore(tmp_path / f"{name}_p" / "s").save(1, [1])
-    (tmp_path / "e11_p" / "s" / ".work").mkdir(parents=True)
-    names = [run["run"] for run in rlskip("ls", tmp_path, "--json").json]
-    assert names == ["e9_p/s", "e10_p/s", "e11_p/s"]
 
 
 def test_a_dump_is_shown_only_if_each_byte_of_it_is_sound(run_dir: Path) -> None:

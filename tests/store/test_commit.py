@@ -211,22 +211,6 @@ def test_a_full_disk_leaves_nothing_and_stops_nobody(python: Any, tmp_path: Path
     assert seen["left"] == [".work", "3", "3/gen_batch.dp", "3/meta.json"]
 
 
-def test_an_error_while_renaming_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = StepStore(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        store.save(1, "x")
-    monkeypatch.undo()
-    assert store.steps() == []
-    assert list((tmp_path / commit.WORK).iterdir()) == []
-
-
 # -- rivals ------------------------------------------------------------------------------
 
 _RIVALS = """

@@ -205,8 +205,9 @@ def test_a_forged_meta_is_a_corrupt_dump(
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     path.write_text(json.dumps({**plain, "seal": xxhash.xxh3_128_hexdigest(text.encode())}))
     if look is StepStore.load:
-        with pytest.raises(CorruptDumpError, match=r"meta\.json has invalid entries"):
+        with pytest.raises(CorruptDumpError) as caught:
             store.load(3)
+        assert caught.value.where == str(path)
     else:
         assert look(store, 3) is None
     assert len(list(store.directory.glob("3.bad-*"))) == 1
@@ -221,8 +222,9 @@ def test_a_dump_too_large_for_the_memory_is_absent_and_stays(
         raise MemoryError
 
     monkeypatch.setattr("rlskip.format.container.Reader.expand_all", fail)
-    with pytest.raises(AbsentDumpError, match="there is not enough memory"):
+    with pytest.raises(AbsentDumpError) as caught:
         store.load(1)
+    assert isinstance(caught.value.__cause__, MemoryError)
     monkeypatch.undo()
     assert store.load(1) == "x"
 

@@ -35,8 +35,9 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
 def test_info_that_cannot_be_kept_is_refused_before_a_byte_is_written(
     info: dict[str, Any], store: StepStore
 ) -> None:
-    with pytest.raises(UnsupportedTypeError, match="info: cannot keep this info"):
+    with pytest.raises(UnsupportedTypeError) as caught:
         store.save(1, 1, info=info)
+    assert caught.value.where == "info"
     assert not store.directory.exists()
 
 
@@ -44,8 +45,9 @@ def test_what_is_absent(store: StepStore) -> None:
     assert store.steps() == []
     assert store.nearest(1) is None
     assert store.read_meta(1) is None
-    with pytest.raises(AbsentDumpError, match="there is no dump of this step"):
+    with pytest.raises(AbsentDumpError) as caught:
         store.load(1)
+    assert caught.value.where == str(store.directory / "1")
     assert not store.directory.exists(), "looking creates nothing"
 
 
