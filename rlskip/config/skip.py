@@ -6,6 +6,8 @@ Shared keys are on top, roles below. A role's key that is None inherits the shar
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +15,18 @@ import attrs
 
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
 
+
+class SkipAction(str, enum.Enum):
+    """What to do instead of running a stage."""
+
+    CACHE = "cache"
+    REPEAT = "repeat"
+    # verl names these, too, and implements neither; a config that chooses one is refused.
+    RANDOM = "random"
+    EMPTY = "empty"
+
+
 ACTIONS = ("cache", "repeat")
-# verl's SkipAction names these, too; they are refused.
 PLANNED_ACTIONS = ("random", "empty")
 
 _actions = {"choices": ACTIONS + PLANNED_ACTIONS}
@@ -154,10 +166,13 @@ TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")
 VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
 
+#: The options of ``annotate`` that the role for groups has.
+QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})
+
 
 @attrs.frozen
 class RoleSpec:
-    """What the registry knows of a role.
+    """What is known of a role before there is an instance of it.
 
     Parameters
     ----------
@@ -175,3 +190,11 @@ class RoleSpec:
     actions: tuple[str, ...] = ACTIONS
     options: frozenset[str] = frozenset()
     online_step: bool = False
+
+
+BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
+    "rollout": RoleSpec(),
+    "async_rollout": RoleSpec(online_step=True),
+    "rollout_tq": RoleSpec(options=QUEUE_OPTIONS),
+    VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
+}

@@ -26,9 +26,11 @@ from rlskip.hosts.verl.preflight import problems
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
+from rlskip.skip.base_skip import role_specs
 from rlskip.skip.manager import read_settings
 from rlskip.skip.preflight import differences, preflight
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, make_roles
+from rlskip.skip.role import Role
+from rlskip.skip.roles import make_roles
 
 _SHOWN_STEPS = 100_000
 
@@ -141,12 +143,11 @@ def _refusal(topic: str, error: RlskipError) -> Finding:
 
 def _foreign(node: Mapping[str, Any]) -> list[str]:
     """The roles that only the application's own code registers."""
-    import rlskip.skip.roles  # noqa: F401 - registers the built-in roles
-
+    known = role_specs()
     return [
         key
         for key, value in node.items()
-        if isinstance(value, Mapping) and value.get("enable") is True and key not in SKIP_REGISTRY
+        if isinstance(value, Mapping) and value.get("enable") is True and key not in known
     ]
 
 
@@ -213,7 +214,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
 
 
-def _engine(settings: SkipSettings, roles: Mapping[str, BaseSkip]) -> Iterator[Finding]:
+def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     config, starts = settings.facts.config, settings.start_engine
     if is_verls(config):
@@ -245,7 +246,7 @@ def _differences(skip: Any, dumps: Sequence[Any]) -> Iterator[Finding]:
     differ: dict[str, list[int]] = {}
     for dump in dumps:
         made = dump.meta.identity
-        if made is not None and (must := differences(skip, made)):
+        if made is not None and (must := differences(skip.dumps, made)):
             differ.setdefault("; ".join(must), []).append(dump.step)
     level, then = {
         "error": (ERROR, "the job would end there"),

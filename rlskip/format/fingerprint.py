@@ -82,16 +82,22 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
         raise UnsupportedTypeError(known.what, where, _REMEDY) from error
 
 
-def contents_of(prompts: Any, extra: Mapping[str, Any]) -> list[str | None]:
-    """A hash of each prompt and of `extra`; None where a prompt has only volatile fields."""
+def contents_of(
+    prompts: Any, extra: Mapping[str, Any], stage: str | None = None
+) -> list[str | None]:
+    """A hash of each prompt, `extra` and the stage's name.
+
+    None where a prompt has only volatile fields, and there is no `extra`.
+    """
     n = length_of(prompts)
     columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
     per_row = {name: cells for name, column in columns.items() if (cells := cells_of(column, n))}
     whole = {name: column for name, column in columns.items() if name not in per_row}
     if not per_row and not extra:
         return [None] * n
+    others = {**extra, "": stage}
     return [
-        fingerprint({**whole, **{name: v[i] for name, v in per_row.items()}, "": dict(extra)})
+        fingerprint({**whole, **{name: v[i] for name, v in per_row.items()}, "": others})
         for i in range(n)
     ]
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
+from rlskip.config.skip import SkipAction
+from rlskip.skip.base_skip import SKIP_REGISTRY, BaseSkip, register_skip
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, SkipAction, register_skip
 
 if TYPE_CHECKING:
-    from rlskip.skip.roles import (
-        AsyncRolloutSkip,
-        RolloutSkip,
-        RolloutTqSkip,
-        parse_async_rollout_sample_step,
-    )
+    from rlskip.skip.roles import RolloutSkip, parse_async_rollout_sample_step
 
 __all__ = [
     "SKIP_REGISTRY",
-    "AsyncRolloutSkip",
     "BaseSkip",
     "RolloutSkip",
-    "RolloutTqSkip",
     "SkipAction",
     "SkipManager",
     "parse_async_rollout_sample_step",
@@ -29,15 +23,7 @@ __all__ = [
 ]
 
 
-# The built-in roles need torch.
+# What makes roles needs torch.
 __getattr__ = load_on_use(
-    __name__,
-    {
-        "rlskip.skip.roles": [
-            "AsyncRolloutSkip",
-            "RolloutSkip",
-            "RolloutTqSkip",
-            "parse_async_rollout_sample_step",
-        ]
-    },
+    __name__, {"rlskip.skip.roles": ["RolloutSkip", "parse_async_rollout_sample_step"]}
 )

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,9 +17,7 @@ from rlskip.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_current: ContextVar[Call] = ContextVar("rlskip_call")
-# The last call outside the manager.
-_by_hand: ContextVar[Call] = ContextVar("rlskip_by_hand")
+    from rlskip.skip.visit import Found
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
@@ -106,11 +103,16 @@ class Cleanup(ExitStack):
 
 @attrs.define(eq=False)
 class Call:
-    """The state of one call."""
+    """One call of a stage: what it was given, and what becomes of it.
+
+    The manager makes one for each call and hands it to the methods of the role. Calls run side by
+    side, so a role keeps nothing of a single call anywhere else.
+    """
 
     stage: Stage
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    step: int = -1
     prompts: Any = attrs.field(
         init=False,
         default=attrs.Factory(lambda s: s.stage.prompts_of(s.args, s.kwargs), takes_self=True),
@@ -119,7 +121,7 @@ class Call:
     identity: Any = attrs.field(init=False, default=None)
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
-    found: Any = attrs.field(init=False, default=None)
+    found: Found | None = attrs.field(init=False, default=None)
     #: Its place among the calls of the visit, and its name among those of the step.
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
@@ -155,47 +157,3 @@ class Call:
             yield
         finally:
             self.seconds = time.perf_counter() - began
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Make this the call that :func:`current_call` returns."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
-
-
-def current_call(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call:
-    """The present call; a new one outside the manager (a role used by hand)."""
-    call = _current.get(None)
-    if call is None:
-        call = Call(Stage(func, role=""), args, kwargs)
-        _by_hand.set(call)
-    return call
-
-
-def saved_call(*args: Any, **kwargs: Any) -> Call:
-    """As :func:`current_call` with the arguments alone; by hand, the last call that had them."""
-    call = _current.get(None)
-    if call is None:
-        last = _by_hand.get(None)
-        if last is not None and _are_same((args, kwargs), (last.args, last.kwargs)):
-            return last
-        call = Call(Stage(saved_call, "", _likely_prompts), args, kwargs)
-    return call
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    ours, theirs = ([*args, *kwargs, *kwargs.values()] for args, kwargs in (one, other))
-    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
-
-
-def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
-    """The argument `prompts`, else the first that is a batch, else the first."""
-    from rlskip.batch.columns import columns_of
-
-    if "prompts" in kwargs:
-        return kwargs["prompts"]
-    given = [*args, *kwargs.values()]
-    return next((one for one in given if columns_of(one)), given[0] if given else None)

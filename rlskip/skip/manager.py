@@ -18,9 +18,10 @@ from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import Recorder, Tally
+from rlskip.skip.base_skip import refuse_misspelt, role_specs
 from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import BaseSkip, make_roles, refuse_misspelt, role_specs
+from rlskip.skip.role import Role
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,6 @@ def read_settings(config: Any, facts: HostFacts | None = None) -> SkipSettings:
 
     Parameters and errors are those of :func:`rlskip.config.settings.read_skip`.
     """
-    # Register the built-in roles. Imported here, because a job that skips nothing needs no torch.
-    import rlskip.skip.roles  # noqa: F401
-
     return read_skip(config, role_specs(), facts)
 
 
@@ -47,7 +45,7 @@ class SkipManager:
     """The process's enabled roles and the training loop's step. It has no instances."""
 
     #: The enabled roles.
-    skip_instances: ClassVar[dict[str, BaseSkip]] = {}
+    skip_instances: ClassVar[dict[str, Role]] = {}
 
     #: What `init` read; None before it.
     settings: ClassVar[SkipSettings | None] = None
@@ -128,7 +126,7 @@ class SkipManager:
             if local_config.background_write == "auto":
                 local_config.background_write = flush_at_end
         # The roles first: they read the config as the user gave it.
-        instances = make_roles(roles, settings.facts)
+        instances = _make_roles(settings)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
         if preflight and enabled:
             from rlskip.skip.preflight import preflight as problems
@@ -231,7 +229,7 @@ class SkipManager:
     @classmethod
     def store(cls, role: str) -> Any:
         """The :class:`~rlskip.store.StepStore` of an enabled role; None where it has none."""
-        return getattr(cls.skip_instances.get(role), "store", None)
+        return cls.skip_instances[role].store if role in cls.skip_instances else None
 
     @classmethod
     def flush(cls) -> None:
@@ -251,6 +249,8 @@ class SkipManager:
 
     @classmethod
     def _turn_off(cls, guard: Guard) -> None:
+        for role in cls.skip_instances.values():
+            role.begin_visit()  # ends what calls by hand hold
         cls.step = None
         cls._idle = frozenset()
         cls._recorders = {}
@@ -315,17 +315,16 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
                 SkipManager._guard(role)
             return func(*args, **kwargs) if kwargs else func(*args)
         skip = enabled[role]
-        eligible = _eligible_call(skip, stage, args, kwargs)
-        if eligible is None:
+        call = _eligible_call(skip, stage, args, kwargs)
+        if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        step, call = eligible
         with call.cleanup:
-            replayed = replay(skip, step, call)
+            replayed = replay(skip, call)
             if replayed is not Miss:
                 return replayed
             with running(skip, call):
                 result = func(*call.args, **call.kwargs)
-            dump(skip, step, call, result)
+            dump(skip, call, result)
         return result
 
     return wrapper
@@ -342,26 +341,25 @@ def _wrap_async(stage: Stage) -> Callable[..., Any]:
                 SkipManager._guard(role)
             return await func(*args, **kwargs)
         skip = enabled[role]
-        eligible = _eligible_call(skip, stage, args, kwargs)
-        if eligible is None:
+        call = _eligible_call(skip, stage, args, kwargs)
+        if call is None:
             return await func(*args, **kwargs)
-        step, call = eligible
         with call.cleanup:
-            replayed = await in_thread(replay, skip, step, call)
+            replayed = await in_thread(replay, skip, call)
             if replayed is not Miss:
                 return replayed
             with running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            await in_thread(dump, skip, step, call, result)
+            await in_thread(dump, skip, call, result)
         return result
 
     return wrapper
 
 
 def _eligible_call(
-    skip: BaseSkip, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[int, Call] | None:
-    """The step and the call, where the role may act on it; None where the stage just runs."""
+    skip: Role, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
+    """The call, where the role may act on it; None where the stage just runs."""
     if stage.options:
         skip.check_options(stage)
     if stage.role not in SkipManager._recorders:
@@ -373,7 +371,8 @@ def _eligible_call(
     call = Call(stage, args, kwargs, record=SkipManager._recorders[stage.role].write)
     step = SkipManager.step
     if skip.observes(stage):
-        return -1 if step is None else step, call
+        call.step = -1 if step is None else step
+        return call
     if skip.role in inside.get():
         return None
     if is_validation(call.prompts) and not skip.serves_validation:
@@ -386,4 +385,13 @@ def _eligible_call(
             stage.name,
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
-    return (step, call) if step in skip.local_config.steps else None
+    call.step = step
+    return call if step in skip.local_config.steps else None
+
+
+def _make_roles(settings: SkipSettings) -> dict[str, Role]:
+    if not settings.roles:
+        return {}
+    from rlskip.skip.roles import make_roles  # a job that skips nothing needs no torch
+
+    return make_roles(settings.roles, settings.facts)

@@ -11,14 +11,14 @@ import attrs
 from rlskip._files import cannot_write
 from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
+from rlskip.config.skip import SkipAction
 from rlskip.config.steps import compact
-from rlskip.skip.dumping import DumpingSkip
-from rlskip.skip.queue_dumping import QueueDumping
-from rlskip.skip.role import BaseSkip, SkipAction
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.role import Role
 from rlskip.store import DumpError, Identity, StepStore
 from rlskip.store.layout import journal_name
 
-Roles = Mapping[str, BaseSkip]
+Roles = Mapping[str, Role]
 
 
 def preflight(
@@ -37,19 +37,19 @@ def preflight(
     here
         Whether the stages run on this machine.
     """
-    dumping = {name: skip for name, skip in roles.items() if isinstance(skip, DumpingSkip)}
-    found = _shared(dumping)
+    all_dumps = [role.dumps for role in roles.values() if role.dumps is not None]
+    found = _shared(all_dumps)
     if here:
-        found += [problem for skip in dumping.values() for problem in _unwritable(skip)]
+        found += [problem for dumps in all_dumps for problem in _unwritable(dumps)]
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    found += _holes(dumping, facts) if alone else []
+    found += _holes(roles, facts) if alone else []
     return found if engine else found + _unlisted(roles, facts)
 
 
 # -- which steps have a dump -----------------------------------------------------------------
 
 
-def unusable(skip: BaseSkip, steps: Iterable[int]) -> dict[int, str]:
+def unusable(skip: Role, steps: Iterable[int]) -> dict[int, str]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump that was made under the same
@@ -57,34 +57,34 @@ def unusable(skip: BaseSkip, steps: Iterable[int]) -> dict[int, str]:
     ``match: run``, if any step has a readable dump. The text says how the step's dump differs; it
     is empty where there is none.
     """
-    if not isinstance(skip, DumpingSkip):
+    dumps = skip.dumps
+    if dumps is None:
         return dict.fromkeys(steps, "")
     # The role's own store asks torch.distributed for its rank, which is known only later.
-    store = StepStore(skip.directory)
-    part = 0 if isinstance(skip, QueueDumping) else None
+    store, part = StepStore(dumps.directory), skip.first_part
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match == "run":
         found = store.nearest(0, part) is not None
         return {step: "" for step in steps if not found or step not in listed}
-    why = {step: _why_not(skip, store, step, part) if step in listed else "" for step in steps}
+    why = {step: _why_not(dumps, store, step, part) if step in listed else "" for step in steps}
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
-def _why_not(skip: DumpingSkip, store: StepStore, step: int, part: int | None) -> str | None:
+def _why_not(dumps: Dumps, store: StepStore, step: int, part: int | None) -> str | None:
     try:
         meta = store.read_meta(step, part)
     except DumpError:  # a newer format
         return ""
     if meta is None:
         return ""
-    if meta.identity is None or skip.local_config.on_mismatch == "ignore":
+    if meta.identity is None or dumps.local_config.on_mismatch == "ignore":
         return None
-    return "; ".join(differences(skip, meta.identity)) or None
+    return "; ".join(differences(dumps, meta.identity)) or None
 
 
-def differences(skip: DumpingSkip, made: Identity) -> list[str]:
+def differences(dumps: Dumps, made: Identity) -> list[str]:
     """How the config differs from the one that a dump was made with; prompts are not compared."""
-    now = skip.conditions
+    now = dumps.conditions
     # Of `extra` the config decides a part (skip.identity); the call adds the others.
     extra = {**made.extra, **now.extra}
     now = attrs.evolve(now, prompts_hash=made.prompts_hash, extra=extra)
@@ -94,25 +94,25 @@ def differences(skip: DumpingSkip, made: Identity) -> list[str]:
 # -- what is refused -------------------------------------------------------------------------
 
 
-def _holes(roles: Mapping[str, DumpingSkip], facts: HostFacts) -> list[Problem]:
+def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
     """A problem for each role that lists steps which it can neither replay nor generate."""
     problems = []
     for role, skip in roles.items():
-        local = skip.local_config
-        if local.on_miss != "error" or skip.support_online_step:
+        local, dumps = skip.local_config, skip.dumps
+        if dumps is None or local.on_miss != "error" or skip.support_online_step:
             continue
         listed = [step for step in _due(skip, facts) if step in local.steps]
         missing = unusable(skip, listed)
         if not missing:
             continue
-        what = f"steps {compact([*missing])} have no usable dump in {skip.directory}"
+        what = f"steps {compact([*missing])} have no usable dump in {dumps.directory}"
         remedy = "generate them once with skip.on_miss=generate skip.start_engine=true"
         for reason in sorted({*missing.values()} - {""}):
             others = [step for step, why in missing.items() if why == reason]
             what += f"; those of steps {compact(others)} were made for other rollouts: {reason}"
             remedy = "set back what differs, or name another skip.dump_dir and generate them there "
             remedy += "once with skip.on_miss=generate skip.start_engine=true"
-        killed = [step for step in missing if (skip.directory / journal_name(step)).exists()]
+        killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
         if killed:
             remedy += f"; step {compact(killed)} has a journal, which that run completes"
         if there := {*listed} - {*missing}:
@@ -141,38 +141,38 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
     return found
 
 
-def _due(skip: BaseSkip, facts: HostFacts) -> list[int]:
+def _due(skip: Role, facts: HostFacts) -> list[int]:
     return list(facts.validated if skip.serves_validation else facts.steps)
 
 
-def _shared(roles: Mapping[str, DumpingSkip]) -> list[Problem]:
+def _shared(all_dumps: Iterable[Dumps]) -> list[Problem]:
     """A problem for each role whose dumps would be in another role's directory."""
     owners: dict[Path, str] = {}
     return [
         Problem(
-            f"skip.{role}.dump_dir",
-            f"roles {owner} and {role} would both have their dumps in {skip.directory}",
-            f"give one of them another directory: skip.{role}.dump_dir=/another/directory",
+            f"skip.{dumps.role}.dump_dir",
+            f"roles {owner} and {dumps.role} would both have their dumps in {dumps.directory}",
+            f"give one of them another directory: skip.{dumps.role}.dump_dir=/another/directory",
         )
-        for role, skip in roles.items()
-        if (owner := owners.setdefault(skip.directory, role)) != role
+        for dumps in all_dumps
+        if (owner := owners.setdefault(dumps.directory, dumps.role)) != dumps.role
     ]
 
 
-def _unwritable(skip: DumpingSkip) -> list[Problem]:
+def _unwritable(dumps: Dumps) -> list[Problem]:
     """The problem of a directory that cannot be written, unless it has a dump of each listed step.
 
     A role that never generates (``on_miss: error``) writes nothing.
     """
-    local = skip.local_config
-    if local.on_miss == "error" or (reason := cannot_write(skip.directory)) is None:
+    local = dumps.local_config
+    if local.on_miss == "error" or (reason := cannot_write(dumps.directory)) is None:
         return []
-    there = {*skip.store.steps(), *skip.store.steps(part=0)}
+    there = {*dumps.store.steps(), *dumps.store.steps(part=0)}
     steps = local.steps
     listed = not steps.everything and not steps.ranges and steps.singles <= there
     if there if local.action == SkipAction.REPEAT else listed:
         return []
-    what = f"{local.dump_dir} cannot be written ({reason}), and role {skip.role} has steps "
+    what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} has steps "
     remedy = "name a directory that can be written; to use only the dumps that are there, set "
     remedy += "skip.on_miss=error"
     return [Problem("skip.dump_dir", f"{what}without a dump there", remedy)]

@@ -1,4 +1,4 @@
-"""The half of role ``rollout_tq`` that dumps: groups as they leave the queue.
+"""The half of the role for groups that dumps: groups as they leave the queue.
 
 They leave it in a sampled batch, or because the trainer evicts them. Groups that the role submitted
 carry the step, position and content of their prompt in the root tag.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
-from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
-from rlskip.skip.call import Call, Stage, saved_call
-from rlskip.skip.dumping import DumpingSkip
+from rlskip.skip.call import Call, Stage
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
 from rlskip.skip.rng import capture_rng
 from rlskip.store import DumpError, DumpMeta
@@ -25,6 +24,49 @@ from rlskip.store import DumpError, DumpMeta
 log = logging.getLogger(__name__)
 
 SUBMIT, REFILL, SAMPLE, EVICT = _PHASES = ("submit", "refill", "sample", "evict")
+
+
+def phase_of(stage: Stage) -> str:
+    """Which seam of the trainer `stage` is.
+
+    Raises
+    ------
+    ConfigError
+        It names none of the four.
+    """
+    phase = stage.options.get("phase", SUBMIT)
+    if phase not in _PHASES:
+        raise ConfigError(
+            f"phase {phase!r} is unknown",
+            f"SkipManager.annotate of {stage.name}",
+            f"use {', '.join(_PHASES)}",
+        )
+    return str(phase)
+
+
+def queue_of(call: Call) -> TrajectoryQueue:
+    """The queue that the stage's option names.
+
+    Raises
+    ------
+    ConfigError
+        It names none.
+    """
+    queue = call.stage.options.get("queue")
+    if callable(queue):
+        queue = queue(*call.args, **call.kwargs)
+    if queue is None:
+        raise ConfigError(
+            f"role {call.stage.role} does not know the queue",
+            f"SkipManager.annotate of {call.stage.name}",
+            "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
+        )
+    return queue  # type: ignore[no-any-return]
+
+
+def partition_of(call: Call) -> str:
+    """The partition of that queue."""
+    return str(call.stage.options.get("partition_id", TRAIN))
 
 
 @attrs.define
@@ -47,42 +89,25 @@ class _Part:
     fields: Any
 
 
-class QueueDumping(DumpingSkip):
-    """Dumps the groups that a call observes leaving the queue."""
+class GroupDumps:
+    """Dumps the groups that leave a queue, each sampled batch as the next part of its step."""
 
-    stage_options: ClassVar[frozenset[str]] = frozenset({"queue", "partition_id", "phase"})
-
-    def __init__(self, local_config: Any, facts: HostFacts) -> None:
-        super().__init__(local_config, facts)
-        if local_config.match == "run":
-            raise ConfigError(
-                "the role matches prompt by prompt, in the dump of the step itself",
-                f"skip.{self.role}.match",
-                f"set skip.{self.role}.match=step",
-            )
-        # By step. What a dump of these steps lacks is still being generated.
-        self._submitted: dict[int, Submitted] = {}
+    def __init__(self, dumps: Dumps) -> None:
+        self.dumps = dumps
+        #: By step. What a dump of these steps lacks is still being generated.
+        self.submitted: dict[int, Submitted] = {}
         self._evicted: list[_Part] = []
 
-    def observes(self, stage: Stage) -> bool:
-        phase = stage.options.get("phase", SUBMIT)
-        if phase not in _PHASES:
-            raise ConfigError(
-                f"phase {phase!r} is unknown",
-                f"SkipManager.annotate of {stage.name}",
-                f"use {', '.join(_PHASES)}",
-            )
-        return phase in (SAMPLE, EVICT)
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        call = saved_call(*args, **kwargs)
-        if not self.observes(call.stage):
+    def keep(self, call: Call, result: Any) -> None:
+        """Note what a call submitted, or dump the groups that left the queue with `result`."""
+        phase = phase_of(call.stage)
+        if phase in (SUBMIT, REFILL):
             # The prompts are submitted; their rollouts are generated later.
-            submitted = self._submitted[step]
+            submitted = self.submitted[call.step]
             submitted.seconds = (submitted.seconds or 0.0) + call.seconds
             return
         parts = self._leaving(result[0] if isinstance(result, tuple) else result, call)
-        if call.stage.options.get("phase") == EVICT:
+        if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
             self._evicted += parts
             return
@@ -93,9 +118,23 @@ class QueueDumping(DumpingSkip):
             self._dump(part, call, 0.0)
         self._evicted = []
 
+    def parts(self, step: int) -> list[DumpMeta]:
+        """The metas of a step's parts, up to the first missing number."""
+        metas: list[DumpMeta] = []
+        try:
+            while (meta := self.dumps.store.read_meta(step, len(metas))) is not None:
+                DumpedGroup.of_part(len(metas), meta)
+                metas.append(meta)
+        except (DumpError, OSError) as error:
+            log.warning(
+                "rlskip: step %d of role %s is not replayed: %s", step, self.dumps.role, error
+            )
+            return []
+        return metas
+
     def _leaving(self, batch: Any, call: Call) -> list[_Part]:
         """The groups of a batch that are to be dumped, by the step that submitted them."""
-        queue = self._queue(call)
+        queue = queue_of(call)
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
         if roots is None:
             roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
@@ -117,7 +156,7 @@ class QueueDumping(DumpingSkip):
         """
         # The time in the stage, without what the trainer did between submitting and sampling. The
         # first part of the step counts the submitting, too.
-        submitted = self._submitted.get(part.step, Submitted())
+        submitted = self.submitted.get(part.step, Submitted())
         seconds += submitted.seconds or 0.0
         if submitted.seconds is not None:
             submitted.seconds = 0.0
@@ -127,19 +166,19 @@ class QueueDumping(DumpingSkip):
             "keys": part.keys,
             "fields": part.fields,
         }
-        n = self.conditions.n
+        store, n = self.dumps.store, self.dumps.conditions.n
         info = {
-            **self._info(call, part.fields),
+            **self.dumps.info(call, part.fields),
             "part": mine,
             "groups": [summary(group, group.is_complete(part.keys, n)) for group in part.groups],
             "seconds": seconds,
         }
-        number = len(self._parts(part.step))
+        number = len(self.parts(part.step))
         while True:
-            meta = self.store.save(
+            meta = store.save(
                 part.step,
                 content,
-                identity=self.conditions,
+                identity=self.dumps.conditions,
                 info=info,
                 sidecar=capture_rng(),
                 part=number,
@@ -149,33 +188,4 @@ class QueueDumping(DumpingSkip):
             number += 1  # another took this number meanwhile
         # What this visit generated serves none of its later batches.
         submitted.served |= {(number, index) for index in range(len(part.groups))}
-        call.record("dumped", step=part.step, bytes=self.store.size_of(meta))
-
-    # -- the dump's parts, and the queue -----------------------------------------------------
-
-    def _parts(self, step: int) -> list[DumpMeta]:
-        """The metas of a step's parts, up to the first missing number."""
-        metas: list[DumpMeta] = []
-        try:
-            while (meta := self.store.read_meta(step, len(metas))) is not None:
-                DumpedGroup.of_part(len(metas), meta)
-                metas.append(meta)
-        except (DumpError, OSError) as error:
-            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
-            return []
-        return metas
-
-    def _queue(self, call: Call) -> TrajectoryQueue:
-        queue = call.stage.options.get("queue")
-        if callable(queue):
-            queue = queue(*call.args, **call.kwargs)
-        if queue is None:
-            raise ConfigError(
-                f"role {self.role} does not know the queue",
-                f"SkipManager.annotate of {call.stage.name}",
-                "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
-            )
-        return queue  # type: ignore[no-any-return]
-
-    def _partition(self, call: Call) -> str:
-        return str(call.stage.options.get("partition_id", TRAIN))
+        call.record("dumped", step=part.step, bytes=store.size_of(meta))

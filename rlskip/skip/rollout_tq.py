@@ -1,4 +1,4 @@
-"""The role for trainers that submit prompts and later sample a replay buffer.
+"""The role for groups: of trainers that submit prompts and later sample a replay buffer.
 
 Such a stage has two seams. Where prompts are *submitted*, dumped groups enter the queue under
 the new uids, and only the prompts that have none reach the trainer's own function. Where a
@@ -15,19 +15,21 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
-from rlskip.errors import MismatchError, MissError
+from rlskip.config.facts import HostFacts
+from rlskip.config.skip import QUEUE_OPTIONS, VALIDATION_ROLE, SkipAction
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import REPLAYED, RUNNING, STATUS, STEP_TAGS, dump_tag
 from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
-from rlskip.skip.call import Call, current_call
-from rlskip.skip.dumping import seconds_saved
+from rlskip.skip.call import Call, Stage
+from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     QueuedGroup,
@@ -36,9 +38,18 @@ from rlskip.skip.groups import (
     uid_of,
     without_superseded,
 )
-from rlskip.skip.queue_dumping import REFILL, QueueDumping, Submitted
+from rlskip.skip.queue_dumping import (
+    EVICT,
+    REFILL,
+    SAMPLE,
+    GroupDumps,
+    Submitted,
+    partition_of,
+    phase_of,
+    queue_of,
+)
 from rlskip.skip.rng import restore_rng
-from rlskip.skip.role import SkipAction, register_skip
+from rlskip.skip.role import Role
 from rlskip.skip.visit import Found
 from rlskip.store import (
     AbsentDumpError,
@@ -87,14 +98,37 @@ class _Replay:
     rows: list[dict[str, tuple[Row, Tag]]]  # one mapping for each part: fields may differ
 
 
-@register_skip("rollout_tq")
-class RolloutTqSkip(QueueDumping):
-    """Replays groups into the trajectory queue, prompt by prompt.
+class GroupRole(Role):
+    """Replays groups into the trajectory queue, prompt by prompt, and dumps those that leave it.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
     the call's arguments that returns one), `partition_id` (default ``train``), and `phase`,
     ``submit`` (default), ``refill``, ``sample`` or ``evict``.
     """
+
+    stage_options = QUEUE_OPTIONS
+    first_part = 0
+
+    def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(role, local_config)
+        if local_config.match == "run":
+            raise ConfigError(
+                "the role matches prompt by prompt, in the dump of the step itself",
+                f"skip.{role}.match",
+                f"set skip.{role}.match=step",
+            )
+        self.serves_validation = role == VALIDATION_ROLE
+        self.dumps: Dumps = Dumps(role, local_config, facts)
+        self._groups = GroupDumps(self.dumps)
+
+    def observes(self, stage: Stage) -> bool:
+        return phase_of(stage) in (SAMPLE, EVICT)
+
+    def idle_at(self, step: int) -> bool:
+        return False  # a batch is sampled at any step
+
+    def keep(self, call: Call, result: Any) -> None:
+        self._groups.keep(call, result)
 
     def prompts_dumped(self, step: int) -> int:
         """The number of prompts that were submitted at `step` in the run that made its dump.
@@ -103,7 +137,7 @@ class RolloutTqSkip(QueueDumping):
         """
         if step not in self.local_config.steps:
             return 0
-        metas = self._parts(self._source(step))
+        metas = self._groups.parts(self._source(step))
         if not self._fits(metas):
             return 0
         groups = (g for part, meta in enumerate(metas) for g in DumpedGroup.of_part(part, meta))
@@ -111,13 +145,10 @@ class RolloutTqSkip(QueueDumping):
 
     # -- submit ------------------------------------------------------------------------------
 
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        call = current_call(func, *args, **kwargs)
-        plan = call.identity = self._plan(step, call)
+    def find(self, call: Call) -> bool:
+        plan = call.identity = self._plan(call)
         if plan.served and plan.rest and self.local_config.on_miss == "error":
-            call.record("miss", step=step)
+            call.record("miss", step=call.step)
             raise MissError(
                 f"{plan}, and the stage must not run",
                 f"skip.{self.role}.on_miss=error",
@@ -125,34 +156,28 @@ class RolloutTqSkip(QueueDumping):
             )
         return not plan.rest
 
-    def warp_function(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> None:
-        call = current_call(func, *args, **kwargs)
+    def replay(self, call: Call) -> None:
         plan: _Plan = call.identity
-        began = time.perf_counter()
+        store, began = self.dumps.store, time.perf_counter()
         try:
             replay = self._replay(plan, call)
         except AbsentDumpError as error:
             raise CorruptDumpError(error.what, error.where) from error
         if self.local_config.restore_rng:
-            restore_rng(self.store.load_sidecar(plan.source, part=0))
-        _put(replay, self._queue(call), self._partition(call))
+            restore_rng(store.load_sidecar(plan.source, part=0))
+        _put(replay, queue_of(call), partition_of(call))
         used = [plan.metas[part] for part in sorted({g.part for g in plan.groups if g})]
         self._count(plan, plan.groups)
         call.facts.update(
             source=plan.source,
-            bytes=sum(map(self.store.size_of, used)),
+            bytes=sum(map(store.size_of, used)),
             seconds_saved=seconds_saved(used, time.perf_counter() - began),
         )
-        self._log_replay(step, plan.metas[0])
+        self.dumps.notices.replayed(call.step, plan.metas[0], Found(plan.metas[0].step))
 
-    def before_stage(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> None:
-        call = current_call(func, *args, **kwargs)
+    def before_stage(self, call: Call) -> None:
         plan: _Plan = call.identity
-        queue, partition_id = self._queue(call), self._partition(call)
+        queue, partition_id = queue_of(call), partition_of(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
         if replay is not None:
@@ -164,39 +189,40 @@ class RolloutTqSkip(QueueDumping):
             ]
             queue.put(list(replay.roots), partition_id, None, underway)
             call.cleanup.add(functools.partial(_put, replay, queue, partition_id))
-            log.info("rlskip: step %d: %s; the others are submitted", step, plan)
+            log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         first = self._count(plan, plan.groups if replay is not None else [])
-        self._submitted[step].seconds = self._submitted[step].seconds or 0.0
+        submitted = self._groups.submitted[call.step]
+        submitted.seconds = submitted.seconds or 0.0
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
-            tags=[dump_tag(step, first + i, plan.contents[i]) for i in rest],
+            tags=[dump_tag(call.step, first + i, plan.contents[i]) for i in rest],
         )
 
     def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
-        submitted = self._submitted[plan.step]
+        submitted = self._groups.submitted[plan.step]
         submitted.served |= {(group.part, group.index) for group in replayed if group}
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
-    def _plan(self, step: int, call: Call) -> _Plan:
-        source = self._source(step)
-        metas = self._parts(source)
-        uids, contents, legacy = self._contents(call)
+    def _plan(self, call: Call) -> _Plan:
+        step, source = call.step, self._source(call.step)
+        metas = self._groups.parts(source)
+        uids, contents = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
         if not self._fits(metas):
             metas = []
         # A dump without an identity (an imported one) names no contents: it goes by place.
         nameless = bool(metas) and all(meta.identity is None for meta in metas)
         known = not nameless and any(content is not None for content in contents)
-        refill = call.stage.options.get("phase") == REFILL
-        submitted = self._submitted.setdefault(step, Submitted())
+        refill = phase_of(call.stage) == REFILL
+        submitted = self._groups.submitted.setdefault(step, Submitted())
         if not refill:
             submitted.prompts, submitted.served = 0, set()
-        under_way = self._submitted.get(source, submitted).seconds is not None
+        under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = []  # these groups may belong to another batch
         parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
@@ -204,7 +230,7 @@ class RolloutTqSkip(QueueDumping):
         dumped = [group for group in dumped if (group.part, group.index) not in submitted.served]
         match = by_position(dumped, len(uids))
         if known and not repeats:
-            match = by_content(dumped, legacy if _is_legacy(metas) else contents)
+            match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
         plan = _Plan(step, source, uids, contents, metas, _whole(match))
         if metas and lacking and not under_way and not refill:
@@ -217,12 +243,12 @@ class RolloutTqSkip(QueueDumping):
 
     def _is_accepted(self, meta: DumpMeta) -> bool:
         """Whether a part was made under the conditions of this run, or may be replayed anyway."""
-        differs = self._differences(self.conditions, meta)
+        differs = self.dumps.differences(self.dumps.conditions, meta)
         what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-        return not differs or self._accepts(what, Found(meta.step))
+        return not differs or self.dumps.accept_mismatch(what, Found(meta.step))
 
-    def _contents(self, call: Call) -> tuple[list[str], list[str | None], list[str | None]]:
-        """The prompts' uids, their contents, and these as rlskip 0.1 had them: without a stage.
+    def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
+        """The prompts' uids and their contents.
 
         Raises
         ------
@@ -232,20 +258,13 @@ class RolloutTqSkip(QueueDumping):
         """
         uids = uids_of(call.prompts)
         try:
-            extra = self._extra(call)
             # What the config adds is compared once for the whole dump.
-            extra = {key: extra[key] for key in extra if key not in self.conditions.extra}
-            legacy = contents_of(call.prompts, extra)
-            named = contents_of(call.prompts, {**extra, "": call.stage.stage})
+            usual = self.dumps.conditions.extra
+            extra = {k: v for k, v in self.dumps.extra_of(call).items() if k not in usual}
+            return uids, contents_of(call.prompts, extra, call.stage.stage)
         except UnsupportedTypeError as error:
-            if self.local_config.on_mismatch == "error":
-                raise
-            self._warn_uncomparable(error)
-            legacy = named = [None] * len(uids)
-        contents = [
-            new if old is not None else None for old, new in zip(legacy, named, strict=True)
-        ]
-        return uids, contents, legacy
+            self.dumps.refuse_uncomparable(error)
+            return uids, [None] * len(uids)
 
     def _judge(self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool) -> _Plan:
         """What to do with a batch for which the dump lacks prompts."""
@@ -259,25 +278,25 @@ class RolloutTqSkip(QueueDumping):
         if policy == "regenerate":
             if told_apart:
                 return plan
-            self.store.quarantine(plan.source, what)
+            self.dumps.store.quarantine(plan.source, what)
             return attrs.evolve(plan, metas=[], groups=[None] * len(plan.uids))
         if policy == "ignore" and len(dumped) >= len(plan.uids):
-            self._warn_once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
+            self.dumps.notices.once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
             return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
         raise MismatchError(
             what,
-            str(self.directory / str(plan.source)),
+            str(self.dumps.directory / str(plan.source)),
             f"choose one: skip.{self.role}.on_mismatch=regenerate generates what the dump lacks "
             "and adds it; on_mismatch=ignore replays in order if there are at least as many "
-            f"groups as prompts; another skip.dump_dir or {self.facts.key('experiment')} starts "
-            "from nothing",
+            "groups as prompts; another skip.dump_dir or "
+            f"{self.dumps.facts.key('experiment')} starts from nothing",
         )
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
         if self.local_config.action != SkipAction.REPEAT:
             return step
-        nearest = self.store.nearest(step, part=0)
+        nearest = self.dumps.store.nearest(step, part=0)
         return step if nearest is None else nearest
 
     # -- from the dump into the queue --------------------------------------------------------
@@ -290,22 +309,23 @@ class RolloutTqSkip(QueueDumping):
             chosen = [(uid, group) for uid, group in groups if group and group.part == part]
             if not chosen:
                 continue
-            loaded = self.store.load(plan.source, part=part)
+            loaded = self.dumps.store.load(plan.source, part=part)
             try:
                 fields = loaded["fields"]
                 self._add(replay, plan, chosen, loaded)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptDumpError(
-                    "it does not hold groups of a queue", str(self.directory / str(plan.source))
+                    "it does not hold groups of a queue",
+                    str(self.dumps.directory / str(plan.source)),
                 ) from error
-            self._check_fields(fields, plan.metas[part], call)
+            self.dumps.check_fields(fields, plan.metas[part], call)
         return replay
 
     def _add(
         self, replay: _Replay, plan: _Plan, chosen: list[tuple[str, DumpedGroup]], loaded: Any
     ) -> None:
         """Add the chosen groups of a part to `replay`, under their new uids."""
-        columns = to_rows(self._without_dropped(loaded["fields"]))
+        columns = to_rows(self.dumps.without_dropped(loaded["fields"]))
         fields = dict(zip(loaded["keys"], columns, strict=True))
         rows: dict[str, tuple[Row, Tag]] = {}
         new_keys: dict[str, str] = {}
@@ -340,7 +360,9 @@ class RolloutTqSkip(QueueDumping):
             return None
         if call.replace_prompts(select(call.prompts, plan.rest)):
             return replay
-        self._warn_once("computed", "%s; all prompts are submitted: no argument holds them", plan)
+        self.dumps.notices.once(
+            "computed", "%s; all prompts are submitted: no argument holds them", plan
+        )
         return None
 
 
@@ -353,10 +375,6 @@ def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:
     for tags_only in (replay.bare, replay.roots):
         if tags_only:
             queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
-
-
-def _is_legacy(metas: Sequence[DumpMeta]) -> bool:
-    return all(meta.identity is not None and meta.identity.version < 2 for meta in metas)
 
 
 def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:

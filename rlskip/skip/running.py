@@ -14,7 +14,7 @@ from typing import Any
 
 from rlskip.errors import MissError, RlskipError
 from rlskip.skip.call import Call
-from rlskip.skip.role import BaseSkip
+from rlskip.skip.role import Role
 
 log = logging.getLogger(__name__)
 
@@ -30,57 +30,54 @@ class Miss:
     """
 
 
-def replay(skip: BaseSkip, step: int, call: Call) -> Any:
+def replay(role: Role, call: Call) -> Any:
     """What replaces the call, or `Miss`."""
     from rlskip.store import DumpError, RankTimeoutError
 
-    if skip.observes(call.stage):
+    if role.observes(call.stage):
         return Miss
-    with call.current():
-        try:
-            if skip.meet_precondition(step, call.stage.func, *call.args, **call.kwargs):
-                result = skip.warp_function(step, call.stage.func, *call.args, **call.kwargs)
-                call.record("hit", step=step, **call.facts)
-                return result
-        except RankTimeoutError:
-            raise
-        except (DumpError, OSError, MemoryError) as error:
-            log.warning(
-                "rlskip: role %s: step %d counts as a miss: %s",
-                skip.role, step, str(error) or type(error).__name__,
-            )  # fmt: skip
-    call.record("miss", step=step)
-    if skip.local_config.on_miss == "error":
+    try:
+        if role.find(call):
+            result = role.replay(call)
+            call.record("hit", step=call.step, **call.facts)
+            return result
+    except RankTimeoutError:
+        raise
+    except (DumpError, OSError, MemoryError) as error:
+        log.warning(
+            "rlskip: role %s: step %d counts as a miss: %s",
+            role.role, call.step, str(error) or type(error).__name__,
+        )  # fmt: skip
+    call.record("miss", step=call.step)
+    if role.local_config.on_miss == "error":
         for_call = f" for this call ({call.reason})" if call.reason else ""
         raise MissError(
-            f"step {step} has no usable dump{for_call}, and the stage must not run",
-            f"skip.{skip.role}.on_miss=error",
-            f"generate it once with skip.on_miss=generate, or name other steps than {step}; "
-            f"dumps are looked for in {skip.local_config.dump_dir}",
+            f"step {call.step} has no usable dump{for_call}, and the stage must not run",
+            f"skip.{role.role}.on_miss=error",
+            f"generate it once with skip.on_miss=generate, or name other steps than {call.step}; "
+            f"dumps are looked for in {role.local_config.dump_dir}",
         )
-    with call.current():
-        skip.before_stage(step, call.stage.func, *call.args, **call.kwargs)
+    role.before_stage(call)
     return Miss
 
 
-def dump(skip: BaseSkip, step: int, call: Call, result: Any) -> None:
+def dump(role: Role, call: Call, result: Any) -> None:
     """Let the role keep `result`; if that fails, the rollouts reach the trainer."""
-    with call.current():
-        try:
-            skip.prepare_data(step, result, *call.args, **call.kwargs)
-        except Exception as error:
-            log.warning(
-                "rlskip: step %d of role %s was NOT dumped, training goes on: %s: %s",
-                step, skip.role, type(error).__name__, error,
-                exc_info=not isinstance(error, RlskipError),
-            )  # fmt: skip
+    try:
+        role.keep(call, result)
+    except Exception as error:
+        log.warning(
+            "rlskip: step %d of role %s was NOT dumped, training goes on: %s: %s",
+            call.step, role.role, type(error).__name__, error,
+            exc_info=not isinstance(error, RlskipError),
+        )  # fmt: skip
 
 
 @contextmanager
-def running(skip: BaseSkip, call: Call) -> Iterator[None]:
+def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     roles = inside.get()
-    token = inside.set(roles if skip.observes(call.stage) else roles | {skip.role})
+    token = inside.set(roles if role.observes(call.stage) else roles | {role.role})
     try:
         with call.timed():
             yield
@@ -115,7 +112,8 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.wrap_future(outcome)
 
 
-def run_of(skip: BaseSkip) -> dict[str, str]:
+def run_of(role: Role) -> dict[str, str]:
     """For the records: the role's directory relative to its dump_dir, where it has one."""
-    directory = getattr(skip, "directory", None)
-    return {"run": os.path.relpath(directory, skip.local_config.dump_dir)} if directory else {}
+    if role.directory is None:
+        return {}
+    return {"run": os.path.relpath(role.directory, role.local_config.dump_dir)}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
+from rlskip import SkipManager, register_skip
 from rlskip.errors import MismatchError
+from rlskip.skip import SKIP_REGISTRY, RolloutSkip
+from rlskip.store import AbsentDumpError
 
 
 def plain(prompts: dict[str, Any], scale: int = 1) -> dict[str, Any]:
@@ -75,3 +79,101 @@ def test_by_hand_each_step_has_its_own_dumps(init: Callable[..., Path]) -> None:
     skip = SkipManager.skip_instances["rollout"]
     assert not skip.meet_precondition(4, plain, PROMPTS)
     assert skip.meet_precondition(3, plain, PROMPTS)
+
+
+def by_hand(role: str = "rollout") -> Any:
+    return SkipManager.skip_instances[role]
+
+
+def test_the_same_arguments_at_another_step_are_another_call(init: Callable[..., Path]) -> None:
+    init(wait_s=0)
+    for step in (3, 4):
+        by_hand().prepare_data(step, {"made": step}, PROMPTS)
+    init(wait_s=0)
+    for step in (3, 4):
+        assert by_hand().meet_precondition(step, plain, PROMPTS)
+    assert by_hand().warp_function(4, plain, PROMPTS) == {"made": 4}
+    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
+
+
+def test_a_call_of_an_earlier_init_is_another_call(init: Callable[..., Path]) -> None:
+    init(wait_s=0)
+    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
+    init(wait_s=0)
+    assert by_hand().meet_precondition(3, plain, PROMPTS)
+    init(wait_s=0, dump_dir=str(Path(SkipManager.store("rollout").directory, "another")))
+    with pytest.raises(AbsentDumpError):
+        by_hand().warp_function(3, plain, PROMPTS)
+
+
+def test_a_dump_is_replayed_whether_or_not_it_was_asked_for_before(
+    init: Callable[..., Path],
+) -> None:
+    init(wait_s=0)
+    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
+    init(wait_s=0)
+    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
+    by_hand().begin_visit()
+    assert all(by_hand().meet_precondition(3, plain, PROMPTS) for _ in range(3))
+    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
+
+
+def test_a_mismatch_by_hand_stays_one(init: Callable[..., Path]) -> None:
+    init(wait_s=0)
+    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
+    init(wait_s=0)
+    other = {"ids": [7]}
+    for _ in range(2):
+        with pytest.raises(MismatchError):
+            by_hand().meet_precondition(3, plain, other)
+
+
+def test_by_hand_the_lease_is_given_back(leases: Any, init: Callable[..., Path]) -> None:
+    dumps = init()
+    assert not by_hand().meet_precondition(3, plain, PROMPTS)
+    assert leases(dumps)
+    assert not by_hand().meet_precondition(3, plain, PROMPTS)
+    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
+    assert not leases(dumps)
+    assert not by_hand().meet_precondition(4, plain, PROMPTS)
+    assert leases(dumps)
+    init()
+    assert not leases(dumps)
+    assert not by_hand().meet_precondition(4, plain, PROMPTS)
+    by_hand().begin_visit()
+    assert not leases(dumps)
+
+
+def test_concurrent_calls_of_a_subclass_with_the_same_arguments(
+    init: Callable[..., Path],
+) -> None:
+    """Its methods name a call by its arguments, and each gets a dump of its own."""
+
+    @register_skip("asking")
+    class AskingSkip(RolloutSkip):
+        def meet_precondition(self, step: int, func: Any, /, *args: Any, **kwargs: Any) -> bool:
+            return super().meet_precondition(step, func, *args, **kwargs)
+
+    made: list[int] = []
+    start = threading.Barrier(8)
+
+    @SkipManager.annotate(role="asking")
+    def stage(prompts: str) -> int:
+        made.append(len(made))
+        return made[-1]
+
+    def call(_: int) -> int:
+        start.wait(60)
+        return stage("the very same object")
+
+    try:
+        results = []
+        for _ in range(2):
+            init("asking", wait_s=0)
+            SkipManager.set_step(1)
+            with ThreadPoolExecutor(8) as threads:
+                results.append(sorted(threads.map(call, range(8))))
+    finally:
+        del SKIP_REGISTRY["asking"]
+    assert len(made) == 8
+    assert results[0] == results[1]

@@ -12,7 +12,7 @@ import pytest
 from rlskip import BaseSkip, RoleConfig, SkipAction, SkipManager, register_skip
 from rlskip.errors import ConfigError
 from rlskip.skip import SKIP_REGISTRY
-from rlskip.skip.role import RoleError
+from rlskip.skip.base_skip import RoleError
 from rlskip.store import CorruptDumpError
 
 
@@ -62,15 +62,16 @@ def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
         init("doubling", action="repeat")
 
 
-def test_registering_badly() -> None:
+def test_registering_badly(doubling: Any) -> None:
     class Other(BaseSkip): ...
 
-    with pytest.raises(RoleError, match="is already this role"):
-        register_skip("rollout")(Other)
-    known = SKIP_REGISTRY["rollout"]
-    with pytest.raises(RoleError, match=r"is already role 'rollout'.*\n.*register a subclass"):
-        register_skip("second")(known)
-    assert known.role == "rollout"
+    for taken in ("rollout", "doubling"):
+        with pytest.raises(RoleError) as caught:
+            register_skip(taken)(Other)
+        assert caught.value.where == f"register_skip({taken!r})"
+    with pytest.raises(RoleError, match=r"is already role 'doubling'.*\n.*register a subclass"):
+        register_skip("second")(doubling)
+    assert doubling.role == "doubling"
     assert "second" not in SKIP_REGISTRY
     with pytest.raises(RoleError, match="not an identifier"):
         register_skip("my role")

@@ -168,7 +168,7 @@ def test_ranks_that_do_not_answer_end_training(
     def fail(*_: Any) -> None:
         raise RankTimeoutError("rank 1 is gone")
 
-    monkeypatch.setattr(role.ranks, "agree", fail)
+    monkeypatch.setattr(role.ranks.group, "agree", fail)
     SkipManager.set_step(1)
     with pytest.raises(RankTimeoutError):
         generate([1])
@@ -187,7 +187,7 @@ def test_without_a_lease_the_step_is_generated(
     def fail(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(role.flight, "enter", fail)
+    monkeypatch.setattr(role.turns.flight, "enter", fail)
     SkipManager.set_step(1)
     assert generate([1])["ids"] == [1]
     assert "no lease for step 1" in caplog.text

@@ -13,8 +13,9 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.jobs.ranks import RankGroup
-from rlskip.skip import RolloutSkip
+from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
+from rlskip.skip.call_role import CallRole, call_role
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
 
@@ -57,29 +58,30 @@ class Job:
         self.hub = Hub(world)
         settings = {"dump_dir": str(folder), **skip, "rollout": {"enable": True}}
         SkipManager.init({"skip": settings})
-        role = SkipManager.skip_instances["rollout"]
-        self.roles = [RolloutSkip(role.local_config, role.facts) for _ in range(world)]
+        read = SkipManager.settings
+        assert read is not None
+        self.roles = [call_role("rollout", read.roles["rollout"], read.facts) for _ in range(world)]
         for rank, role in enumerate(self.roles):
-            role.__dict__["ranks"] = Rank(self.hub, rank)
+            role.__dict__["ranks"] = SeveralRanks(Rank(self.hub, rank), role.dumps)
         self._threads = ThreadPoolExecutor(world)
 
-    def each(self, act: Callable[[RolloutSkip], Any]) -> list[Any]:
+    def each(self, act: Callable[[CallRole], Any]) -> list[Any]:
         return list(self._threads.map(act, self.roles))
 
     def call(self, step: int) -> tuple[list[Any], list[int]]:
         """What each rank gets for a call of `step`, and the exchanges that took."""
         before = len(self.hub.rounds)
 
-        def rank(role: RolloutSkip) -> Any:
+        def rank(role: CallRole) -> Any:
             role.begin_visit()
-            call = Call(Stage(stage, "rollout"), ([step],), {})
-            with call.cleanup, call.current():
+            call = Call(Stage(stage, "rollout"), ([step],), {}, step)
+            with call.cleanup:
                 try:
-                    if role.meet_precondition(step, stage, *call.args):
-                        return role.warp_function(step, stage, *call.args)
+                    if role.find(call):
+                        return role.replay(call)
                 except CorruptDumpError:
                     pass
-                role.prepare_data(step, f"{step} of rank {role.ranks.rank}", *call.args)
+                role.keep(call, f"{step} of rank {role.ranks.group.rank}")
             return "generated"
 
         return self.each(rank), self.hub.rounds[before:]
@@ -126,7 +128,7 @@ def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, se
     assert got == ["generated"] * 3
     assert len(exchanges) == (2 if seen == "by its own rank" else 4)
     for role in job.roles:
-        role.__dict__.pop("store")
+        role.dumps.__dict__.pop("store")
     assert len(list(tmp_path.glob("*/*/1/gen_batch.r*-of-3.dp"))) == 3, "in the place of the other"
     assert job.call(1) == ([f"1 of rank {rank}" for rank in range(3)], [8])
 
@@ -156,7 +158,7 @@ def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(tmp_path: Path)
 
     job.roles[2].store.load_with_meta = fail  # type: ignore[method-assign]
 
-    def rank(role: RolloutSkip) -> str:
+    def rank(role: CallRole) -> str:
         role.begin_visit()
         prompts = [1]
         assert role.meet_precondition(1, stage, prompts)

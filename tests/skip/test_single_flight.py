@@ -95,14 +95,15 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
 ) -> None:
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
-    role.flight = SingleFlight(role.directory, role.ranks, wait_s=200, poll_s=0.05)
-    enter, others = role.flight.enter, []
+    flight = SingleFlight(role.directory, role.ranks.group, wait_s=200, poll_s=0.05)
+    role.turns.flight = flight
+    enter, others = flight.enter, []
 
     def after_another_job(step: int, is_there: Any, call: str) -> Any:
         others.append(enter(step, lambda: False, call))
         return enter(step, is_there, call)
 
-    role.flight.enter = after_another_job
+    flight.enter = after_another_job  # type: ignore[method-assign]
 
     @SkipManager.annotate(role="rollout")
     async def generate(prompts: list[int]) -> None: ...

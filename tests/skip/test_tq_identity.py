@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from rlskip.format.fingerprint import contents_of
 from rlskip.jobs.records import tally
 from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
@@ -41,23 +39,6 @@ def test_one_functions_groups_are_not_anothers(start: Callable[..., Any]) -> Non
     assert again.submitted == []
     with pytest.raises(MismatchError, match="serves 0 of the batch's 2 prompts"):
         start(stage="other").submit(prompts("x", "y"))
-
-
-def test_groups_of_an_older_release_serve_any_function(start: Callable[..., Any]) -> None:
-    loop = start()
-    loop.submit(prompts("x", "y"))
-    loop.sample()
-    skip: Any = SkipManager.skip_instances["rollout_tq"]
-    meta = skip.store.read_meta(1, 0)
-    contents = contents_of(prompts("x", "y"), {})
-    groups = [[c, i, True] for i, c in enumerate(contents)]
-    identity = attrs.evolve(meta.identity, version=1, role=None)
-    value = skip.store.load(1, part=0)
-    skip.store.quarantine(1, "for a test", part=0)
-    skip.store.save(1, value, identity=identity, info={**meta.info, "groups": groups}, part=0)
-    again = start(stage="other")
-    again.submit(prompts("y", "x", run="s"))
-    assert again.submitted == []
 
 
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(

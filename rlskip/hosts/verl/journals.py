@@ -40,9 +40,9 @@ from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
+from rlskip.skip.base_skip import role_specs
 from rlskip.skip.manager import read_settings
-from rlskip.skip.role import role_specs
-from rlskip.skip.rollout_tq import RolloutTqSkip
+from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import Identity
 from rlskip.store.layout import journaled_steps
 
@@ -68,11 +68,11 @@ def start_journals(
     _journals = None
     if settings.dispatch.journal:
         role = _role_of(config)
-        _refuse_unshared(role.directory)
+        _refuse_unshared(role.dumps.directory)
         identity = journal_identity(journaled_as(role, config), settings.dispatch)
         sync = look_up(config, MODE_KEY) == "sync"
         span = 1 if sync else _max_span(config, settings.replay)
-        _journals = Journals(role.store, identity, queue, max_span=span, reissues=not sync)
+        _journals = Journals(role.dumps.store, identity, queue, max_span=span, reissues=not sync)
     return _journals
 
 
@@ -82,9 +82,9 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
     Only single sessions can complete the groups that these hold a part of.
     """
     role = SkipManager.skip_instances.get(_ROLE)
-    if dispatch.rollout_level or not isinstance(role, RolloutTqSkip):
+    if dispatch.rollout_level or not isinstance(role, GroupRole):
         return dispatch
-    steps = journaled_steps(role.directory)
+    steps = journaled_steps(role.dumps.directory)
     if not steps or role.local_config.on_miss != "generate":
         return dispatch
     chosen = MANAGER_KEY, f"{SAMPLER_KEY}.custom_sampler.path"
@@ -94,7 +94,7 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
         log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
         return dispatch
     on = as_typed("dispatch.rollout_level and dispatch.journal are switched on")
-    log.info("rlskip: steps %s have journals in %s: %s", compact(steps), role.directory, on)
+    log.info("rlskip: steps %s have journals in %s: %s", compact(steps), role.dumps.directory, on)
     return mark_read(dataclasses.replace(dispatch, rollout_level=True, journal=True))
 
 
@@ -104,27 +104,27 @@ def tidy_journals(checkpoint: int | None = None) -> None:
         _journals.tidy(checkpoint)
 
 
-def journaled_as(role: RolloutTqSkip, config: Any) -> Identity:
+def journaled_as(role: GroupRole, config: Any) -> Identity:
     """What verl's sessions depend on besides their prompts and `dispatch`."""
     return attrs.evolve(
-        role.conditions,
+        role.dumps.conditions,
         stage="verl.submit",
         extra={
-            **role.conditions.extra,
+            **role.dumps.conditions.extra,
             "verl": ".".join(map(str, verl_version())),
             **{key: look_up(config, key) for key in NEEDED},
         },
     )
 
 
-def _role_of(config: DictConfig) -> RolloutTqSkip:
+def _role_of(config: DictConfig) -> GroupRole:
     """The role, as it is or as it would be if it were on."""
     role = SkipManager.skip_instances.get(_ROLE)
-    if isinstance(role, RolloutTqSkip):
+    if isinstance(role, GroupRole):
         return role
     settings = SkipManager.settings or read_settings(config)
     on = settings.switch_on(_ROLE, role_specs()).complete(application_facts(config))
-    return RolloutTqSkip(on.roles[_ROLE], on.facts)
+    return GroupRole(_ROLE, on.roles[_ROLE], on.facts)
 
 
 def _refuse_unshared(directory: Path) -> None:

@@ -1,0 +1,234 @@
+"""A role's directory of dumps: what they record, and which calls are the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+
+from rlskip._version import __version__
+from rlskip.batch.fields import drop_fields, field_names, score_fields
+from rlskip.batch.meta import meta_of, plain
+from rlskip.config.facts import HostFacts
+from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
+from rlskip.errors import MismatchError
+from rlskip.jobs.records import job_id
+from rlskip.skip import config_copy
+from rlskip.skip.call import Call
+from rlskip.skip.notices import Notices
+from rlskip.skip.visit import Found
+from rlskip.store import (
+    CorruptDumpError,
+    DumpMeta,
+    Identity,
+    StepStore,
+    UnsupportedTypeError,
+    fingerprint,
+    run_directory,
+)
+from rlskip.store.layout import refuse_links
+
+# Sampling parameters that a host may override in the prompts' meta.
+_IN_META = ("temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos")
+
+
+class Dumps:
+    """What a role keeps: where, with what, and for which calls.
+
+    Parameters
+    ----------
+    role, local_config
+        The role's name and its complete config.
+    facts
+        What the host says of the run.
+    shard
+        The rank whose shards these are, and the number of ranks. It is asked when the store is
+        first used: a job starts before torch.distributed knows its ranks.
+
+    Attributes
+    ----------
+    directory
+        Where the dumps are.
+    conditions
+        The part of the identity that the config decides.
+    notices
+        What is logged of these dumps.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        local_config: Any,
+        facts: HostFacts,
+        shard: Callable[[], tuple[int, int]] = lambda: (0, 1),
+    ) -> None:
+        c = local_config
+        self.role, self.local_config, self.facts = role, c, facts
+        # A host without such a number still gets its own directory.
+        shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
+        names = (("experiment", c.experiment_name), ("project", c.project_name))
+        named = (f"default_{what}_name" if name is None else name for what, name in names)
+        self.directory = run_directory(c.dump_dir, *named, *shape)
+        if role not in TRAINING_ROLES:
+            self.directory /= role
+            refuse_links(self.directory)
+        # Read now, as the config is copied now: rlskip may change the config later.
+        self.conditions = self._read_conditions()
+        self._config = config_copy.flat_config(facts.config)
+        self.notices = Notices(role, c, facts, self.directory, self._config)
+        self._shard = shard
+
+    @functools.cached_property
+    def store(self) -> StepStore:
+        rank, world_size = self._shard()
+        c = self.local_config
+        return StepStore(
+            self.directory,
+            rank=rank,
+            world_size=world_size,
+            keep_last=c.keep_last,
+            max_size=c.max_size,
+        )
+
+    # -- what a dump records -------------------------------------------------------------
+
+    def info(self, call: Call, result: Any) -> dict[str, Any]:
+        """What ``meta.json`` of a dump says besides the identity."""
+        info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
+        if lacking := call.stage.lacking(result):
+            info["lacks"] = lacking
+        try:
+            info["config"] = config_copy.keep(self.directory, self._config)
+        except OSError as error:
+            self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
+        return info
+
+    # -- what makes two calls the same ---------------------------------------------------
+
+    def identity_of(self, call: Call) -> Identity:
+        """What the call's rollouts depend on.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The prompts or a value of the stage's identity cannot be compared, and
+            ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
+        """
+        conditions = attrs.evolve(self.conditions, stage=call.stage.stage)
+        try:
+            return attrs.evolve(
+                conditions, prompts_hash=fingerprint(call.prompts), extra=self.extra_of(call)
+            )
+        except UnsupportedTypeError as error:
+            self.refuse_uncomparable(error)
+            return conditions
+
+    def extra_of(self, call: Call) -> dict[str, Any]:
+        """What the call adds to the identity: the stage's own, and sampling that it overrides.
+
+        A host may ask for other sampling in the prompts' meta, for a greedy baseline, say.
+        """
+        meta = meta_of(call.prompts)
+        asked = {name: plain(meta[name]) for name in _IN_META if name in meta}
+        usual = self.conditions.sampling
+        unusual = {k: v for k, v in asked.items() if k not in usual or usual[k] != v}
+        return {
+            **self.conditions.extra,
+            **{f"meta_info.{name}": value for name, value in unusual.items()},
+            **call.stage.identity_of(call.args, call.kwargs),
+        }
+
+    def _read_conditions(self) -> Identity:
+        c, facts = self.local_config, self.facts
+        sampling = dict(facts.val_shaping if self.role == VALIDATION_ROLE else facts.shaping)
+        # Plain text: torch's own kind of string parses both sides whenever it is compared.
+        versions = {"rlskip": __version__, "torch": str(torch.__version__)}
+        if facts.engine is not None:  # another one is logged as a warning, as a version is
+            versions["engine"] = str(facts.engine)
+        return Identity(
+            role=self.role,
+            n=sampling.pop("n", c.n),
+            prompt_len=c.prompt_len,
+            response_len=c.response_len,
+            sampling=sampling,
+            extra={k: facts.value_at(k, f"skip.{self.role}.identity") for k in c.identity or ()},
+            model=facts.model,
+            versions=versions,
+        )
+
+    def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
+        """What makes the dump another call's. What is only noteworthy is logged."""
+        if meta.identity is None:
+            self.notices.once(
+                "no-identity", "dumps in %s record no prompts; they are not compared",
+                self.directory,
+            )  # fmt: skip
+            return []
+        differs, noteworthy = present.differences(meta.identity)
+        if noteworthy:
+            self.notices.once(
+                "noteworthy", "replayed although it differs: %s", "; ".join(noteworthy)
+            )
+        return differs
+
+    # -- what does not fit ---------------------------------------------------------------
+
+    def refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
+        """Raise `error`, by which calls cannot be compared, unless ``on_mismatch`` allows it."""
+        if self.local_config.on_mismatch == "error":
+            raise error
+        what = f"{error.where}: {error.what}"
+        self.notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
+
+    def accept_mismatch(self, what: str, found: Found, hint: str = "") -> bool:
+        """Whether `what`, a mismatch of a dump, is ignored; False if the dump is quarantined.
+
+        Raises
+        ------
+        MismatchError
+            ``on_mismatch`` is ``error``.
+        """
+        if self.local_config.on_mismatch == "ignore":
+            self.notices.once("ignored", "%s; replayed anyway (on_mismatch=ignore)", what)
+            return True
+        if self.local_config.on_mismatch == "regenerate":
+            self.store.quarantine(found.step, what, found.part)
+            return False
+        raise MismatchError(
+            what,
+            str(self.directory / found.path),
+            f"choose one: {hint}skip.{self.role}.on_mismatch=regenerate runs the stage and "
+            "replaces the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
+            f"another skip.dump_dir or {self.facts.key('experiment')} starts from nothing",
+        )
+
+    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:
+        """Apply ``on_mismatch`` to a dump without fields that this run needs.
+
+        A field that the stage itself did not return when the run that made the dump needed it
+        does not count, because generating again would not help.
+        """
+        never = meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
+        if lacking:
+            found = call.found or Found(meta.step)
+            what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
+            if not self.accept_mismatch(what, found):
+                raise CorruptDumpError(what, str(self.directory / str(meta.step)))
+
+    def without_dropped(self, rollouts: Any) -> Any:
+        """`rollouts` without the fields that ``drop_fields`` names."""
+        unwanted = self.local_config.drop_fields or []
+        kept = drop_fields(rollouts, unwanted)
+        self.notices.dropped(unwanted, field_names(rollouts), score_fields(kept))
+        return kept
+
+
+def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
+    """What the stage took to make the dumps, less the time to load them; 0 where not known."""
+    took = sum(meta.info.get("seconds", 0.0) for meta in metas)
+    return took - loading if took else 0.0

@@ -1,0 +1,168 @@
+"""What is logged of a role's dumps, mostly once a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlskip._human import age, short
+from rlskip._nodes import ABOVE, NODES, as_typed
+from rlskip.config.facts import HostFacts
+from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, SkipAction
+from rlskip.skip import config_copy
+from rlskip.skip.visit import Found
+from rlskip.store import DumpMeta
+from rlskip.store.layout import as_step
+
+log = logging.getLogger(__name__)
+
+_SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
+_MAX_CHANGES = 10
+
+
+class Notices:
+    """The log lines of one role about the dumps in `directory`.
+
+    Parameters
+    ----------
+    config
+        The run's config by dotted key, as it is kept with the dumps.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        local_config: Any,
+        facts: HostFacts,
+        directory: Path,
+        config: dict[str, Any],
+    ) -> None:
+        self.role = role
+        self._local_config = local_config
+        self._facts = facts
+        self._directory = directory
+        self._config = config
+        self._given: set[str] = set()
+
+    def once(self, topic: str, message: str, *values: Any) -> None:
+        """Warn, unless a warning of this topic was given before."""
+        if self._is_new(topic):
+            log.warning(f"rlskip: role {self.role}: {message}", *values)
+
+    def replayed(self, step: int, meta: DumpMeta, found: Found) -> None:
+        """Name the dump that is replayed; the first time, say what a replay does not show."""
+        written = datetime.fromisoformat(meta.created).timestamp()
+        source = self._directory / found.path
+        made = f"made {age(written)} ago by job {meta.info.get('job', 'unknown')}"
+        if found.step == step:
+            log.info("rlskip: %s replayed from %s, %s", found, source, made)
+        elif self._local_config.action == SkipAction.REPEAT:
+            log.info(
+                "rlskip: step %d REPEATS %s from %s, %s; its prompts were not checked",
+                step, found, source, made,
+            )  # fmt: skip
+        else:
+            log.info(
+                "rlskip: a call of step %d replayed from %s of the run (match=run), %s, %s",
+                step, found, source, made,
+            )  # fmt: skip
+        if self.role == VALIDATION_ROLE:
+            what = "replayed validation does not show how the weights have changed since"
+        else:
+            what = "replayed rollouts are off-policy for the present weights"
+        self.once("off-policy", what)
+        self._changed(meta)
+
+    def dropped(self, unwanted: Iterable[str], there: set[str], scores: Sequence[str]) -> None:
+        """Warn of names in ``drop_fields`` that no field has, and of scores that are replayed."""
+        if unknown := sorted({*unwanted} - there):
+            self.once(
+                "unknown-fields", "drop_fields names %s, which the dump does not have; it has %s",
+                ", ".join(unknown), ", ".join(sorted(there)),
+            )  # fmt: skip
+        if scores:
+            self.once(
+                "scores", "scores are replayed with the rollouts (%s); to compute them again: "
+                "%s=[%s]", ", ".join(scores), as_typed("skip.drop_fields"), ",".join(scores),
+            )  # fmt: skip
+
+    def other_shapes(self) -> None:
+        """On the first miss, name the run's dumps that another batch size or length hides."""
+        if not self._is_new("shapes"):
+            return
+        ours = self._directory if self.role in TRAINING_ROLES else self._directory.parent
+        mine = _SHAPE.fullmatch(ours.name)
+        try:
+            siblings = sorted(path for path in ours.parent.iterdir() if path != ours)
+        except OSError:
+            return
+        for path in siblings:
+            other = _SHAPE.fullmatch(path.name)
+            steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
+            if mine and other and steps:
+                differs = ", ".join(
+                    f"{name} is {mine[name]} now, {other[name]} there"
+                    for name in mine.groupdict()
+                    if mine[name] != other[name]
+                )
+                log.warning(
+                    "rlskip: role %s: %s has dumps of %d steps, which are not found: %s",
+                    self.role, path, steps, differs,
+                )  # fmt: skip
+
+    def _changed(self, meta: DumpMeta) -> None:
+        """On the first replay, name the keys of the config that changed and are not compared."""
+        name, facts = meta.info.get("config"), self._facts
+        if not isinstance(name, str) or not self._is_new("changes"):
+            return
+        try:
+            then = config_copy.read(self._directory, name)
+        except (OSError, ValueError) as error:
+            log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
+            return
+        compared = {*(self._local_config.identity or ()), "hydra", *NODES, ABOVE}
+        changed = [
+            key
+            for key in config_copy.changed(then, self._config)
+            if facts.may_shape(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
+        ]
+        of_rollouts = [key for key in changed if facts.concerns_rollouts(key)]
+        others = [key for key in changed if not facts.concerns_rollouts(key)]
+        for level, keys, most in (
+            (logging.WARNING, of_rollouts, len(of_rollouts)),
+            (logging.INFO, others, _MAX_CHANGES),
+        ):
+            if keys:
+                shown = ", ".join(
+                    f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
+                    for key in keys[:most]
+                )
+                more = f" and {len(keys) - most} more" if len(keys) > most else ""
+                log.log(
+                    level,
+                    "rlskip: role %s: changed since the dump was made, and not compared: %s%s; "
+                    "%s=[%s] compares",
+                    self.role, shown, more, as_typed("skip.identity"), keys[0],
+                )  # fmt: skip
+
+    def _is_new(self, topic: str) -> bool:
+        if topic in self._given:
+            return False
+        self._given.add(topic)
+        return True
+
+
+def _steps_in(directory: Path) -> int:
+    try:
+        return sum(as_step(name) is not None for name in os.listdir(directory))
+    except OSError:
+        return 0
+
+
+def _short(value: Any) -> str:
+    return short(repr(value), 40)
