@@ -31,6 +31,19 @@ from attrs.validators import and_, ge, instance_of, lt, min_len
 
 from rlskip.errors import RlskipError
 
+# The grammar, and the tags that a writer needs. The rest is for the rooms of rlskip.
+__all__ = [
+    "KeyFormatError",
+    "TrajectoryKey",
+    "prompt_tag",
+    "row_tag",
+    "session_key",
+    "session_tag",
+    "split_session",
+    "split_trajectory",
+    "status_tag",
+]
+
 # -- tags: the small dict stored with a key --------------------------------------------------
 IS_PROMPT = "is_prompt"
 IS_SESSION = "is_session"
@@ -113,25 +126,9 @@ class TrajectoryKey:
         )
 
 
-@attrs.frozen(order=True)
-class SessionKey:
-    """One session's completion marker."""
-
-    uid: str = attrs.field(validator=_uid)
-    session_id: int = attrs.field(validator=_id)
-
-    def __str__(self) -> str:
-        return f"{self.uid}{_MARKER}{self.session_id}"
-
-    @classmethod
-    def parse(cls, key: str) -> SessionKey:
-        """Read ``{uid}_sess{session_id}``; raises :class:`KeyFormatError`."""
-        parts = split_session(key)
-        if parts is not None:
-            return cls(*parts)
-        raise KeyFormatError(
-            f"{key!r} is not a session marker", remedy="expected {uid}_sess{session_id}"
-        )
+def session_key(uid: str, session_id: int) -> str:
+    """The key of a session's marker: ``{uid}_sess{session_id}``."""
+    return f"{uid}{_MARKER}{session_id}"
 
 
 def split_trajectory(key: str) -> tuple[str, int, int] | None:

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from rlskip.keys import (
     KeyFormatError,
-    SessionKey,
     TrajectoryKey,
     attempt_of,
     is_own_key,
     prompt_tag,
     row_tag,
+    session_key,
     session_tag,
     split_session,
     split_trajectory,
@@ -37,24 +37,21 @@ def test_a_trajectory_key_is_parsed_back(uid, session_id, index):
 
 @given(uids, ids)
 def test_a_session_marker_is_parsed_back(uid, session_id):
-    key = SessionKey(uid, session_id)
-    assert SessionKey.parse(str(key)) == key
-    assert split_trajectory(str(key)) is None
+    key = session_key(uid, session_id)
+    assert split_session(key) == (uid, session_id)
+    assert split_trajectory(key) is None
 
 
 @given(keys)
 def test_a_parsed_key_prints_unchanged(key):
-    for form in (TrajectoryKey, SessionKey):
-        try:
-            parsed = form.parse(key)
-        except KeyFormatError:
-            continue
-        assert str(parsed) == key
+    row, marker = split_trajectory(key), split_session(key)
+    assert row is None or str(TrajectoryKey(*row)) == key
+    assert marker is None or session_key(*marker) == key
 
 
 def test_a_uid_may_hold_underscores_and_markers():
     assert TrajectoryKey.parse("math_7_b_3_0") == TrajectoryKey("math_7_b", 3, 0)
-    assert SessionKey.parse("x_sess1_sess2") == SessionKey("x_sess1", 2)
+    assert split_session("x_sess1_sess2") == ("x_sess1", 2)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +70,20 @@ def test_a_uid_may_hold_underscores_and_markers():
     ],
 )
 def test_other_keys_are_refused_as_trajectory_keys(key):
-    with pytest.raises(KeyFormatError, match=r"expected \{uid\}_\{session_id\}_\{index\}"):
+    assert split_trajectory(key) is None
+    with pytest.raises(KeyFormatError):
         TrajectoryKey.parse(key)
 
 
 @pytest.mark.parametrize("key", ["", "_sess1", "u_sess", "u_sess01", "u_sess-1", "u_Sess1"])
 def test_other_keys_are_refused_as_session_markers(key):
-    with pytest.raises(KeyFormatError, match=r"expected \{uid\}_sess\{session_id\}"):
-        SessionKey.parse(key)
+    assert split_session(key) is None
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, "1", 10**18])
 def test_ids_are_small_non_negative_integers(bad):
     with pytest.raises((TypeError, ValueError)):
-        SessionKey("u", bad)
+        TrajectoryKey("u", bad, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 99)), unique=True))
@@ -98,7 +95,7 @@ def test_no_two_attempts_share_a_key(rows):
 
 @pytest.mark.parametrize("index", [-1, 10**6])
 def test_rows_of_one_attempt_never_reach_the_keys_of_the_next(index):
-    with pytest.raises(KeyFormatError, match="at most 1000000 rows"):
+    with pytest.raises(KeyFormatError):
         TrajectoryKey.of_attempt("u", 0, index, 1)
 
 

@@ -30,7 +30,7 @@ from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.timeouts import DaemonThreads, Deadlines, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.keys import SessionKey, TrajectoryKey, row_tag, session_tag
+from rlskip.keys import TrajectoryKey, row_tag, session_key, session_tag
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
@@ -368,7 +368,7 @@ class Sessions:
         tag = row_tag(batch.step, attempt)
         own_tags = outcome.tags or [{}] * len(rows or ())
         count = None if rows is None else len(rows)
-        marker = str(SessionKey(prompt.uid, session))
+        marker = session_key(prompt.uid, session)
         try:
             leaving = Leaving(
                 partition=batch.partition,

@@ -33,9 +33,9 @@ from rlskip.keys import (
     STATUS,
     SUCCESS,
     N,
-    SessionKey,
     attempt_of,
     integer,
+    session_key,
 )
 from rlskip.queue import Tag
 
@@ -101,7 +101,7 @@ class PromptGroup:
         """Every key of the group: root, rows and session markers."""
         keys = [] if self.root is None else [self.uid]
         keys += [self._key(*place) for place in self.rows]
-        return keys + [str(SessionKey(self.uid, session_id)) for session_id in self.markers]
+        return keys + [session_key(self.uid, session_id) for session_id in self.markers]
 
     def finished(self) -> bool:
         """Whether all sessions of this prompt have finished."""

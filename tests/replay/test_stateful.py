@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rlskip.keys import SessionKey, TrajectoryKey, prompt_tag, row_tag, session_tag, status_tag
+from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_key, session_tag, status_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
@@ -84,7 +84,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
     )
     def run_session(self, uid, session, rows, error):
         """A session that ran; with a marker already there, as the next attempt."""
-        marker = str(SessionKey(uid, session))
+        marker = session_key(uid, session)
         attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
         for index in range(rows):
             self.put(str(TrajectoryKey(uid, session, index)), row_tag(1, attempt))
@@ -103,7 +103,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @rule(uid=UIDS, session=SESSIONS, rows=st.integers(1, 2))
     def run_session_without_marker(self, uid, session, rows):
-        if str(SessionKey(uid, session)) not in self.tags:
+        if session_key(uid, session) not in self.tags:
             for index in range(rows):
                 self.put(str(TrajectoryKey(uid, session, index)), row_tag(1))
 
@@ -185,7 +185,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     def keys_of(self, uid, tags=None):
         keys = self.tags if tags is None else tags
-        forms = {uid} | {str(SessionKey(uid, s)) for s in range(3)}
+        forms = {uid} | {session_key(uid, s) for s in range(3)}
         forms |= {str(TrajectoryKey(uid, s, i)) for s in range(3) for i in range(2)}
         return [key for key in keys if key in forms]
 
@@ -206,11 +206,11 @@ class BufferAgainstModel(RuleBasedStateMachine):
         root = self.tags[uid]
         if "n" not in root:
             return root["status"] in ("finished", "failure")
-        return sum(str(SessionKey(uid, s)) in self.tags for s in range(3)) >= root["n"]
+        return sum(session_key(uid, s) in self.tags for s in range(3)) >= root["n"]
 
     def session_rows(self, uid, session):
         """The rows of a session that succeeded, in order."""
-        marker = self.tags.get(str(SessionKey(uid, session)))
+        marker = self.tags.get(session_key(uid, session))
         if marker is None and "n" in self.tags[uid]:
             return []
         if marker is not None and marker["status"] == "failure":
@@ -230,7 +230,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         succeeded = sum(bool(self.session_rows(uid, session)) for session in range(3))
         if self.policy == "min_viable" and succeeded >= min(VIABLE, expected):
             return True
-        markers = [self.tags.get(str(SessionKey(uid, s)), {}) for s in range(3)]
+        markers = [self.tags.get(session_key(uid, s), {}) for s in range(3)]
         failed = any(marker.get("status") == "failure" for marker in markers)
         failed = failed or ("n" not in root and root["status"] == "failure")
         return not failed and succeeded >= expected
