@@ -32,7 +32,8 @@ import torch
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.format.reuse import memory
-from rlskip.store import StepStore, Writer
+from rlskip.store import StepStore
+from rlskip.store.writer import Writer
 
 ROWS, PROMPT, RESPONSE, VOCABULARY = 1024, 1024, 4096, 151_936
 

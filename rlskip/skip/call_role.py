@@ -25,9 +25,9 @@ from rlskip.store import (
     DumpMeta,
     RankTimeoutError,
     StepStore,
-    Writer,
     WriterTimeoutError,
 )
+from rlskip.store.writer import Writer
 
 log = logging.getLogger(__name__)
 

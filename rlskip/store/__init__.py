@@ -24,31 +24,25 @@ if TYPE_CHECKING:
         UnknownTypeError,
         UnsupportedTypeError,
     )
-    from rlskip.format.fingerprint import VOLATILE, fingerprint
-    from rlskip.jobs.lease import Lease, SingleFlight
-    from rlskip.jobs.ranks import RankGroup, RankTimeoutError
+    from rlskip.format.fingerprint import fingerprint
+    from rlskip.jobs.ranks import RankTimeoutError
     from rlskip.store.identity import Identity
     from rlskip.store.layout import run_directory
     from rlskip.store.meta import DumpMeta
     from rlskip.store.step_store import StepStore
-    from rlskip.store.writer import Writer, WriterTimeoutError
+    from rlskip.store.writer import WriterTimeoutError
 
 __all__ = [
-    "VOLATILE",
     "AbsentDumpError",
     "CorruptDumpError",
     "DumpError",
     "DumpMeta",
     "Identity",
-    "Lease",
     "NewerFormatError",
-    "RankGroup",
     "RankTimeoutError",
-    "SingleFlight",
     "StepStore",
     "UnknownTypeError",
     "UnsupportedTypeError",
-    "Writer",
     "WriterTimeoutError",
     "fingerprint",
     "register_codec",
@@ -66,14 +60,13 @@ __getattr__ = load_on_use(
             "UnknownTypeError",
             "UnsupportedTypeError",
         ],
-        "rlskip.format.fingerprint": ["VOLATILE", "fingerprint"],
+        "rlskip.format.fingerprint": ["fingerprint"],
         "rlskip.format.kinds": ["register_codec"],
-        "rlskip.jobs.lease": ["Lease", "SingleFlight"],
-        "rlskip.jobs.ranks": ["RankGroup", "RankTimeoutError"],
+        "rlskip.jobs.ranks": ["RankTimeoutError"],
         "rlskip.store.identity": ["Identity"],
         "rlskip.store.layout": ["run_directory"],
         "rlskip.store.meta": ["DumpMeta"],
         "rlskip.store.step_store": ["StepStore"],
-        "rlskip.store.writer": ["Writer", "WriterTimeoutError"],
+        "rlskip.store.writer": ["WriterTimeoutError"],
     },
 )

@@ -29,19 +29,16 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, to_rows
 from rlskip.store import AbsentDumpError, Identity, UnsupportedTypeError
-from rlskip.testing.faults import ERRNOS, FaultyFiles, FileOperation, each_fault
+from rlskip.testing.faults import FaultyFiles, each_fault
 
 __all__ = [
-    "ERRNOS",
-    "PATIENCE_S",
     "FaultyFiles",
-    "FileOperation",
     "QueueTests",
     "StoreTests",
     "each_fault",
 ]
 
-PATIENCE_S = 10.0
+_PATIENCE_S = 10.0
 
 
 class QueueTests:
@@ -216,7 +213,7 @@ class QueueTests:
         watch.poll()
         start = time.monotonic()
         watch.wait_change(0.05)
-        assert time.monotonic() - start < PATIENCE_S
+        assert time.monotonic() - start < _PATIENCE_S
         with _soon(lambda: queue.put(["a"], partition, None, [{"n": 1}])):
             assert _next(watch, partition) == {"a": {"n": 1}}
 
@@ -252,7 +249,7 @@ class QueueTests:
                 queue.put([f"u_{i}_0"], partition, [{"x": i}], [{"status": "success"}])
 
         seen: set[str] = set()
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + _PATIENCE_S
         with _soon(write):
             while len(seen) < 20:
                 assert time.monotonic() < end, f"only {sorted(seen)} showed up"
@@ -280,7 +277,7 @@ def _soon(action: Any) -> Iterator[None]:
 
 def _next(watch: Any, partition: str) -> Any:
     """Wait for the next change of `partition`."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + _PATIENCE_S
     while partition not in (changes := watch.poll()):
         assert time.monotonic() < end, "no change was reported"
         watch.wait_change(end - time.monotonic())

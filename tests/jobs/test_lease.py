@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from rlskip._files import Folder
-from rlskip.jobs.lease import LEASES, LeaseWatch
-from rlskip.store import Lease, RankGroup, SingleFlight, StepStore
+from rlskip.jobs.lease import LEASES, Lease, LeaseWatch, SingleFlight
+from rlskip.jobs.ranks import RankGroup
+from rlskip.store import StepStore
 from rlskip.testing import each_fault
 
 
@@ -302,7 +303,8 @@ def test_a_job_that_finished_while_we_got_the_lease_is_loaded(store: StepStore) 
 
 _JOB = """
     import json, os, sys, time
-    from rlskip.store import SingleFlight, StepStore
+    from rlskip.jobs.lease import SingleFlight
+    from rlskip.store import StepStore
     store = StepStore(sys.argv[1])
     flight = SingleFlight(store.directory, ttl_s=2.0, poll_s=0.02)
     killed = os.path.join(sys.argv[1], "killed")

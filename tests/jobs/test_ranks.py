@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from rlskip.store import RankGroup, StepStore
+from rlskip.jobs.ranks import RankGroup
+from rlskip.store import StepStore
 
 _RANK = """
     import json, os, sys, time
     import torch, torch.distributed as dist
-    from rlskip.store import CorruptDumpError, RankGroup, RankTimeoutError, SingleFlight, StepStore
+    from rlskip.jobs.ranks import RankGroup
+    from rlskip.jobs.lease import SingleFlight
+    from rlskip.store import CorruptDumpError, RankTimeoutError, StepStore
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ranks = RankGroup(timeout_s=30)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.store import DumpError, SingleFlight, StepStore
+from rlskip.jobs.lease import SingleFlight
+from rlskip.store import DumpError, StepStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 

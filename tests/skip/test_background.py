@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from rlskip import SkipManager
+from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
-from rlskip.store import SingleFlight, Writer
+from rlskip.store.writer import Writer
 
 
 @pytest.mark.parametrize(

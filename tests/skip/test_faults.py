@@ -21,7 +21,8 @@ import torch
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.store import RankTimeoutError, StepStore
-from rlskip.testing import ERRNOS, each_fault
+from rlskip.testing import each_fault
+from rlskip.testing.faults import ERRNOS
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
+from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.call import Cleanup
-from rlskip.store import SingleFlight
 
 
 def _job(folder: str, index: int, steps: list[int]) -> None:

@@ -186,7 +186,8 @@ def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
 _FULL = """
     import json, logging, resource, sys
     import torch
-    from rlskip.store import StepStore, Writer
+    from rlskip.store import StepStore
+    from rlskip.store.writer import Writer
     logging.basicConfig()
     store = StepStore(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -257,7 +258,8 @@ def test_of_several_that_dump_one_step_one_wins(python: Any, tmp_path: Path) -> 
 _MEMORY = """
     import json, resource, sys, threading, time
     import torch
-    from rlskip.store import StepStore, Writer
+    from rlskip.store import StepStore
+    from rlskip.store.writer import Writer
 
     def now():  # without mapped files: the kernel drops and rereads those as it likes
         _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from rlskip.store import StepStore
-from rlskip.testing import FaultyFiles, FileOperation
+from rlskip.testing import FaultyFiles
+from rlskip.testing.faults import FileOperation
 
 
 def _order(operations: list[FileOperation], *names: str) -> list[str]:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from rlskip.format.dump_errors import UnreadableDumpError
-from rlskip.store import AbsentDumpError, DumpError, StepStore, Writer
-from rlskip.testing import ERRNOS, FaultyFiles, each_fault
+from rlskip.store import AbsentDumpError, DumpError, StepStore
+from rlskip.store.writer import Writer
+from rlskip.testing import FaultyFiles, each_fault
+from rlskip.testing.faults import ERRNOS
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 

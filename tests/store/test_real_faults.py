@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
-from rlskip.store import CorruptDumpError, SingleFlight, StepStore, Writer
+from rlskip.store import CorruptDumpError, StepStore
+from rlskip.store.writer import Writer
 
 
 def _mount(*arguments: object) -> None:
@@ -103,7 +105,9 @@ _DESCRIPTORS = """
     import json, logging, os, resource, sys
     import torch
     from rlskip.jobs.records import Recorder
-    from rlskip.store import AbsentDumpError, SingleFlight, StepStore, Writer
+    from rlskip.jobs.lease import SingleFlight
+    from rlskip.store import AbsentDumpError, StepStore
+    from rlskip.store.writer import Writer
     logging.basicConfig()
     store = StepStore(sys.argv[1])
     rollouts = torch.arange(3_000_000)
@@ -145,7 +149,9 @@ def test_no_descriptor_left(python: Any, tmp_path: Path) -> None:
 _THREADS = """
     import json, logging, os, resource, sys, threading
     import torch
-    from rlskip.store import SingleFlight, StepStore, Writer
+    from rlskip.jobs.lease import SingleFlight
+    from rlskip.store import StepStore
+    from rlskip.store.writer import Writer
     logging.basicConfig()
     torch.set_num_threads(1)
     if os.getuid() == 0:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, Writer, WriterTimeoutError
+from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
 from rlskip.store.step_store import Prepared
+from rlskip.store.writer import Writer
 
 
 @pytest.fixture
@@ -178,7 +179,8 @@ def test_many_threads_may_save(store: StepStore) -> None:
 def test_an_interpreter_that_ends_writes_everything_first(python: Any, tmp_path: Path) -> None:
     script = """
         import sys, torch
-        from rlskip.store import StepStore, Writer
+        from rlskip.store import StepStore
+        from rlskip.store.writer import Writer
         writer = Writer(StepStore(sys.argv[1]))
         for step in range(5):
             writer.save(step, torch.rand(2_000_000))
