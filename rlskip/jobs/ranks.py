@@ -38,14 +38,14 @@ class RankGroup:
 
     Attributes
     ----------
-    decision
+    exchange_id
         Names the last exchange: the same text on all its ranks, and for no other exchange.
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:
         self.world_size = world_size()
         self.rank: int = dist.get_rank() if self.world_size > 1 else 0
-        self.decision = ""
+        self.exchange_id = ""
         self._timeout_s = timeout_s
         self._group = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -67,7 +67,7 @@ class RankGroup:
         """Rank 0's `number` on every rank; raises as :meth:`agree` does."""
         return self.exchange(int(number), what=what)[0][0]
 
-    def apart(self, directory: str | Path) -> list[int]:
+    def ranks_without(self, directory: str | Path) -> list[int]:
         """The ranks that do not see what rank 0 writes into `directory`; two rounds.
 
         Empty where rank 0 cannot write there. Raises as :meth:`agree` does.
@@ -92,5 +92,5 @@ class RankGroup:
                     f"all ranks to decide together whether {what} is skipped",
                     remedy="a rank died, or not every rank calls the stage at this step",
                 ) from error
-        self.decision = f"{int(answers[0][0]):015x}"
+        self.exchange_id = f"{int(answers[0][0]):015x}"
         return [tuple(map(int, answer[1:])) for answer in answers]

@@ -110,7 +110,7 @@ class SeveralRanks(OneRank):
         return max(number for (number,) in free)
 
     def info(self) -> dict[str, Any]:
-        return {"generation": self.group.decision}
+        return {"generation": self.group.exchange_id}
 
     def _load_shard(self, call: Call, found: Found | None, load: Load) -> tuple[bool, int]:
         """Load this rank's shard of `found`: whether it can be, and which call's it is."""
@@ -149,7 +149,7 @@ def all_ranks(dumps: Dumps) -> OneRank:
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
     if group.world_size == 1:
         return OneRank(group)
-    if apart := group.apart(dump_dir):
+    if apart := group.ranks_without(dump_dir):
         raise ConfigError(
             f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
             f"{group.world_size} does not see what rank 0 writes there (this is rank "

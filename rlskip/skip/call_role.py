@@ -322,7 +322,7 @@ class CallRole(CallsByHand, Role):
         if call.number is None:
             self._reserve(call)
 
-        def elsewhere(other: DumpMeta) -> int | None:
+        def on_conflict(other: DumpMeta) -> int | None:
             """The next number, unless another job has dumped this very call."""
             taken = call.number or 0
             call.visit.others_wrote(taken)
@@ -336,7 +336,7 @@ class CallRole(CallsByHand, Role):
             "info": {**self.dumps.info(call, result), **self.ranks.info()},
             "sidecar": capture_rng(),
             "part": call.number or None,
-            "elsewhere": elsewhere,
+            "on_conflict": on_conflict,
         }
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:

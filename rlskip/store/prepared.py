@@ -33,7 +33,7 @@ def as_json(info: Mapping[str, Any]) -> dict[str, Any]:
 class Prepared:
     """A dump that can be written: a codec keeps everything in it.
 
-    Its arrays are views of the rollouts until :meth:`copied`. `elsewhere` is asked where another
+    Its arrays are views of the rollouts until :meth:`copied`. `on_conflict` is asked where another
     process's dump has the place: for the part to write to instead, or None.
     """
 
@@ -43,7 +43,7 @@ class Prepared:
     cost: int
     identity: Identity | None
     info: dict[str, Any]
-    elsewhere: Callable[[DumpMeta], int | None] | None = None
+    on_conflict: Callable[[DumpMeta], int | None] | None = None
 
     @property
     def copy_nbytes(self) -> int:

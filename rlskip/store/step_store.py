@@ -176,7 +176,7 @@ class StepStore:
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
         part: int | None = None,
-        elsewhere: Callable[[DumpMeta], int | None] | None = None,
+        on_conflict: Callable[[DumpMeta], int | None] | None = None,
     ) -> Prepared:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
@@ -187,13 +187,13 @@ class StepStore:
         identity, info
             Recorded in ``meta.json``; `info` is any JSON, with the entries that
             :class:`DumpMeta` names of their type. Several ranks give the same
-            ``info["generation"]``, which no other call has (:attr:`RankGroup.decision`): shards of
-            different calls are not a step but a miss, and are replaced.
+            ``info["generation"]``, which no other call has: shards of different calls are not a
+            step but a miss, and are replaced.
         sidecar
             A second value, loaded on its own, such as the states of random generators.
         part
             The number of the part, where a step has several. Of several calls the first has none.
-        elsewhere
+        on_conflict
             Called with the meta of the dump where another process has dumped the step meanwhile.
             It returns the part to write to instead; None: this dump is dropped. By default it is
             dropped. Shards are always replaced, one file after the other.
@@ -210,7 +210,7 @@ class StepStore:
             cost=packer.cost,
             identity=identity,
             info=as_json(info or {}),
-            elsewhere=elsewhere,
+            on_conflict=on_conflict,
         )
 
     def write(self, dump: Prepared) -> DumpMeta:
@@ -218,7 +218,7 @@ class StepStore:
         commit.sweep(self.directory)
         while True:
             meta, ours = self._write(dump)
-            part = None if ours or dump.elsewhere is None else dump.elsewhere(meta)
+            part = None if ours or dump.on_conflict is None else dump.on_conflict(meta)
             if part is None:
                 return meta
             dump = attrs.evolve(dump, place=attrs.evolve(dump.place, part=part))

@@ -208,6 +208,6 @@ def test_every_decision_has_a_name_of_its_own() -> None:
     ranks, names = RankGroup(), set()
     for hit in (True, False) * 20:
         assert ranks.agree(hit) is hit
-        names.add(ranks.decision)
+        names.add(ranks.exchange_id)
     assert len(names) == 40
     assert {len(name) for name in names} == {15}, "as meta.json expects it"

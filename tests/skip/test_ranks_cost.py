@@ -38,11 +38,11 @@ class Rank(RankGroup):
     def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
         self.hub.sent[self.rank] = tuple(map(int, numbers))
         if self.hub.barrier.wait() == 0:
-            self.hub.rounds.append(len(numbers) + 1)  # and the name of the decision
-            self.decision = f"{len(self.hub.rounds):015x}"
+            self.hub.rounds.append(len(numbers) + 1)  # and the name of the exchange
+            self.exchange_id = f"{len(self.hub.rounds):015x}"
         self.hub.barrier.wait()
         answers = list(self.hub.sent)
-        self.decision = f"{len(self.hub.rounds):015x}"
+        self.exchange_id = f"{len(self.hub.rounds):015x}"
         self.hub.barrier.wait()
         return answers
 
