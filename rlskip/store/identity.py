@@ -134,8 +134,6 @@ class Identity:
         Recorded; a difference is only logged.
     role, stage
         Whose call made the rollouts: the role, and the name of the stage's function.
-    version
-        Which keys the identity has.
 
     Raises
     ------
@@ -153,7 +151,6 @@ class Identity:
     versions: Mapping[str, Any] = _mapping("versions")
     role: str | None = _field("role")
     stage: str | None = _field("stage")
-    version: int = attrs.field(default=VERSION, eq=False)
 
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
         """What makes `other`, a dump's, unfit for this call, and what is only logged.
@@ -185,7 +182,7 @@ class Identity:
 
     def as_json(self) -> dict[str, Any]:
         plain = attrs.asdict(self)
-        return {"prompts": plain.pop("prompts_hash"), **plain}
+        return {"prompts": plain.pop("prompts_hash"), **plain, "version": VERSION}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Identity:
@@ -208,8 +205,8 @@ class Identity:
                 f"its identity has version {version}; this rlskip reads up to {VERSION}",
                 remedy="install the rlskip that wrote it or a newer one: pip install -U rlskip",
             )
-        others = {key: value for key, value in data.items() if key != "prompts"}
-        return cls(prompts_hash=data["prompts"], **{**others, "version": version})
+        others = {key: value for key, value in data.items() if key not in ("prompts", "version")}
+        return cls(prompts_hash=data["prompts"], **others)
 
 
 class _Absent:
