@@ -29,7 +29,7 @@ from rlskip.store import (
     fingerprint,
     run_directory,
 )
-from rlskip.store.layout import refuse_links
+from rlskip.store.layout import role_directory
 
 # Sampling parameters that a host may override in the prompts' meta.
 _IN_META = ("temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos")
@@ -73,8 +73,7 @@ class Dumps:
         named = (f"default_{what}_name" if name is None else name for what, name in names)
         self.directory = run_directory(c.dump_dir, *named, *shape)
         if role not in TRAINING_ROLES:
-            self.directory /= role
-            refuse_links(self.directory)
+            self.directory = role_directory(self.directory, role)
         # Read now, as the config is copied now: rlskip may change the config later.
         self.conditions = self._read_conditions()
         self._config = config_copy.flat_config(facts.config)

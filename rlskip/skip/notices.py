@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,11 +16,10 @@ from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, SkipAction
 from rlskip.skip import config_copy
 from rlskip.skip.visit import Found
 from rlskip.store import DumpMeta
-from rlskip.store.layout import as_step
+from rlskip.store.layout import shape_of, steps_among
 
 log = logging.getLogger(__name__)
 
-_SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
 _MAX_CHANGES = 10
 
 
@@ -96,18 +94,18 @@ class Notices:
         if not self._is_new("shapes"):
             return
         ours = self._directory if self.role in TRAINING_ROLES else self._directory.parent
-        mine = _SHAPE.fullmatch(ours.name)
+        mine = shape_of(ours.name)
         try:
             siblings = sorted(path for path in ours.parent.iterdir() if path != ours)
         except OSError:
             return
         for path in siblings:
-            other = _SHAPE.fullmatch(path.name)
+            other = shape_of(path.name)
             steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
             if mine and other and steps:
                 differs = ", ".join(
                     f"{name} is {mine[name]} now, {other[name]} there"
-                    for name in mine.groupdict()
+                    for name in mine
                     if mine[name] != other[name]
                 )
                 log.warning(
@@ -159,7 +157,7 @@ class Notices:
 
 def _steps_in(directory: Path) -> int:
     try:
-        return sum(as_step(name) is not None for name in os.listdir(directory))
+        return len(steps_among(os.listdir(directory)))
     except OSError:
         return 0
 

@@ -65,7 +65,7 @@ def run_directory(
     Raises
     ------
     ConfigError
-        `dump_dir` is a URL or empty, or the run's directory is reached by a symbolic link below it
+        `dump_dir` is a URL or empty, or the directory is reached by a symbolic link below it
         (`dump_dir` itself may be one).
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
@@ -74,6 +74,13 @@ def run_directory(
     directory = outermost / run / safe_name(shape)
     refuse_links(directory)
     guard(outermost)
+    return directory
+
+
+def role_directory(run: Path, role: str) -> Path:
+    """The directory of a role that has its own below the run's; raises as :func:`run_directory`."""
+    directory = run / role
+    refuse_links(directory)
     return directory
 
 
