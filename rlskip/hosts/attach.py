@@ -335,7 +335,10 @@ class _Attachment:
 
 
 def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:
-    """Paths from a call's arguments to whole numbers that are called a step, nearest first."""
+    """Paths from a call's arguments to whole numbers that are called a step, the likeliest first.
+
+    A global step is likelier than others (a counter of accumulated batches, say), then the nearest.
+    """
     found: list[str] = []
     level: dict[str, Any] = dict(arguments)
     for _ in range(3):
@@ -353,7 +356,7 @@ def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:
             for name, part in (value if isinstance(value, dict) else _attributes(value)).items()
             if isinstance(name, str) and name.isidentifier()
         }
-    return found
+    return sorted(found, key=lambda path: not path.rpartition(".")[2].startswith("global"))
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -79,12 +79,13 @@ def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: An
         module.Loop.generate([1], 7)
     assert error.value.where == "skip.attach.rollout.step"
     assert error.value.remedy.endswith('step:"step"}\'')
-    deep = {"steps": True, "global_step": "3", "state": types.SimpleNamespace(cur_step=np.int64(3))}
+    state = types.SimpleNamespace(cur_step=np.int64(3), global_steps=2)
+    deep = {"steps": True, "global_step": "3", "state": state}
     install(config(tmp_path, f"{name}:generate"))
     with pytest.raises(StepNotSetError) as error:
         module.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
-    assert 'step:"batch.iteration"' in error.value.remedy
-    assert error.value.remedy.endswith("also there: batch.state.cur_step")
+    assert 'step:"batch.state.global_steps"' in error.value.remedy
+    assert error.value.remedy.endswith("also there: batch.iteration, batch.state.cur_step")
     with pytest.raises(StepNotSetError, match=r"<path of the step, or package\.module:function>"):
         module.generate(1, {"ids": [1]})
 
