@@ -71,7 +71,11 @@ def attach(trainer: Any, config: Any = None) -> None:
     """
     config = read_config(config)
     if config is not None:
-        install(read_settings(config, _facts(trainer)))
+        settings = read_settings(config, HostFacts())
+        if ROLE in settings.roles:
+            _check(trainer)  # before the facts, which only such trainers have
+            settings = settings.complete(_facts(trainer))
+        install(settings)
     if not is_on(config is not None, "TRL's trainer"):
         return
     _check(trainer)

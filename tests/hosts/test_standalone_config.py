@@ -55,8 +55,10 @@ def trainer(**more: Any) -> Any:
 
 def test_trl_trainers_that_cannot_be_attached_are_refused(tmp_path: Path) -> None:
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    with pytest.raises(AttachError, match="SimpleNamespace has no _generate, _metrics"):
-        trl.attach(trainer(), on)
+    other = SimpleNamespace(args=SimpleNamespace(output_dir="out"))  # of OnlineDPO or GKD, say
+    for refused in (trainer(), other):
+        with pytest.raises(AttachError, match="SimpleNamespace has no _generate, _metrics"):
+            trl.attach(refused, on)
     environments = trainer(_generate=print, _metrics={}, environment_factories={None: object})
     with pytest.raises(ConfigError, match="the trainer has environments"):
         trl.attach(environments, on)
