@@ -33,6 +33,12 @@ from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
 
 _SHOWN_STEPS = 100_000
+# What `on_mismatch` makes of a dump that differs.
+_ON_MISMATCH = {
+    "error": (ERROR, "the job would end there"),
+    "regenerate": (WARNING, "they are generated again"),
+    "ignore": (WARNING, "they are replayed anyway"),
+}
 
 
 def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
@@ -186,48 +192,56 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
-    sound = [dump for dump in dumps if dump.meta is not None]
     bad = [dump.name for dump in dumps if dump.meta is None]
     if bad:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
-    if role.action != "repeat":
-        yield from _differences(skip, sound)
     listed = _listed(skip, facts.steps, dumps)
-    there = sorted({dump.step for dump in sound} & set(listed))
-    missing = sorted(set(listed) - set(there))
+    # The first call of a step stands for it.
+    sound = {dump.step: dump.meta.identity for dump in reversed(dumps) if dump.meta is not None}
+    there = sorted(sound.keys() & {*listed})
     if role.action == "repeat" and sound:
         what = f"steps {compact(listed)} would be replayed from the dumps of {compact(there)}"
         yield Finding(name, OK, what if there else "replayed from another step's dump")
         return
+    differ: dict[str, list[int]] = {}
+    for step in there:
+        made = sound[step]
+        if made is not None and (must := differences(skip.dumps, made)):
+            differ.setdefault("; ".join(must), []).append(step)
+    level, then = _ON_MISMATCH[role.on_mismatch]
+    for what, steps in differ.items():
+        yield Finding(name, level, f"dumps of steps {compact(steps)}: {what}: {then}")
+    nameless = [step for step in there if sound[step] is None]
+    if nameless:
+        what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
+        yield Finding(name, NOTE, what)
+    missing = sorted({*listed} - {*there})
+    if role.on_mismatch != "ignore":
+        there = sorted({*there}.difference(*differ.values()))
     if there:
         what = f"steps {compact(there)} have dumps and would be replayed, if their prompts are "
         yield Finding(name, OK, f"{what}the same (that is compared as the job runs)")
-    else:
+    elif not sound:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
-    if role.on_miss == "error":
-        if not there and not missing and not skip.serves_validation:
-            what = "on_miss=error, and the job would end at the first step: no dump"
-            remedy = "generate it once with skip.on_miss=generate"
-            yield Finding(name, ERROR, what, remedy)
-    elif missing and there:
+    if role.on_miss == "generate" and missing and there:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
+    if role.on_miss == "error" and not listed and not skip.serves_validation:
+        what = "on_miss=error, and the job would end at the first step: no dump"
+        yield Finding(name, ERROR, what, "generate it once with skip.on_miss=generate")
 
 
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
-    config, starts = settings.facts.config, settings.start_engine
-    if is_verls(config):
-        found = problems(settings, roles)
-    else:
-        found = preflight(roles, settings.facts, here=False)
+    starts, verls = settings.start_engine, is_verls(settings.facts.config)
+    found = problems(settings, roles) if verls else preflight(roles, settings.facts, here=False)
     for problem in found:
         yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:
         then = ": the job refuses to start" if found else ""
         what = f"no inference engine will be started{then}"
         yield Finding("engine", NOTE if found else OK, what)
-    elif is_verls(config):
+    elif verls:
         what = "an inference engine will be started: skip.start_engine is true"
         yield Finding("engine", NOTE, what)
 
@@ -239,23 +253,3 @@ def _listed(skip: Any, of_run: Sequence[int], dumps: Sequence[Any]) -> list[int]
         steps |= set() if skip.serves_validation else {*of_run}
         steps = {step for step in steps if step <= of_run[-1]}
     return sorted(step for step in steps if step in skip.local_config.steps)
-
-
-def _differences(skip: Any, dumps: Sequence[Any]) -> Iterator[Finding]:
-    """How the config differs from the one that the dumps were made with."""
-    differ: dict[str, list[int]] = {}
-    for dump in dumps:
-        made = dump.meta.identity
-        if made is not None and (must := differences(skip.dumps, made)):
-            differ.setdefault("; ".join(must), []).append(dump.step)
-    level, then = {
-        "error": (ERROR, "the job would end there"),
-        "regenerate": (WARNING, "they are generated again"),
-        "ignore": (WARNING, "they are replayed anyway"),
-    }[str(skip.local_config.on_mismatch)]
-    for what, steps in differ.items():
-        yield Finding(skip.role, level, f"dumps of steps {compact(steps)}: {what}: {then}")
-    nameless = [dump.step for dump in dumps if dump.meta.identity is None]
-    if nameless:
-        what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
-        yield Finding(skip.role, NOTE, what)

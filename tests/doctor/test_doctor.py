@@ -228,6 +228,7 @@ def test_it_says_how_the_config_differs_from_the_dumps(
     (error,) = errors(said)
     assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
     assert "the job would end there" in error
+    assert "steps 1 have dumps and would be replayed" in said_of(said, "rollout")
     assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
     save(app.folder, 3, temperature=0.7)
     assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments, app=app))] == [
