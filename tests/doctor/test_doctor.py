@@ -88,28 +88,10 @@ def test_a_sound_environment(rlskip: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists(), "it only looks"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_dump_dir_without_permission(rlskip: Any, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    said = rlskip("doctor", "-d", tmp_path, "--json")
-    tmp_path.chmod(0o700)
-    assert said.code == 1
-    assert "is not writable" in said_of(said, "dump dir")
-
-
-def test_a_dump_dir_that_cannot_be(rlskip: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = rlskip("doctor", "-d", tmp_path / "file" / "dumps", "--json")
+def test_a_dump_dir_that_cannot_be(rlskip: Any) -> None:
+    said = rlskip("doctor", "-d", "/proc/dumps", "--json")
     assert said.code == 1
     assert "not writable" in said_of(said, "dump dir")
-    procfs = rlskip("doctor", "-d", "/proc/dumps", "--json")
-    assert "not writable" in said_of(procfs, "dump dir")
-
-
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs here")
-def test_dumps_in_memory_are_warned_of(rlskip: Any) -> None:
-    said = rlskip("doctor", "-d", "/dev/shm/rlskip-dumps", "--json")
-    assert "tmpfs is memory" in said_of(said, "dump dir")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +260,6 @@ def test_damaged_dumps_are_named_and_left_alone(
          "sweep: the skip option itself is swept"),
         (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
          "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
-        (["+skip=async_rollout_cache"], VERL + "{use_v1: true}\n",
-         "verl: skip.async_rollout.enable: verl's V1 trainer never calls"),
-        (["+skip=rollout_tq_cache"], VERL + "{use_v1: false}\n",
-         "verl: skip.rollout_tq.enable: verl's V0 trainer never calls"),
-        (["+skip=async_rollout_cache"], VERL + "{a: 1}\n",
-         "verl: skip.async_rollout.enable: verl's V0 trainer never calls"),
-        (["+skip=rollout_cache"], VERL + "{a: 1}\nasync_training: {}\n",
-         "verl: skip.rollout.enable: verl's fully async rollouter never calls"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
     ],
 )  # fmt: skip

@@ -39,6 +39,8 @@ def test_the_innermost_mount_counts(tmp_path: Path, mounts: Any) -> None:
     mounts(f"a / ext4 rw 0 0\nb {here[:-1]} tmpfs rw 0 0\n")
     first, *_ = dump_dir_findings(dumps)
     assert "is writable; ext4, " in first.what
+    mounts(f"a {here} tmpfs rw 0 0\n")
+    assert any("tmpfs is memory" in one.what for one in dump_dir_findings(dumps))
 
 
 @pytest.mark.parametrize(("free", "warned"), [(1 << 30, False), ((1 << 30) - 1, True)])

@@ -145,27 +145,6 @@ def test_an_empty_skip_node(composed: Compose, node: str) -> None:
     assert str(roles(composed(node, "+skip=rollout_cache", "skip.steps=[2]"))["rollout"].steps)
 
 
-def test_a_role_inherits_from_shared_keys_and_host(composed: Compose) -> None:
-    config = composed(
-        """
-        trainer: {experiment_name: exp, project_name: proj}
-        data: {gen_batch_size: null, train_batch_size: 8, max_prompt_length: 16}
-        actor_rollout_ref: {rollout: {n: 4}}
-        skip:
-          action: repeat
-          experiment_name: mine
-          async_rollout: {enable: true, action: cache, gbs: 1}
-        """,
-        "+skip=rollout_cache",
-    )
-    whole, single = roles(config)["rollout"], roles(config)["async_rollout"]
-    assert (whole.action, single.action) == ("repeat", "cache")
-    assert (whole.gbs, single.gbs) == (8, 1)
-    for role in (whole, single):
-        assert (role.experiment_name, role.project_name) == ("mine", "proj")
-        assert (role.n, role.prompt_len, role.response_len) == (4, 16, None)
-
-
 # -- through a defaults list -------------------------------------------------------------------
 def test_in_a_defaults_list_the_users_own_values_win(composed: Compose) -> None:
     listed = "defaults:\n  - skip: rollout_cache\n  - _self_\n"

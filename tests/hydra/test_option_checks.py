@@ -157,7 +157,7 @@ def test_the_option_in_every_primary_config_of_verl(
     # ... and before it.
     (folder / "edited.yaml").write_text(with_option(text, first=True))
     before = composed(folder, "edited")
-    if composed(folder, "theirs").config.get("skip") is None:
+    if composed(folder, "theirs").facts.config.get("skip") is None:
         assert list(before.roles) == ["rollout"]
     else:
         (lost,) = lost_choices(before)
