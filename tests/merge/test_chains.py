@@ -77,20 +77,13 @@ def nested_contexts(draw, turns):
     return turns(*pairs)
 
 
+@pytest.mark.parametrize("nested", [True, False])
 @given(st.data())
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_chains_of_nested_contexts_are_the_fewest(turns, data):
-    rows = list_rows(data.draw(nested_contexts(turns)))
-    for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
-        assert len(chains) == fewest_chains(rows, trajectory)
-
-
-@given(st.data())
-@settings(max_examples=300, deadline=None)
-def test_chains_are_the_fewest(batches, data):
-    rows = list_rows(data.draw(batches))
+def test_chains_are_the_fewest(batches, turns, nested, data):
+    rows = list_rows(data.draw(nested_contexts(turns) if nested else batches))
     for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
         assert len(chains) == fewest_chains(rows, trajectory)
 
@@ -157,8 +150,10 @@ def test_split_stops_at_the_turn_boundary(three_turns, merge_config):
 
 
 def test_error_names_row_and_key(three_turns, merge_config):
-    with pytest.raises(MergeError, match=r"response_ids\[2\]: .* 5 tokens.*merge\.max_seq_len"):
+    with pytest.raises(MergeError) as error:
         merge(three_turns, merge_config(max_seq_len=5, on_overlong="error"))
+    assert error.value.where == "response_ids[2]"
+    assert "merge.max_seq_len" in error.value.what
 
 
 def test_warn_merges_and_logs_a_warning(three_turns, merge_config, caplog):
@@ -170,10 +165,7 @@ def test_warn_merges_and_logs_a_warning(three_turns, merge_config, caplog):
     assert message.endswith("row 1, with 4 (merge.on_overlong=warn)")
 
 
-def test_unknown_names_are_config_errors(three_turns, merge_config):
-    with pytest.raises(ConfigError, match=r"merge\.strategy: 'tree' is not one of adjacent, chain"):
-        merge(three_turns, merge_config(strategy="tree"))
-    with pytest.raises(
-        ConfigError, match=r"merge\.on_overlong: 'cut' is not one of split, error, warn"
-    ):
-        merge(three_turns, merge_config(on_overlong="cut"))
+@pytest.mark.parametrize("key", ["strategy", "on_overlong"])
+def test_unknown_names_are_config_errors(three_turns, merge_config, key):
+    with pytest.raises(ConfigError, match=rf"merge\.{key}: 'cut' is not one of"):
+        merge(three_turns, merge_config(**{key: "cut"}))

@@ -63,23 +63,23 @@ VALUES = {
     "decimals": lambda: [Decimal(1), Decimal(2)],
 }
 
+TOKENS = ["prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs"]
+NOT_CARRIED = [
+    "rollout_expert_indices",
+    "rollout_sample_support",
+    "pixel_values",
+    "image_grid_thw",
+    "multi_modal_inputs",
+]
 FIELDS = [
-    "prompt_token_ids",
-    "response_ids",
-    "rewards",
-    "loss_masks",
-    "rollout_logprobs",
+    *TOKENS,
+    *NOT_CARRIED,
     "stop_reasons",
     "trajectory_ids",
     "is_last_step",
     "rollout_metrics",
     "trajectory_generation_times",
     "trajectory_time_splits",
-    "rollout_expert_indices",
-    "rollout_sample_support",
-    "pixel_values",
-    "image_grid_thw",
-    "multi_modal_inputs",
     "custom",
 ]
 CALLS = {
@@ -111,35 +111,24 @@ def refused_by_name(call, out, name):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_of_an_odd_type(two_turns, call, name):
+def test_a_field_or_a_row_or_a_token_of_an_odd_type(two_turns, call, name):
     for make in VALUES.values():
         refused_by_name(CALLS[call], two_turns | {name: make()}, name)
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "rollout_metrics"])
-def test_a_row_of_an_odd_type(two_turns, call, name):
-    for make in VALUES.values():
-        rows = [make(), *list(two_turns.get(name) or [1, 2])[1:]]
-        refused_by_name(CALLS[call], two_turns | {name: rows}, name)
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
-    "name", ["prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs"]
-)
-def test_a_token_of_an_odd_type(two_turns, call, name):
-    for make in VALUES.values():
-        rows = [list(row) for row in two_turns[name]]
-        rows[1][0] = make()
-        refused_by_name(CALLS[call], two_turns | {name: rows}, name)
+        if name != "rollout_metrics":
+            rows = [make(), *list(two_turns.get(name) or [1, 2])[1:]]
+            refused_by_name(CALLS[call], two_turns | {name: rows}, name)
+        if name in TOKENS:
+            rows = [list(row) for row in two_turns[name]]
+            rows[1][0] = make()
+            refused_by_name(CALLS[call], two_turns | {name: rows}, name)
 
 
 @pytest.mark.parametrize("call", ["merge", "chain", "stepwise"])
-@pytest.mark.parametrize("name", FIELDS[11:16])
+@pytest.mark.parametrize("name", NOT_CARRIED)
 def test_unsupported_fields_are_refused_whatever_their_type(two_turns, call, name):
     for value, make in VALUES.items():
         if value != "None":
+            # SkyRL's wording, which its users look for.
             with pytest.raises(MergeError, match=f"{name} not supported for prefix-aware merging"):
                 CALLS[call](two_turns | {name: make()})
 
@@ -223,13 +212,6 @@ def test_packed_ids_that_would_overflow_are_refused(pack, two_turns):
     merged = merge(batch, ON)[0]["response_ids"]
     assert merged.dtype == torch.int16
     two_turns["prompt_token_ids"][1][2] = 40_000
-    with pytest.raises(MergeError, match=r"prompt_token_ids: some ids do not fit into the int16"):
+    with pytest.raises(MergeError) as error:
         merge(pack(two_turns, response_ids=torch.int16), ON)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_packed_values_that_vary_in_another_dimension_are_refused(pack, two_turns):
-    batch = pack(two_turns)
-    batch["custom"] = PACKED_VALUES["ragged in the second dimension"]()
-    with pytest.raises(MergeError, match="custom: its rows must vary in length in their first"):
-        merge(batch, ON)
+    assert error.value.where == "prompt_token_ids"

@@ -1,7 +1,6 @@
 import copy
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,37 +30,6 @@ def test_the_observation_is_masked_and_the_last_turn_speaks_for_the_row(two_turn
         "trajectory_ids": ["a"],
         "is_last_step": [True],
     }
-
-
-def test_an_observation_inside_the_response_keeps_its_own_mask(two_turns):
-    two_turns |= {
-        "response_ids": [[20, 30], [40]],
-        "rewards": [[0.0, 0.0], [7.0]],
-        "loss_masks": [[1, 0], [1]],
-        "rollout_logprobs": None,
-    }
-    merged = merge_stepwise_output(two_turns)
-    assert merged["response_ids"] == [[20, 30, 40]]
-    assert merged["loss_masks"] == [[1, 0, 1]]
-    assert merged["rewards"] == [[0.0, 0.0, 7.0]]
-
-
-def test_a_reward_per_row_is_the_last_turns(two_turns):
-    assert merge_stepwise_output(two_turns | {"rewards": [1.0, 5.0]})["rewards"] == [5.0]
-
-
-def test_a_response_that_only_overlaps_the_next_one_does_not_merge(two_turns):
-    # [10, 20, 30] starts the next row, [10, 20, 30, 40], but not the next prompt, [10, 20].
-    two_turns |= {
-        "prompt_token_ids": [[10], [10, 20]],
-        "response_ids": [[20, 30], [30, 40]],
-        "rewards": [0.0, 1.0],
-        "loss_masks": [[1, 1], [1, 1]],
-        "rollout_logprobs": None,
-    }
-    merged = merge_stepwise_output(two_turns)
-    assert merged["prompt_token_ids"] == two_turns["prompt_token_ids"]
-    assert merged["is_last_step"] == [False, True]
 
 
 def test_other_fields_keep_the_last_turns_value(two_turns):
@@ -129,10 +97,3 @@ def test_the_input_is_neither_changed_nor_shared(batches, data):
             if isinstance(row, list):
                 row.append(77)
     assert out == before
-
-
-@pytest.mark.parametrize("name", ["prompt_token_ids", "response_ids", "rewards", "loss_masks"])
-def test_an_absent_field_is_named(two_turns, name):
-    del two_turns[name]
-    with pytest.raises(ValueError, match=f"^{name}: this field is missing"):
-        merge_stepwise_output(two_turns)
