@@ -14,14 +14,13 @@ from rlskip.errors import RlskipError
 from rlskip.merge.turns import (
     IS_LAST,
     LOGPROBS,
+    METRICS,
     NOT_CARRIED,
     NUMBER,
     PROMPTS,
     REQUIRED,
     RESPONSES,
     REWARDS,
-    TIME_SPLITS,
-    TIMES,
     TRAJECTORIES,
     MergeError,
     is_token_reward,
@@ -30,7 +29,7 @@ from rlskip.merge.turns import (
 
 
 def check_rows(out: Mapping[str, Any]) -> None:
-    """Refuse a list batch with missing fields, odd types or unequal lengths.
+    """Refuse a list batch that lacks a field, or has one of an odd type or an unequal length.
 
     Raises
     ------
@@ -47,8 +46,9 @@ def check_rows(out: Mapping[str, Any]) -> None:
     for name in (*REQUIRED, LOGPROBS, TRAJECTORIES, IS_LAST):
         if out.get(name) is not None:
             check_list(out[name], name, rows)
-    for name in ("stop_reasons", TIMES, TIME_SPLITS, *NOT_CARRIED):
-        check_entries(out.get(name), rows, name)
+    for name, value in out.items():
+        if name != METRICS:
+            _check_entries(value, rows, name)
     per_token = token_fields(out)
     for i, reward in enumerate(out[REWARDS]):
         if is_token_reward(reward) != (REWARDS in per_token):
@@ -112,11 +112,11 @@ def check_id(value: Any, where: str) -> None:
         raise MergeError(f"expected a 64-bit integer, got {type(value).__name__}", where)
 
 
-def check_entries(value: Any, rows: int, name: str) -> None:
+def _check_entries(value: Any, rows: int, name: str) -> None:
     """Refuse a field that is neither a list of one entry per row nor a dict of such lists."""
     if is_mapping(value):
         for key, part in value.items():
-            check_entries(part, rows, f"{name}.{key}")
+            _check_entries(part, rows, f"{name}.{key}")
     elif value is not None:
         check_list(value, name, rows)
 

@@ -10,7 +10,6 @@ import attrs
 from rlskip.merge.chains import Chain, Rows, link
 from rlskip.merge.checks import (
     check_carried,
-    check_entries,
     check_mapping,
     check_rows,
     is_mapping,
@@ -113,9 +112,6 @@ def list_rows(out: Mapping[str, Any]) -> Rows:
 
 def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[str, Any]:
     """One row for each chain of a list batch."""
-    for name, value in out.items():
-        if name != METRICS:
-            check_entries(value, len(out[RESPONSES]), name)
     per_token = token_fields(out)
     last = [chain[-1] for chain in chains]
     merged: dict[str, Any] = {
