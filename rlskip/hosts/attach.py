@@ -16,6 +16,7 @@ import numbers
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +97,27 @@ def around(body: Callable[..., Any]) -> Callable[[F], F]:
         return async_wrapper if is_async else wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def on_replay(stage: Callable[[F], F], change: Callable[[Any], Any]) -> Callable[[F], F]:
+    """As `stage`, a decorator of coroutine functions; a replay returns ``change(result)`` instead.
+
+    What a function itself returns stays as it is.
+    """
+    ran: ContextVar[bool] = ContextVar("rlskip_ran")
+
+    @around
+    async def running(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ran.set(True)
+        return await function(*args, **kwargs)
+
+    @around
+    async def returning(staged: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ran.set(False)
+        result = await staged(*args, **kwargs)
+        return result if ran.get() else change(result)
+
+    return lambda function: returning(stage(running(function)))
 
 
 def _wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:

@@ -30,7 +30,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.merge import read_merge
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.attach import AttachError, around, install
+from rlskip.hosts.attach import AttachError, around, install, on_replay
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.manager import SkipManager, read_settings
@@ -62,8 +62,7 @@ _OVERRIDE = "trainer.override_entrypoint="
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
 
-# Whether the present call generated, and whether its batch asks for log-probs.
-_generated: ContextVar[bool] = ContextVar("rlskip_skyrl_generated")
+# Whether the batch of the present call asks for log-probs.
 _needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
 
 E = TypeVar("E", bound=type)
@@ -301,12 +300,13 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         asked = input_batch.get("sampling_params") or {}
         return {**shaping, **{name: value for name, value in asked.items() if name != _LOGPROBS}}
 
-    stages = {
-        role: SkipManager.annotate(
+    def stage(role: str) -> Callable[..., Any]:
+        annotate = SkipManager.annotate(
             role=role, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=_lacks
-        )(_generating(generate))
-        for role in (ROLE, VALIDATION_ROLE)
-    }
+        )
+        return on_replay(annotate, _without_times)(_generating(generate))
+
+    stages = {role: stage(role) for role in (ROLE, VALIDATION_ROLE)}
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -319,12 +319,9 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step if step is None else step)
-        _generated.set(False)
         asked = input_batch.get("sampling_params") or {}
         _needs_logprobs.set(asked.get(_LOGPROBS) is not None)
         output = await stages[role](input_batch, *args, **kwargs)
-        if not _generated.get():
-            output = _without_times(output)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
         ids = output["trajectory_ids"]
@@ -335,7 +332,6 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
 @around
 async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    _generated.set(True)
     output = await generate(*args, **kwargs)
     # A dump cannot hold SkyRL's class.
     ids = output.get("trajectory_ids")

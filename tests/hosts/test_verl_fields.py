@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlskip.batch.columns import DataProtoParts
 from rlskip.batch.fields import field_names
 from rlskip.errors import MismatchError
-from rlskip.hosts.verl.fields import forget_times, lacking
+from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.trainer import begin, rollout_stage
 from rlskip.skip.manager import SkipManager
 
@@ -62,14 +62,14 @@ def test_what_a_run_needs(config: Any, fields: list[str]) -> None:
 
 def test_times_are_forgotten_and_all_else_is_kept() -> None:
     batch = rollouts()
-    forget_times(batch)
+    without_times(batch)
     assert batch.meta_info == {
         "timing": {},
         "metrics": [{"generate_sequences": 0.0, "tool_calls": 0.0, "num_preempted": 2}] * 2,
         "other": 1,
     }
     bare = DataProtoParts(None, {}, {"other": 1})
-    forget_times(bare)
+    without_times(bare)
     assert bare.meta_info == {"other": 1}
 
 

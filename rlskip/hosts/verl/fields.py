@@ -29,8 +29,8 @@ def lacking(config: Any, rollouts: Any) -> list[str]:
     ]
 
 
-def forget_times(rollouts: Any) -> None:
-    """Remove the times that the dump's run took from a replayed DataProto, in place.
+def without_times(rollouts: Any) -> Any:
+    """A replayed DataProto, changed in place: without the times that the dump's run took.
 
     The trainer would log them as its own: ``timing_s/agent_loop/*``, and ``processing_time/*`` of
     the fully async trainer, which reads the metrics of each session.
@@ -43,3 +43,4 @@ def forget_times(rollouts: Any) -> None:
             {name: 0.0 if name in _TIMES else value for name, value in session.items()}
             for session in meta["metrics"]
         ]
+    return rollouts

@@ -29,7 +29,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -42,8 +41,8 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts.attach import around, install, when_imported, wrap
-from rlskip.hosts.verl.fields import forget_times, lacking
+from rlskip.hosts.attach import around, install, on_replay, when_imported, wrap
+from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
@@ -68,9 +67,6 @@ _stated: int | None = None
 # is None where the trainer states its steps itself.
 _trainer: weakref.ref[Any] | None = None
 _counted: int | None = None
-
-# Whether the present call of a rollout stage generated.
-_generated: ContextVar[bool] = ContextVar("rlskip_verl_generated")
 
 
 def attach() -> None:
@@ -177,22 +173,7 @@ def _check_manager(manager: type) -> None:
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a coroutine function that returns rollouts as a DataProto."""
     annotate = SkipManager.annotate(role=role, stage="verl.generate", lacks=lacking_now)
-    return lambda generate: _forgetting_times(annotate(_generating(generate)))
-
-
-@around
-async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _generated.set(True)
-    return await generate(*args, **kwargs)
-
-
-@around
-async def _forgetting_times(stage: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _generated.set(False)
-    rollouts = await stage(*args, **kwargs)
-    if not _generated.get():
-        forget_times(rollouts)
-    return rollouts
+    return on_replay(annotate, without_times)
 
 
 def lacking_now(rollouts: Any) -> list[str]:
