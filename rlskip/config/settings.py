@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -167,6 +167,8 @@ def read_values(
     shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
 
     problems: list[Problem] = []
+    bare = _without_class(node, shared_keys, registry)
+    registry = {**registry, **bare}
     shared_node = {key: node[key] for key in node if key in shared_keys}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
     # Here as well as in each role, because each role may have its own value.
@@ -185,10 +187,11 @@ def read_values(
             continue
         spec = registry.get(key)
         if spec is None:
-            problems.append(_unknown(key, value, shared_keys, registry))
+            problems.append(_unknown(key, shared_keys, registry))
         elif not isinstance(value, Mapping):
             problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
         else:
+            value = _own_keys(key, value, problems) if key in bare else value
             role = read(spec.config, value, f"skip.{key}", problems)
             if key == VALIDATION_ROLE:
                 if role.enable and not replays_validation:
@@ -255,22 +258,44 @@ def _inherit(
         problems.append(Problem(key, what, "choose one of them"))
 
 
-def _unknown(
-    key: str, value: Any, shared_keys: Iterable[str], registry: Mapping[str, Any]
-) -> Problem:
-    known = [*sorted(shared_keys), *registry]
-    looks_like_a_typo = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    if isinstance(value, Mapping) and not looks_like_a_typo:
-        return Problem(
-            f"skip.{key}",
-            "this role is not registered",
-            f"import the module that holds its `@register_skip({key!r})` before the job starts "
-            f"(registered: {', '.join(registry)}){or_own_key('skip')}",
-        )
-    remedy = did_you_mean(key, known, "skip")
+def _without_class(
+    node: Mapping[str, Any], shared_keys: Collection[str], registry: Mapping[str, RoleSpec]
+) -> dict[str, RoleSpec]:
+    """The roles of a `skip` mapping that need no class: mappings under a name of their own.
+
+    A name that looks like that of a known role is none.
+    """
+    names = [str(k) for k, v in node.items() if isinstance(v, Mapping) and k not in shared_keys]
+    return {
+        name: RoleSpec()
+        for name in names
+        if name not in registry and name.isidentifier() and not _nearest(name, registry)
+    }
+
+
+def _unknown(key: str, shared_keys: Collection[str], registry: Mapping[str, RoleSpec]) -> Problem:
+    remedy = did_you_mean(key, [*sorted(shared_keys), *registry], "skip")
     if remedy.startswith("known"):  # 22 names would hide the rest
         remedy = f"docs/skip.md lists all keys{or_own_key('skip')}"
     return Problem(f"skip.{key}", "unknown key", remedy)
+
+
+def _own_keys(role: str, value: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The keys of a role without a class that every role has; a problem for each other one."""
+    known = {f.name for f in dataclasses.fields(RoleConfig)}
+    for key in value.keys() - known:
+        remedy = (
+            did_you_mean(key, known, f"skip.{role}")
+            if _nearest(key, known)
+            else "import the module with the class of a role that has keys of its own "
+            f"(`@register_skip({role!r}, config=...)`) before the job starts{or_own_key('skip')}"
+        )
+        problems.append(Problem(f"skip.{role}.{key}", "unknown key", remedy))
+    return {key: value[key] for key in value if key in known}
+
+
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
 
 
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:

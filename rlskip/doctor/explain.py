@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import warnings
@@ -16,7 +17,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings
-from rlskip.config.skip import SkipManagerConfig
+from rlskip.config.skip import RoleConfig, SkipManagerConfig
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -148,12 +149,13 @@ def _refusal(topic: str, error: RlskipError) -> Finding:
 
 
 def _foreign(node: Mapping[str, Any]) -> list[str]:
-    """The roles that only the application's own code registers."""
-    known = role_specs()
+    """The roles whose class only the application's own code registers: they have other keys."""
+    known, keys = role_specs(), {field.name for field in dataclasses.fields(RoleConfig)}
     return [
-        key
-        for key, value in node.items()
-        if isinstance(value, Mapping) and value.get("enable") is True and key not in known
+        role
+        for role, value in node.items()
+        if isinstance(value, Mapping) and value.get("enable") is True
+        if role not in known and value.keys() - keys
     ]
 
 

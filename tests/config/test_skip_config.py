@@ -192,6 +192,12 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
         assert "rollout_val" not in read_roles({"skip": off}, REGISTRY)
 
 
+def test_a_role_needs_no_class() -> None:
+    role = read_roles({"skip": {"steps": [2], "reward": {"enable": True}}}, REGISTRY)["reward"]
+    assert type(role) is RoleConfig
+    assert str(role.steps) == "2"
+
+
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
@@ -206,7 +212,9 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
         ),
         ({"stepz": 1}, "skip.stepz: unknown key\n  -> did you mean skip.steps?"),
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
-        ({"reward": {"enable": True}}, "@register_skip('reward')"),
+        ({"reward": {"warmup": 3}}, "@register_skip('reward', config=...)"),
+        ({"reward": {"stesp": 3}}, "did you mean skip.reward.steps?"),
+        ({"my-role": {"enable": True}}, "skip.my-role: unknown key"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
         ({"rollout": {"action": "random"}}, "'random' is planned, but not implemented yet"),

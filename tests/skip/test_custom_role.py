@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlskip import BaseSkip, RoleConfig, SkipAction, SkipManager, register_skip
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY
 from rlskip.skip.base_skip import RoleError
 from rlskip.store import CorruptDumpError
@@ -77,3 +77,39 @@ def test_registering_badly(doubling: Any) -> None:
         register_skip("my role")
     with pytest.raises(RoleError, match=r"derive it from rlskip\.RoleConfig"):
         register_skip("other", config=dict)  # type: ignore[arg-type]
+
+
+# -- without a class ----------------------------------------------------------------------------
+
+
+def test_a_role_needs_only_a_name(init: Callable[..., Path], visit: Any) -> None:
+    computed: list[int] = []
+
+    @SkipManager.annotate(role="reward")
+    def compute(prompts: list[int]) -> list[int]:
+        computed.append(prompts[0])
+        return prompts
+
+    dumps = init("reward", steps=[1])
+    for step in (1, 2, 1):
+        visit(step)
+        assert compute([step]) == [step]
+    assert computed == [1, 2]
+    assert [path.parent.parent.name for path in dumps.rglob("gen_batch.dp")] == ["reward"]
+    visit(1)
+    with pytest.raises(MismatchError):
+        compute([3])
+    init("reward", own={"on_mismatch": "regenerate"})
+    visit(1)
+    assert compute([3]) == [3]
+
+
+def test_a_role_that_nothing_is_decorated_with_is_logged(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        init("nobodys")
+    assert "no function is decorated with it so far" in caplog.text
+    for step in (1, 2):
+        SkipManager.set_step(step)
+    assert "role nobodys is enabled and was NEVER CONSULTED" in caplog.text

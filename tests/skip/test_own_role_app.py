@@ -1,4 +1,4 @@
-"""A custom role in a Hydra application: the four steps of docs/skip.md, no edit of rlskip."""
+"""Roles of a Hydra application's own: without a class, and with one that adds a key."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ def compute_values(batch):
     print("COMPUTED", batch["step"])
     return {"values": [1.0, 2.0]}
 
+@SkipManager.annotate(role="reward")
+def compute_reward(batch):
+    print("REWARDED", batch["step"])
+    return {"rewards": [batch["step"]]}
+
 @hydra.main(version_base="1.3", config_path=None)
 def main(cfg):
     for step in range(1, 5):
         SkipManager.set_step(step)
         assert compute_values({"step": step}) == {"values": [1.0, 2.0]}
+        assert compute_reward({"step": step}) == {"rewards": [step]}
 
 main()
 """
@@ -49,6 +55,7 @@ def run(python: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_a_role_of_ones_own(run: Any, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     on = ("skip.rollout.enable=false", "skip.critic.enable=true", "skip.critic.warmup=2")
+    on += ("skip.reward.enable=true",)
     first, second = run(tmp_path, *on), run(tmp_path, *on)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout.count("COMPUTED") == 4
@@ -57,6 +64,8 @@ def test_a_role_of_ones_own(run: Any, tmp_path: Path) -> None:
         "COMPUTED 2",
     ]
     assert "role critic: 2 hits, 2 misses" in second.stdout + second.stderr
+    assert (first.stdout.count("REWARDED"), second.stdout.count("REWARDED")) == (4, 0)
+    assert "role reward: 4 hits, 0 misses" in second.stdout + second.stderr
     typo = run(tmp_path, "skip.critic.warmpu=2")
     assert typo.returncode == 1
     assert "did you mean skip.critic.warmup?" in typo.stdout + typo.stderr
