@@ -30,7 +30,6 @@ from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices, refuse_replaced_keys
 from rlskip.errors import RlskipAbort, RlskipError
-from rlskip.hosts.attach import install, uninstall
 from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, Tally, new_job_id, tally
 from rlskip.skip.manager import SkipManager, read_settings
@@ -89,7 +88,7 @@ class SkipCallback(OwnKeysCallback):
                 refuse_legacy_flags(config)
             # verl trains in another process, maybe on another machine, and checks there.
             here = not launcher.starts_verl(config)
-            install(settings, flush_at_end=True, preflight=here)
+            SkipManager._start(settings, flushes=True, checks=here)
             if SkipManager.skip_instances:
                 launcher.before_job(settings)
         except Exception as error:
@@ -109,7 +108,7 @@ class SkipCallback(OwnKeysCallback):
         roles = dict(SkipManager.skip_instances)
         unwritten = {role: SkipManager._unwritten(role) for role in roles}
         uncalled = SkipManager._uncalled()
-        uninstall()
+        SkipManager.reset()
         job = os.environ.pop(JOB_VARIABLE, "")
         for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
             os.environ.pop(variable, None)

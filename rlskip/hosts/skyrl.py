@@ -24,13 +24,13 @@ from typing import Any, TypeVar
 import attrs
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip._wrap import AttachError, around, on_replay
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.merge import read_merge
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.attach import AttachError, around, install, on_replay
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.manager import SkipManager, read_settings
@@ -132,7 +132,7 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     config
         A mapping with an entry `skip`, or what :func:`~rlskip.skip.manager.read_settings` returned.
     """
-    install(read_settings(config, _facts(cfg)))
+    SkipManager.init(read_settings(config, _facts(cfg)))
     if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances

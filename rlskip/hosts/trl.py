@@ -16,11 +16,11 @@ from typing import Any
 
 import attrs
 
+from rlskip._wrap import AttachError
 from rlskip.config.check import Problem, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.attach import AttachError, install
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl_no_engine import NoGeneration, constructing
 from rlskip.skip.manager import SkipManager, read_settings
@@ -75,7 +75,7 @@ def attach(trainer: Any, config: Any = None) -> None:
         if ROLE in settings.roles:
             _check(trainer)  # before the facts, which only such trainers have
             settings = settings.complete(_facts(trainer))
-        install(settings)
+        SkipManager.init(settings)
     if not is_on(config is not None, "TRL's trainer"):
         return
     _check(trainer)

@@ -9,8 +9,8 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
+from rlskip._wrap import AttachError, around
 from rlskip.errors import NoEngineError
-from rlskip.hosts.attach import AttachError, around
 
 # Where the trainers are, and what makes their engine, or the client of its server.
 _TRAINERS = {

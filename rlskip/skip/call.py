@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +99,10 @@ class Cleanup(ExitStack):
         with self._lock:
             self.over = True
         return super().__exit__(*error)
+
+
+class StepNotSetError(RlskipError, RuntimeError):
+    """A role was called while no step was set."""
 
 
 @attrs.define(eq=False)

@@ -16,10 +16,18 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import ConfigError
 from rlskip.jobs.records import Recorder, Tally
+from rlskip.skip.attach import attach, detach
 from rlskip.skip.base_skip import refuse_misspelt, role_specs
-from rlskip.skip.call import Call, IdentitySpec, LacksSpec, PromptsSpec, Stage
+from rlskip.skip.call import (
+    Call,
+    IdentitySpec,
+    LacksSpec,
+    PromptsSpec,
+    Stage,
+    StepNotSetError,
+)
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role
 from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
@@ -27,10 +35,6 @@ from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, r
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class StepNotSetError(RlskipError, RuntimeError):
-    """A role was called while no step was set."""
 
 
 def read_settings(config: Any, facts: HostFacts | None = None) -> SkipSettings:
@@ -56,8 +60,8 @@ class SkipManager:
     #: Whether the host starts its inference engine (``skip.start_engine``).
     start_engine: ClassVar[bool] = True
 
-    #: Whether the caller of `init` handles ``skip.attach``, as :func:`rlskip.hosts.install` does.
-    _attaches: ClassVar[bool] = False
+    # The roles of all functions that were decorated.
+    _decorated: ClassVar[set[str]] = set()
 
     # Called by a decorated function whose role is off; None where no role is on.
     _guard: ClassVar[Guard | None] = staticmethod(before_init())
@@ -75,14 +79,11 @@ class SkipManager:
     _recorders: ClassVar[dict[str, Recorder]] = {}
 
     @classmethod
-    def init(
-        cls,
-        config: Any,
-        *,
-        flush_at_end: bool = False,
-        preflight: bool = True,
-    ) -> None:
+    def init(cls, config: Any) -> None:
         """Turn on the roles that `config` enables, and off all others.
+
+        The functions that ``skip.attach`` names become stages, and those that were attached before
+        are plain functions again.
 
         Parameters
         ----------
@@ -90,21 +91,31 @@ class SkipManager:
             A full config (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or what
             :func:`read_settings` returned. A legacy skip flag that is on together with
             ``skip.rollout.enable`` is set to False in it.
-        flush_at_end
-            Whether the caller will call :meth:`flush` when the job ends, whatever happens: then
-            ``background_write: auto`` writes dumps in the background.
-        preflight
-            Whether to refuse what the run could not do: a ``dump_dir`` that cannot be written here,
-            and listed steps that have no usable dump where ``on_miss`` is ``error``. False for a
-            process whose stages run on another machine.
 
         Raises
         ------
         ConfigError
             The `skip` node has problems: all are named, and every decorated function refuses
-            to run. Also raised for a ``skip.attach`` that the caller does not handle, for a
-            ``dump_dir`` that cannot be written and lacks dumps of listed steps, and for steps
-            without a dump that must not be generated: all are named.
+            to run. Also raised for a ``dump_dir`` that cannot be written and lacks dumps of listed
+            steps, and for steps without a dump that must not be generated: all are named.
+        AttachError
+            A module that is already imported has no function that ``skip.attach`` names.
+        """
+        cls._start(config)
+
+    @classmethod
+    def _start(cls, config: Any, *, flushes: bool = False, checks: bool = True) -> None:
+        """As :meth:`init`, for a host.
+
+        Parameters
+        ----------
+        flushes
+            Whether the host will call :meth:`flush` when the job ends, whatever happens: then
+            ``background_write: auto`` writes dumps in the background.
+        checks
+            Whether to refuse what the run could not do: a ``dump_dir`` that cannot be written here,
+            and listed steps that have no usable dump where ``on_miss`` is ``error``. False for a
+            process whose stages run on another machine.
         """
         cls._refuse("SkipManager.init failed")
         settings = read_settings(config)
@@ -116,31 +127,32 @@ class SkipManager:
                 "True}}})",
             )
         roles = settings.roles
-        if roles and not cls._attaches and settings.attach:
-            raise ConfigError(
-                "SkipManager.init attaches nothing",
-                "skip.attach",
-                "call rlskip.hosts.install(config) instead",
-            )
         for local_config in roles.values():
             if local_config.background_write == "auto":
-                local_config.background_write = flush_at_end
+                local_config.background_write = flushes
         # The roles first: they read the config as the user gave it.
         instances = _make_roles(settings)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
-        if preflight and enabled:
-            from rlskip.skip.preflight import preflight as problems
+        if checks and enabled:
+            from rlskip.skip.preflight import preflight
 
-            raise_all(problems(enabled, settings.facts))
+            raise_all(preflight(enabled, settings.facts))
         retire_legacy_flags(settings.facts.config, rollout_enabled="rollout" in roles)
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
-        cls._guard = cls.bypassed.add if cls.skip_instances else None
-        for role, instance in cls.skip_instances.items():
+        cls._guard = cls.bypassed.add if enabled else None
+        try:
+            attach(settings.attach, enabled, cls.annotate, cls.set_step)
+        except Exception as error:
+            cls._refuse(f"{type(error).__name__}: {error}")
+            raise
+        for role, instance in enabled.items():
             local = instance.local_config
+            unknown = role not in {*BUILT_IN_ROLES, *cls._decorated, *settings.attach}
             log.info(
-                "rlskip: role %s is on: %s at steps %s, dumps in %s",
+                "rlskip: role %s is on: %s at steps %s, dumps in %s%s",
                 role, local.action, local.steps, local.dump_dir,
+                "; no function is decorated with it so far" if unknown else "",
             )  # fmt: skip
 
     @classmethod
@@ -249,6 +261,7 @@ class SkipManager:
 
     @classmethod
     def _turn_off(cls, guard: Guard) -> None:
+        detach()
         for role in cls.skip_instances.values():
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
@@ -293,6 +306,7 @@ class SkipManager:
             enabled role is first called.
         """
         refuse_misspelt(role)
+        cls._decorated.add(role)
 
         def decorate(func: F) -> F:
             name = stage or func.__qualname__

@@ -28,7 +28,7 @@ from rlskip.config.replay import read_replay
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts import install, trl, uninstall
+from rlskip.hosts import trl
 from rlskip.hosts.standalone_config import is_on
 from rlskip.hosts.trl_no_engine import _TRAINERS
 from rlskip.hosts.verl import v1
@@ -146,12 +146,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     for module in ("settings", "dispatch", "replay"):
         monkeypatch.setattr(f"rlskip.config.{module}.find_node", counting)
     yield counts
-    uninstall()
+    SkipManager.reset()
 
 
 def test_a_host_without_hydra_reads_skip_once(reads: Counter[str]) -> None:
     config = {"skip": {"rollout": {"enable": False}}}
-    install(config)
+    SkipManager.init(config)
     assert not is_on(True, "the trainer")
     assert reads == {"skip": 1}
 

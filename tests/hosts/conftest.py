@@ -23,7 +23,6 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.hosts import skyrl as host
-from rlskip.hosts.attach import uninstall
 
 # Each real generation appends a line to the file $GENERATED.
 LIBRARY = """
@@ -122,7 +121,7 @@ def python_path() -> Callable[..., str]:
 def uninstalled() -> Iterator[None]:
     """After the test, nothing is attached and there is no SkipManager."""
     yield
-    uninstall()
+    SkipManager.reset()
 
 
 @pytest.fixture

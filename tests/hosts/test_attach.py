@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from rlskip import SkipManager
+from rlskip._wrap import AttachError
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError, MismatchError, NotInstalledError
-from rlskip.hosts import install, uninstall
-from rlskip.hosts.attach import AttachError
 from rlskip.jobs.records import job_id, tally
 from rlskip.skip.manager import StepNotSetError
 
@@ -73,7 +72,7 @@ def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
 
 def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
-    install(config(tmp_path, f"{name}:Loop.generate"))
+    SkipManager.init(config(tmp_path, f"{name}:Loop.generate"))
     module = importlib.import_module(name)
     with pytest.raises(StepNotSetError) as error:
         module.Loop.generate([1], 7)
@@ -81,7 +80,7 @@ def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: An
     assert error.value.remedy.endswith('step:"step"}\'')
     state = types.SimpleNamespace(cur_step=np.int64(3), global_steps=2)
     deep = {"steps": True, "global_step": "3", "state": state}
-    install(config(tmp_path, f"{name}:generate"))
+    SkipManager.init(config(tmp_path, f"{name}:generate"))
     with pytest.raises(StepNotSetError) as error:
         module.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
     assert 'step:"batch.state.global_steps"' in error.value.remedy
@@ -184,13 +183,13 @@ def test_own_loop_one_call(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
     target = {"target": f"{name}:Loop.generate", "step": "step"}
     for calls in ([1, 2], []):
-        install(config(tmp_path, target))
+        SkipManager.init(config(tmp_path, target))
         module = importlib.import_module(name)
         module.calls.clear()
         for step in (1, 2):
             assert module.Loop.generate([step], step=step) == {"doubled": [2 * step]}
         assert module.calls == calls
-        uninstall()
+        SkipManager.reset()
     module.Loop.generate([1], step=1)
     assert module.calls == [1], "off means off"
 
@@ -199,7 +198,7 @@ def test_a_stage_within_a_stage_is_part_of_it(third_party: Any, tmp_path: Any) -
     name = third_party(LOOP)
     both = [{"target": f"{name}:{cls}.generate", "step": "step"} for cls in ("Loop", "Special")]
     for calls in ([1], []):
-        install(config(tmp_path, both, wait_s=1))
+        SkipManager.init(config(tmp_path, both, wait_s=1))
         module = importlib.import_module(name)
         module.calls.clear()
         assert module.Special.generate([1], step=1) == {"doubled": [2]}
@@ -214,7 +213,7 @@ def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
     target = f"{name}:Loop.generate"
     module = importlib.import_module(name)
     for _ in range(2):
-        install(config(tmp_path, target))
+        SkipManager.init(config(tmp_path, target))
         SkipManager.set_step(1)
         module.Loop.generate([1], 7)
     assert module.calls == [7]
@@ -227,7 +226,7 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
     module = importlib.import_module(name)
 
     def call(ids: list[int], t: float, x: int, volatile: int) -> list[int]:
-        install(config(tmp_path, entry))
+        SkipManager.init(config(tmp_path, entry))
         module.calls.clear()
         settings = types.SimpleNamespace(x=x)
         batch = {"ids": ids, "seen": volatile}
@@ -269,7 +268,7 @@ def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
     module = importlib.import_module(name)
 
     def run() -> None:
-        install(config(tmp_path, {"target": f"{name}:generate", **entry}))
+        SkipManager.init(config(tmp_path, {"target": f"{name}:generate", **entry}))
         module.generate(1, {"ids": [1]})
 
     with pytest.raises(error, match=what):
@@ -282,7 +281,7 @@ def test_a_function_that_returns_no_step_bypasses_the_call(third_party: Any, tmp
     module = importlib.import_module(name)
     entry = {"target": f"{name}:Loop.generate", "step": f"{name}:odd_only"}
     for _ in range(2):
-        install(config(tmp_path, entry))
+        SkipManager.init(config(tmp_path, entry))
         for step in (1, 2):
             assert module.Loop.generate([step], step) == {"doubled": [2 * step]}
     assert module.calls == [1, 2, 2]
@@ -294,25 +293,29 @@ def test_a_role_that_is_off_attaches_nothing(
     name = third_party(LOOP)
     module = importlib.import_module(name)
     with caplog.at_level("INFO"):
-        install(config(tmp_path, f"{name}:generate", rollout={"enable": False}))
+        SkipManager.init(config(tmp_path, f"{name}:generate", rollout={"enable": False}))
     assert "skip.attach.rollout has no effect: that role is off" in caplog.text
     assert module.generate(1, {"ids": [1]}) == [2]
 
 
-def test_skip_manager_alone_refuses_what_it_cannot_attach(third_party: Any, tmp_path: Any) -> None:
-    given = config(tmp_path, f"{third_party(LOOP)}:Loop.generate")
-    with pytest.raises(ConfigError, match=r"call rlskip\.hosts\.install\(config\) instead"):
-        SkipManager.init(given)
+def test_init_again_attaches_again(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    given = config(tmp_path, f"{name}:generate")
+    module = importlib.import_module(name)
     SkipManager.init({"skip": {**given["skip"], "enable": False}})
-    install(given)
-    SkipManager.init(given)  # as a trainer does by itself, under the callback
-    assert "rollout" in SkipManager.skip_instances
+    assert module.generate(1, {"ids": [1]}) == [2]
+    for _ in range(2):  # under the callback a trainer may do so by itself
+        SkipManager.init(given)
+        with pytest.raises(StepNotSetError):
+            module.generate(1, {"ids": [1]})
+    SkipManager.reset()
+    assert module.generate(1, {"ids": [1]}) == [2]
 
 
 def test_a_hook_of_an_earlier_job_does_nothing_in_the_next(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
-    install(config(tmp_path, f"{name}:Loop.nope"))
-    uninstall()
+    SkipManager.init(config(tmp_path, f"{name}:Loop.nope"))
+    SkipManager.reset()
     importlib.import_module(name)
 
 
@@ -320,7 +323,7 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
     name = third_party(LOOP)
     importlib.import_module(name)
     with pytest.raises(AttachError, match=f"{name}:Loop has no 'nope'"):
-        install(config(tmp_path, f"{name}:Loop.nope"))
+        SkipManager.init(config(tmp_path, f"{name}:Loop.nope"))
 
     @SkipManager.annotate(role="rollout")
     def stage(prompts: Any) -> None: ...
@@ -398,7 +401,7 @@ def test_a_trainer_with_a_queue_has_two_functions(third_party: Any, tmp_path: An
     ]
     on = {"dump_dir": str(tmp_path), "rollout_tq": {"enable": True, "n": 1}}
     for run, submitted in enumerate((["a", "b"], [])):
-        install({"skip": {**on, "attach": {"rollout_tq": functions}}})
+        SkipManager.init({"skip": {**on, "attach": {"rollout_tq": functions}}})
         trainer = importlib.import_module(name).Trainer()
         trainer.submit(1, {"uid": [f"{run}x", f"{run}y"], "text": ["a", "b"]})
         assert trainer.rows(1) == ["A", "B"]

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from rlskip import SkipManager
+from rlskip._wrap import AttachError
 from rlskip.errors import ConfigError, MismatchError, NoEngineError
 from rlskip.hosts import skyrl as host
-from rlskip.hosts import uninstall
-from rlskip.hosts.attach import AttachError
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE
 
 
@@ -29,7 +29,7 @@ from rlskip.hosts.standalone_config import CONFIG_VARIABLE
 def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     yield
-    uninstall()
+    SkipManager.reset()
 
 
 def on(tmp_path: Path, **more: Any) -> dict[str, Any]:

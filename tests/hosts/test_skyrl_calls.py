@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from rlskip import SkipManager
 from rlskip.errors import ConfigError
-from rlskip.hosts import uninstall
 
 
 @pytest.fixture(autouse=True)
 def _reset() -> Iterator[None]:
     yield
-    uninstall()
+    SkipManager.reset()
 
 
 def on(tmp_path: Path, **more: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
+from rlskip._wrap import AttachError
 from rlskip.errors import ConfigError
-from rlskip.hosts import install, trl
-from rlskip.hosts.attach import AttachError
+from rlskip.hosts import trl
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, is_on, read_config
 
 ARGS = SimpleNamespace(
@@ -96,7 +96,7 @@ def test_a_role_that_trl_never_asks_is_refused(
     config = {"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}, **more}}
     refused = trainer(_generate=print, _metrics={})
     if installed:
-        install(config)
+        SkipManager.init(config)
     with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: TRL's trainer never") as e:
         trl.attach(refused, None if installed else config)
     assert e.value.remedy == "use skip.rollout.enable=true instead"
@@ -119,7 +119,7 @@ def test_only_the_built_in_roles_that_a_host_never_calls_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    install(on)
+    SkipManager.init(on)
     (role,) = SkipManager.skip_instances.values()
     assert is_on(True, "the trainer")
     monkeypatch.setitem(SkipManager.skip_instances, "critic", role)  # the application's own

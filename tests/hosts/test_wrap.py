@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rlskip._wrap import AttachError, around, when_imported, wrap
 from rlskip.config.attachments import TargetError
-from rlskip.hosts.attach import AttachError, around, when_imported, wrap
 
 TRAINER = """
     class Base:
@@ -132,7 +132,7 @@ def test_when_imported_runs_at_the_import_or_at_once(third_party):
 
 def test_importing_attach_is_light():
     heavy = {"torch", "tensordict", "ray", "numpy", "hydra"}
-    code = f"import sys, rlskip.hosts.attach; print(sorted({heavy} & sys.modules.keys()))"
+    code = f"import sys, rlskip._wrap; print(sorted({heavy} & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

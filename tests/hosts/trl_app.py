@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from rlskip.hosts import install
+from rlskip import SkipManager
 from rlskip.hosts import trl as host
 
 WORDS = [*map(str, range(20)), "+", "=", "<pad>", "<eos>"]
@@ -121,7 +121,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {"error": None}
     try:
         if job.get("installed"):
-            install({"skip": job["skip"]})
+            SkipManager.init({"skip": job["skip"]})
             host.attach(trainer)
         elif "skip" in job:
             for _ in range(job.get("attached", 1)):

@@ -33,7 +33,7 @@ def test_background_writes_only_where_a_flush_is_certain(
     Stage: Any, steps_on_disk: Any, tmp_path: Path, said: Any, promised: bool, background: bool
 ) -> None:
     skip = {"dump_dir": str(tmp_path), "background_write": said, "rollout": {"enable": True}}
-    SkipManager.init({"skip": skip}, flush_at_end=promised)
+    SkipManager._start({"skip": skip}, flushes=promised)
     role: Any = SkipManager.skip_instances["rollout"]
     held = threading.Event()
     write = role.store.write

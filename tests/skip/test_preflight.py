@@ -206,5 +206,5 @@ def test_a_read_only_directory_serves_the_steps_that_it_has(
 
 def test_a_process_that_does_not_train_does_not_check(tmp_path: Path) -> None:
     config = {"skip": {"dump_dir": "/proc/nope", "rollout": {"enable": True}}}
-    SkipManager.init(config, preflight=False)
+    SkipManager._start(config, checks=False)
     assert "rollout" in SkipManager.skip_instances

@@ -28,10 +28,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rlskip._wrap import AttachError, around, when_imported, wrap
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
-from rlskip.hosts.attach import AttachError, around, when_imported, wrap
 from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
 
 NO_ENGINE = "rlskip_no_engine"

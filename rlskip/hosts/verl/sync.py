@@ -24,9 +24,9 @@ from typing import Any
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from rlskip._wrap import around, wrap
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
-from rlskip.hosts.attach import around, wrap
 from rlskip.hosts.verl.names import MAIN_PPO_SYNC
 from rlskip.hosts.verl.run_queue import expect_sessions, run_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now

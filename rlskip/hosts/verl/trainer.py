@@ -34,6 +34,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._wrap import around, on_replay, when_imported, wrap
 from rlskip.batch.meta import is_validation
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
@@ -41,7 +42,6 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts.attach import around, install, on_replay, when_imported, wrap
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
@@ -98,7 +98,7 @@ def begin(config: Any) -> SkipSettings:
     settings = read_settings(config, HostFacts())
     if settings.roles:  # before_workers knows the steps better
         settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
-    install(settings)
+    SkipManager.init(settings)
     if SkipManager.skip_instances:
         refuse_old_release()
     for role, skip in SkipManager.skip_instances.items():

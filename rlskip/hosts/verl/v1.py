@@ -41,12 +41,12 @@ import attrs
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from rlskip._wrap import around, wrap
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.attach import around, wrap
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.no_engine import refuse_to_generate

@@ -1,10 +1,4 @@
-"""Attach to code that does not know rlskip: wrap a function when its module is imported.
-
-:func:`wrap` wraps one function. :func:`install` is ``SkipManager.init`` and wraps the functions
-that ``skip.attach`` names.
-
-This module imports nothing heavy: plug-ins of hosts load it at the start of every process.
-"""
+"""``skip.attach``: functions of other people's modules that are stages of the present job."""
 
 from __future__ import annotations
 
@@ -15,19 +9,19 @@ import logging
 import numbers
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import attrs
-import wrapt
 
 from rlskip._nodes import as_typed
+from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.config.attachments import AttachConfig, Target, role_options
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import ConfigError
+from rlskip.skip.call import StepNotSetError
 
 log = logging.getLogger(__name__)
 
@@ -36,173 +30,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Names under which trainers keep the step.
 _STEP_NAME = re.compile(r"(?:global|cur|current|train|training)?_?steps?|iteration")
 
-# The keys of the wrappers around a function; functools.wraps copies it to the outer one.
-_WRAPPED_BY = "_rlskip_wrapped_by"
-
-
-class AttachError(RlskipError, AttributeError):
-    """A function to wrap, or the path of an argument, does not exist."""
-
-
-def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
-    """Call ``hook(module)`` when `module` is imported, at once if it already is.
-
-    What `hook` raises ends the import of the module.
-    """
-    wrapt.register_post_import_hook(hook, module)
-
-
-def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
-    """Replace `target` by ``decorate(function)``, now or when its module is imported.
-
-    Parameters
-    ----------
-    target
-        ``package.module:function`` or ``package.module:Class.method``. Static and class methods
-        stay static and class methods; an inherited method is overridden in the named class.
-    decorate
-        Takes the plain function, returns a function.
-    key
-        Names the wrapper: one key wraps a function at most once.
-
-    Raises
-    ------
-    TargetError
-        `target` is not such a string.
-    AttachError
-        The module has no such function; raised by the import of the module if that comes later.
-        A module that imported the function by name before (``from module import function``)
-        keeps the unwrapped one: name that module instead.
-    """
-    parsed = Target.parse(target)
-    when_imported(parsed.module, lambda module: _wrap_in(module, parsed, decorate, key))
-
-
-def around(body: Callable[..., Any]) -> Callable[[F], F]:
-    """A decorator of functions that calls ``body(function, *args, **kwargs)`` in their place.
-
-    What it returns is a coroutine function if `body` or the decorated function is one.
-    """
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return body(function, *args, **kwargs)
-
-        @functools.wraps(function)
-        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await body(function, *args, **kwargs)
-
-        is_async = any(map(inspect.iscoroutinefunction, (body, function)))
-        return async_wrapper if is_async else wrapper  # type: ignore[return-value]
-
-    return decorate
-
-
-def on_replay(stage: Callable[[F], F], change: Callable[[Any], Any]) -> Callable[[F], F]:
-    """As `stage`, a decorator of coroutine functions; a replay returns ``change(result)`` instead.
-
-    What a function itself returns stays as it is.
-    """
-    ran: ContextVar[bool] = ContextVar("rlskip_ran")
-
-    @around
-    async def running(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ran.set(True)
-        return await function(*args, **kwargs)
-
-    @around
-    async def returning(staged: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ran.set(False)
-        result = await staged(*args, **kwargs)
-        return result if ran.get() else change(result)
-
-    return lambda function: returning(stage(running(function)))
-
-
-def _wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
-    *owners, name = target.path.split(".")
-    owner: Any = module
-    for i, part in enumerate(owners):
-        try:
-            owner = getattr(owner, part)
-        except AttributeError:
-            raise _missing(target, module, ".".join(owners[:i]), part) from None
-    try:
-        # As it was defined: getattr would bind a class method and unpack a static one.
-        raw = inspect.getattr_static(owner, name)
-    except AttributeError:
-        raise _missing(target, module, ".".join(owners), name) from None
-    kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
-    function = raw.__func__ if kind else raw
-    if not callable(function) or isinstance(function, type):
-        raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
-    wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
-    if key in wrapped_by:
-        return
-    wrapped = decorate(function)
-    setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
-    setattr(owner, name, kind(wrapped) if kind else wrapped)
-
-
-def _missing(target: Target, module: ModuleType, owner: str, name: str) -> AttachError:
-    place = f"{module.__name__}:{owner}" if owner else f"module {module.__name__}"
-    return AttachError(
-        f"{place} has no {name!r}",
-        str(target),
-        f"is it another version? The module is {getattr(module, '__file__', None) or 'built in'}",
-    )
-
-
-# -- skip.attach -----------------------------------------------------------------------------
-
 # What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
 # under another name) and look up here whether they are a stage.
 _attached: dict[str, _Attachment] = {}
 
 
-def install(config: Any, **how: Any) -> None:
-    """Run ``SkipManager.init`` and make the functions that ``skip.attach`` names stages.
+def attach(
+    functions: Mapping[str, list[AttachConfig]],
+    roles: Collection[str],
+    annotate: Callable[..., Callable[[F], F]],
+    set_step: Callable[[int], None],
+) -> None:
+    """Make the `functions` of each role stages, as far as their role is one of `roles`.
 
-    The parameters are those of ``SkipManager.init``. Functions attached before are detached.
+    Parameters
+    ----------
+    annotate, set_step
+        Those of the SkipManager.
 
     Raises
     ------
-    ConfigError
-        Names every problem of the `skip` node.
     AttachError
         A module that is already imported has no such function.
+    ConfigError
+        The function that returns the step cannot be imported.
     """
-    from rlskip.skip.manager import SkipManager, read_settings
+    for role, entries in functions.items():
+        if role in roles:
+            for entry in entries:
+                _attach(_Attachment(role, entry, annotate, set_step))
+        else:
+            log.info("rlskip: %s has no effect: that role is off", as_typed(f"skip.attach.{role}"))
+    for attachment in _attached.values():
+        attachment.load_step()
 
+
+def detach() -> None:
+    """No function is attached any more."""
     _attached.clear()
-    SkipManager._attaches = True
-    SkipManager._refuse("rlskip.hosts.install failed")
-    settings = read_settings(config)
-    SkipManager.init(settings, **how)
-    try:
-        for role, entries in settings.attach.items():
-            if role in SkipManager.skip_instances:
-                for entry in entries:
-                    _attach(_Attachment(role, entry))
-            else:
-                key = as_typed(f"skip.attach.{role}")
-                log.info("rlskip: %s has no effect: that role is off", key)
-        for attachment in _attached.values():
-            attachment.load_step()
-    except Exception as error:
-        _attached.clear()
-        SkipManager._refuse(f"{type(error).__name__}: {error}")
-        raise
-
-
-def uninstall() -> None:
-    """Return to the state before :func:`install`: no function is attached."""
-    from rlskip.skip.manager import SkipManager
-
-    _attached.clear()
-    SkipManager._attaches = False
-    SkipManager.reset()
 
 
 def _attach(attachment: _Attachment) -> None:
@@ -212,7 +77,7 @@ def _attach(attachment: _Attachment) -> None:
 
     def hook(module: ModuleType) -> None:
         if name in _attached:  # else this hook is of an earlier job of this process
-            _wrap_in(module, target, _switched(name), "skip.attach")
+            wrap_in(module, target, _switched(name), "skip.attach")
 
     when_imported(target.module, hook)
     if target.module == _name_of_main():
@@ -246,6 +111,8 @@ class _Attachment:
 
     role: str
     config: AttachConfig
+    annotate: Callable[..., Callable[[Any], Any]]
+    set_step: Callable[[int], None]
     _step_function: Callable[..., Any] | None = attrs.field(init=False, default=None)
     _stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
 
@@ -270,14 +137,12 @@ class _Attachment:
         return self._stages[func]
 
     def _decorate(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        from rlskip.skip.manager import SkipManager
-
         config = self.config
         options = role_options(config)
         if config.queue is not None:
             options["queue"] = self._reader(func, "queue", config.queue)
         identity = {path: self._reader(func, "identity", path) for path in config.identity}
-        annotated = SkipManager.annotate(
+        annotated = self.annotate(
             self.role,
             prompts=config.prompts and self._reader(func, "prompts", config.prompts),
             identity=lambda *args, **kwargs: {
@@ -286,7 +151,8 @@ class _Attachment:
             **options,
         )(func)
         if config.step is None:
-            return self._advising(func, annotated)
+            advising: Callable[..., Any] = self._advising(func, annotated)
+            return advising
         step_of = self._step_function or self._reader(func, "step", config.step)
 
         def with_step(*args: Any, **kwargs: Any) -> Any:
@@ -294,7 +160,7 @@ class _Attachment:
             if step is None and self._step_function:
                 return func(*args, **kwargs)
             try:
-                SkipManager.set_step(step)
+                self.set_step(step)
             except (TypeError, ValueError):
                 raise AttachError(f"{step!r} is not a step", self._where("step")) from None
             return annotated(*args, **kwargs)
@@ -303,7 +169,6 @@ class _Attachment:
 
     def _advising(self, func: F, stage: F) -> F:
         """`stage`; the error for a missing step names the key to set, not a call to insert."""
-        from rlskip.skip.manager import StepNotSetError
 
         @contextlib.contextmanager
         def advice(*args: Any, **kwargs: Any) -> Iterator[None]:

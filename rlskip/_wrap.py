@@ -1,0 +1,138 @@
+"""Functions of other people's modules, wrapped when their module is imported.
+
+This module imports nothing heavy: plug-ins of hosts load it at the start of every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, TypeVar
+
+import wrapt
+
+from rlskip.config.attachments import Target
+from rlskip.errors import RlskipError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The keys of the wrappers around a function; functools.wraps copies it to the outer one.
+_WRAPPED_BY = "_rlskip_wrapped_by"
+
+
+class AttachError(RlskipError, AttributeError):
+    """A function to wrap, or the path of an argument, does not exist."""
+
+
+def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
+    """Call ``hook(module)`` when `module` is imported, at once if it already is.
+
+    What `hook` raises ends the import of the module.
+    """
+    wrapt.register_post_import_hook(hook, module)
+
+
+def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
+    """Replace `target` by ``decorate(function)``, now or when its module is imported.
+
+    Parameters
+    ----------
+    target
+        ``package.module:function`` or ``package.module:Class.method``. Static and class methods
+        stay static and class methods; an inherited method is overridden in the named class.
+    decorate
+        Takes the plain function, returns a function.
+    key
+        Names the wrapper: one key wraps a function at most once.
+
+    Raises
+    ------
+    TargetError
+        `target` is not such a string.
+    AttachError
+        The module has no such function; raised by the import of the module if that comes later.
+        A module that imported the function by name before (``from module import function``)
+        keeps the unwrapped one: name that module instead.
+    """
+    parsed = Target.parse(target)
+    when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
+
+
+def around(body: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator of functions that calls ``body(function, *args, **kwargs)`` in their place.
+
+    What it returns is a coroutine function if `body` or the decorated function is one.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return body(function, *args, **kwargs)
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await body(function, *args, **kwargs)
+
+        is_async = any(map(inspect.iscoroutinefunction, (body, function)))
+        return async_wrapper if is_async else wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def on_replay(stage: Callable[[F], F], change: Callable[[Any], Any]) -> Callable[[F], F]:
+    """As `stage`, a decorator of coroutine functions; a replay returns ``change(result)`` instead.
+
+    What a function itself returns stays as it is.
+    """
+    ran: ContextVar[bool] = ContextVar("rlskip_ran")
+
+    @around
+    async def running(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ran.set(True)
+        return await function(*args, **kwargs)
+
+    @around
+    async def returning(staged: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        ran.set(False)
+        result = await staged(*args, **kwargs)
+        return result if ran.get() else change(result)
+
+    return lambda function: returning(stage(running(function)))
+
+
+def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
+    """Wrap `target` in its `module`, which is imported; the others are those of :func:`wrap`."""
+    *owners, name = target.path.split(".")
+    owner: Any = module
+    for i, part in enumerate(owners):
+        try:
+            owner = getattr(owner, part)
+        except AttributeError:
+            raise _missing(target, module, ".".join(owners[:i]), part) from None
+    try:
+        # As it was defined: getattr would bind a class method and unpack a static one.
+        raw = inspect.getattr_static(owner, name)
+    except AttributeError:
+        raise _missing(target, module, ".".join(owners), name) from None
+    kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
+    function = raw.__func__ if kind else raw
+    if not callable(function) or isinstance(function, type):
+        raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
+    wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
+    if key in wrapped_by:
+        return
+    wrapped = decorate(function)
+    setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
+    setattr(owner, name, kind(wrapped) if kind else wrapped)
+
+
+def _missing(target: Target, module: ModuleType, owner: str, name: str) -> AttachError:
+    place = f"{module.__name__}:{owner}" if owner else f"module {module.__name__}"
+    return AttachError(
+        f"{place} has no {name!r}",
+        str(target),
+        f"is it another version? The module is {getattr(module, '__file__', None) or 'built in'}",
+    )
