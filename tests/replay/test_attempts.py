@@ -79,38 +79,16 @@ def whole(last, rows):
     return [{"x": [last, row], f"only{last}": row} for row in range(rows)]
 
 
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("keys", [RAW, OWN])
-@given(history=histories())
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_a_transfer_queue_returns_the_last_attempt_or_names_the_group(
-    adapter, keys, counted, history
-):
-    last, rows, steps = history
-    session = OneSession(adapter, keys, counted)
-    # Where attempts share no key, nothing needs to be detected.
-    with suppress(IncompleteRolloutError) if keys == RAW else nullcontext():
-        assert session.play(last, rows, steps) == whole(last, rows)
-
-
 class SharedQueue(MemoryQueue):
     """Replaces by key, as a queue does that cannot compare attempts."""
 
     drops_late_writes = False
 
     def put(self, keys, partition, fields=None, tags=None):
-        there = self.list(partition)
-        attempts = {
-            key: tag["attempt"] for key, tag in zip(keys, tags, strict=True) if "attempt" in tag
-        }
-        late = [
-            k for k, attempt in attempts.items() if there.get(k, {}).get("attempt", 0) > attempt
-        ]
-        self.delete(late, partition)
+        for key, tag in zip(keys, tags, strict=True):
+            before = self.list(partition).get(key, {}).get("attempt", 0)
+            if before > tag.get("attempt", before):
+                self.delete([key], partition)
         return super().put(keys, partition, fields, tags)
 
 
@@ -132,16 +110,24 @@ def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(ro
 
 @pytest.mark.parametrize("keys", [RAW, OWN])
 @pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("make_queue", [MemoryQueue, SharedQueue])
+@pytest.mark.parametrize(
+    "make_queue",
+    [MemoryQueue, SharedQueue, pytest.param(None, marks=pytest.mark.ray, id="TransferQueue")],
+)
 @given(history=histories())
-@settings(max_examples=100, deadline=None)
-def test_the_last_attempt_is_returned_or_its_group_named(make_queue, keys, counted, history):
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_last_attempt_is_returned_or_its_group_named(
+    request, make_queue, keys, counted, history
+):
     last, rows, steps = history
-    session = OneSession(make_queue(), keys, counted)
+    queue = request.getfixturevalue("adapter") if make_queue is None else make_queue()
     # Where the queue drops late writes, or attempts share no key, there is nothing to name.
-    may_raise = make_queue is SharedQueue and keys == RAW
+    may_raise = make_queue is not MemoryQueue and keys == RAW
     with suppress(IncompleteRolloutError) if may_raise else nullcontext():
-        assert session.play(last, rows, steps) == whole(last, rows)
+        played = OneSession(queue, keys, counted).play(last, rows, steps)
+        assert played == whole(last, rows)
 
 
 def test_rows_of_given_up_attempts_beside_those_that_count_are_left_out():
