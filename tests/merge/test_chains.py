@@ -4,7 +4,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlskip.errors import ConfigError
 from rlskip.merge import MergeError, merge
 from rlskip.merge.chains import link
 from rlskip.merge.stepwise import list_rows
@@ -163,9 +162,3 @@ def test_warn_merges_and_logs_a_warning(three_turns, merge_config, caplog):
     (message,) = caplog.messages
     assert message.startswith("2 turns would be merged into rows of more than 3 tokens")
     assert message.endswith("row 1, with 4 (merge.on_overlong=warn)")
-
-
-@pytest.mark.parametrize("key", ["strategy", "on_overlong"])
-def test_unknown_names_are_config_errors(three_turns, merge_config, key):
-    with pytest.raises(ConfigError, match=rf"merge\.{key}: 'cut' is not one of"):
-        merge(three_turns, merge_config(**{key: "cut"}))

@@ -1,8 +1,9 @@
-"""The `replay` node: defaults, where they come from, and every problem named at once."""
+"""The `replay` node: defaults, where they come from, and what is refused."""
 
 import dataclasses
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlskip.config.replay import ReplayConfig, read_replay
@@ -30,46 +31,17 @@ def test_the_number_of_sessions_comes_from_the_host():
     assert (own.n, own.val_n) == (4, 2)
 
 
-def test_interpolations_resolve():
-    config = OmegaConf.create({"limit": 5, "replay": {"timeout_s": "${limit}"}})
-    assert read_replay(config).timeout_s == 5
-
-
-def test_every_problem_is_named_at_once_by_its_full_key():
-    with pytest.raises(ConfigError) as error:
-        read_replay(
-            {
-                "replay": {
-                    "on_incomplet": "drop",
-                    "on_incomplete": "dorp",
-                    "max_refills": 0,
-                    "max_off_policy_strategy": "wait",
-                    "timeout_s": float("inf"),
-                    "progress_interval_s": 0,
-                },
-                "actor_rollout_ref": {"rollout": {"n": "eight"}},
-            }
-        )
-    for said in (
-        "replay.on_incomplet: unknown key; did you mean replay.on_incomplete?",
-        "replay.on_incomplete: 'dorp' is not one of raise, drop, refill, min_viable",
-        "did you mean 'drop'?",
-        "replay.max_refills: must be at least 1",
-        "replay.max_off_policy_threshold: max_off_policy_strategy: wait needs a value here",
-        "replay.timeout_s: must be a finite number, got inf",
-        "replay.progress_interval_s: expected a number of seconds above 0, got 0",
-        "actor_rollout_ref.rollout.n: expected int or null, got 'eight'",
-    ):
-        assert said in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("node", "key"),
     [
         ({"on_incomplete": "min_viable"}, "min_viable"),
         ({"on_incomplete": "min_viable", "min_viable": 5, "n": 4}, "min_viable"),
+        ({"max_off_policy_strategy": "wait"}, "max_off_policy_threshold"),
+        ({"max_refills": 0}, "max_refills"),
         ({"timeout_s": -1}, "timeout_s"),
+        ({"timeout_s": float("inf")}, "timeout_s"),
         ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"progress_interval_s": 0}, "progress_interval_s"),
         ({"n": True}, "n"),
     ],
 )
@@ -77,3 +49,21 @@ def test_invalid_settings_are_refused(node, key):
     with pytest.raises(ConfigError, match=f"replay.{key}: ") as error:
         read_replay({"replay": node})
     assert str(error.value).count("replay.") == 1, error.value
+
+
+def test_an_invalid_number_of_the_hosts_is_named_by_its_key():
+    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.rollout\.n: "):
+        read_replay({"actor_rollout_ref": {"rollout": {"n": "eight"}}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chosen"),
+    [([], ("raise", 3, None)), (["on_incomplete=min_viable", "val_n=1"], ("min_viable", 3, 1))],
+)
+def test_the_option_leaves_the_users_keys_and_any_can_be_overridden(tmp_path, overrides, chosen):
+    (tmp_path / "config.yaml").write_text("replay: {timeout_s: 600, min_viable: 3}\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        replay = [f"replay.{override}" for override in overrides]
+        settings = read_replay(compose("config", ["+replay=fail_closed", *replay]))
+    assert settings.timeout_s == 600
+    assert (settings.on_incomplete, settings.min_viable, settings.val_n) == chosen
