@@ -52,6 +52,9 @@ class MemoryQueue(TrajectoryQueue):
 
     drops_late_writes = True
 
+    # `_changed` is held whenever the state below, or that of a watch, is read or written. No
+    # partition is empty. Every watch notes a key before the key changes.
+
     def __init__(self) -> None:
         self._partitions: dict[str, dict[str, _Entry]] = {}
         self._changed = threading.Condition()
@@ -141,6 +144,9 @@ class _MemoryWatch(Watch):
     A key put and deleted between two polls is forgotten, so an idle watch never holds more keys
     than the queue held at the last poll and holds now.
     """
+
+    # A key is noted from its first change after a poll on. One that did not exist at that poll and
+    # does not exist now is not noted.
 
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue

@@ -136,6 +136,9 @@ class TransferQueueAdapter(TrajectoryQueue):
 class PollingWatch(Watch):
     """Compares each full listing with the previous one."""
 
+    # `_listing` is what the last poll saw. Polls run one after the other, so that each change is
+    # reported to one caller; a wait needs no lock, because it only reads `_pause_s`.
+
     def __init__(self, transfer_queue: Any, min_poll_s: float, max_poll_s: float) -> None:
         self._tq = transfer_queue
         self._min_s, self._max_s = min_poll_s, max_poll_s
