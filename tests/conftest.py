@@ -20,6 +20,8 @@ from typing import Any
 import attrs
 import pytest
 
+from rlskip._nodes import NODES, place
+
 with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
     from hypothesis import HealthCheck, settings
 
@@ -58,6 +60,15 @@ def main(cfg):
 if __name__ == "__main__":
     main()
 """
+
+
+@pytest.fixture(autouse=True)
+def nodes_at_the_top() -> Iterator[None]:
+    """Forget after each test which nodes its config had below `rlskip`, as the process does not."""
+    yield
+    for name in NODES:
+        place(name, below=False)
+
 
 # -- processes -------------------------------------------------------------------------------
 
