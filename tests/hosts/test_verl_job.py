@@ -164,6 +164,7 @@ from omegaconf import OmegaConf
 from ray.cluster_utils import Cluster
 from rlskip.errors import NotInstalledError
 from hydra.core.utils import JobStatus
+from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import RoleConfig
 from rlskip.hosts.verl import handshake, launcher
@@ -181,7 +182,8 @@ def look():
 
 def job(name):
     os.environ["RLSKIP_JOB"] = name
-    launcher.before_job(SkipSettings(config, {"rollout": RoleConfig(dump_dir=sys.argv[1])}))
+    roles = {"rollout": RoleConfig(dump_dir=sys.argv[1])}
+    launcher.before_job(SkipSettings(HostFacts(config), roles=roles))
 
 class Return:
     status = JobStatus.COMPLETED
