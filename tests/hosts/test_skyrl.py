@@ -180,11 +180,6 @@ def test_skip_that_is_off_is_logged_and_another_role_is_refused(
         make({"skip": {"dump_dir": str(tmp_path), **foreign}})
 
 
-def test_a_bad_config_ends_the_set_up(make: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean skip\.steps\?"):
-        make(on(tmp_path, stepz=[1]))
-
-
 # -- merge ------------------------------------------------------------------------------------
 
 STEP_WISE = {"generator.step_wise_trajectories": True}

@@ -127,7 +127,6 @@ def runs(run: Callable[..., Any]) -> Results:
             "not corrected": job(
                 "rollout_func", skip=skip("corrected"), attributes={"use_vllm": True, **NO_IS}
             ),
-            "other template": job(name, skip=skip(name), attributes={"chat_template": "x"}),
         }
     )
     return {**first, **second}
@@ -264,10 +263,6 @@ def test_holes_are_named_before_the_first_step(runs: Results) -> None:
     hole = runs["hole in evaluation"]
     assert "skip.rollout_val.on_miss=error: steps 1,3 have no usable dump" in hole["error"]
     assert not any("grad_norm" in entry for entry in hole["log"])
-
-
-def test_another_chat_template_is_refused(runs: Results) -> None:
-    assert "extra.chat_template" in runs["other template"]["error"]
 
 
 def test_what_imports_vllm_is_imported_when_an_engine_is_made(python: str) -> None:

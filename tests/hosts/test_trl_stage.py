@@ -52,10 +52,8 @@ def trainer() -> Callable[..., Any]:
     return make
 
 
-def trl_step(trainer: Any, tmp_path: Path, red: int = 200, attach: bool = True, **skip: Any) -> Any:
-    if attach:
-        roles = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
-        trl.attach(trainer, {"skip": roles})
+def trl_step(trainer: Any, tmp_path: Path, red: int = 200) -> Any:
+    trl.attach(trainer, {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
     content = [{"type": "image", "image": image(red)}, {"type": "text", "text": "what is it"}]
     return trainer._generate([[{"role": "user", "content": content}]])
 
@@ -72,23 +70,6 @@ def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None
     with pytest.raises(MismatchError, match="prompts: "):
         trl_step(trainer(made), tmp_path, red=201)
     assert made == [1]
-
-
-def test_dumps_that_are_numbered_by_generation_are_found_in_the_run(
-    trainer: Callable[..., Any], tmp_path: Path
-) -> None:
-    """As rlskip 0.1 numbered them where a step generates twice."""
-    made: list[int] = []
-    for step, red in enumerate((1, 2, 3, 4)):
-        counting = trainer(made)
-        counting.state.global_step = step
-        trl_step(counting, tmp_path, red)
-    assert made == [1, 1, 1, 1]
-    ours = trainer(made)
-    for step, red in ((0, 1), (0, 2), (1, 3), (1, 4)):
-        ours.state.global_step = step
-        trl_step(ours, tmp_path, red, match="run", attach=red == 1)
-    assert made == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
