@@ -1,0 +1,71 @@
+"""Of dispatching: batches, policies and journals that cannot be."""
+
+from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.dispatch.dispatcher import DispatcherClosedError
+from rlskip.dispatch.units import BatchError
+from rlskip.errors import ConfigError
+from rlskip.queue import MemoryQueue
+
+
+def dispatcher(**dispatch):
+    config = {"dispatch": {"rollout_level": True, "n": 2, **dispatch}}
+    return RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), MemoryQueue(), config)
+
+
+def submit(prompts, **more):
+    with dispatcher() as open_one:
+        open_one.submit(prompts, **more)
+
+
+def submit_to_closed(_):
+    closed = dispatcher()
+    closed.close()
+    closed.submit([{"uid": "a"}], step=1)
+
+
+CASES = [
+    (
+        "a batch without a step",
+        lambda _: submit([{"uid": "a"}]),
+        BatchError,
+        "global_steps",
+        """\
+global_steps: no step is given
+  -> pass step=... or add the field to the batch""",
+    ),
+    (
+        "a batch without uids",
+        lambda _: submit([{"x": "a"}], step=1),
+        BatchError,
+        "uid",
+        """\
+uid: the batch has no uids
+  -> add a field that names each prompt""",
+    ),
+    (
+        "two prompts of one uid",
+        lambda _: submit([{"uid": "a"}, {"uid": "a"}], step=1),
+        BatchError,
+        "uid",
+        "uid: duplicate uids: a",
+    ),
+    (
+        "a closed dispatcher",
+        submit_to_closed,
+        DispatcherClosedError,
+        "",
+        """\
+this dispatcher is closed
+  -> make a new one""",
+    ),
+    (
+        "a journal without a directory",
+        lambda _: dispatcher(journal=True),
+        ConfigError,
+        "dispatch.journal",
+        """\
+dispatch.journal: a journal needs the directory of the dumps
+  -> pass store=... to the dispatcher; SkipManager.store('rollout') returns the store of an \
+enabled role (+skip=rollout_cache)""",
+    ),
+]

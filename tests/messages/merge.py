@@ -1,0 +1,35 @@
+"""Of merging: fields that do not fit together."""
+
+from rlskip.merge import MergeError, merge_stepwise_output
+
+
+def merge(**change):
+    turns = {
+        "prompt_token_ids": [[1], [1, 2]],
+        "response_ids": [[2], [3]],
+        "rewards": [[0.0], [1.0]],
+        "loss_masks": [[1], [1]],
+        "stop_reasons": None,
+        "rollout_logprobs": None,
+        "trajectory_ids": ["a", "a"],
+        "is_last_step": [False, True],
+    }
+    merge_stepwise_output({**turns, **change})
+
+
+CASES = [
+    (
+        "a last turn that is not the last",
+        lambda _: merge(is_last_step=[True, True]),
+        MergeError,
+        "is_last_step[0]",
+        "is_last_step[0]: True, but trajectory a continues in row 1",
+    ),
+    (
+        "a mask of another length",
+        lambda _: merge(loss_masks=[[1], [1, 1]]),
+        MergeError,
+        "loss_masks[1]",
+        "loss_masks[1]: 2 values for 1 response tokens",
+    ),
+]

@@ -1,0 +1,119 @@
+"""Of a decorated stage: no dump, another dump, no step, no manager."""
+
+import logging
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.skip.base_skip import RoleError, register_skip
+from rlskip.skip.call import StepNotSetError
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts, **sampling):
+    return [10 * prompt for prompt in prompts]
+
+
+def start(folder, **skip):
+    """A new run with the role `rollout`."""
+    skip = {"dump_dir": str(folder), "rollout": {"enable": True}, **skip}
+    config = {"trainer": {"project_name": "p", "experiment_name": "e"}, "skip": skip}
+    SkipManager.init(config)
+
+
+def step(number, prompts):
+    SkipManager.set_step(number)
+    return generate(prompts)
+
+
+def again(folder, prompts=(1, 2), **skip):
+    """Dump step 1, of the prompts 1 and 2; then a new run, whose step 1 has `prompts`."""
+    start(folder)
+    step(1, [1, 2])
+    start(folder, **skip)
+    step(1, list(prompts))
+
+
+def miss(folder):
+    start(folder, on_miss="error")
+    step(1, [1])
+
+
+def no_step(folder):
+    start(folder)
+    generate([1])
+
+
+CASES = [
+    (
+        "a step without a dump",
+        miss,
+        MissError,
+        "skip.rollout.on_miss=error",
+        """\
+skip.rollout.on_miss=error: step 1 has no usable dump, and the stage must not run
+  -> generate it once with skip.on_miss=generate, or name other steps than 1; dumps are looked \
+for in DIR""",
+    ),
+    (
+        "another call",
+        lambda folder: again(folder, [1, 3]),
+        MismatchError,
+        "DIR/e_p/GBSany_Nany_inany_outany/1",
+        """\
+DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: prompts: \
+'7653660b7aafea00de913c4aac7b7437' now, 'c637470ec37c3686a4a917161b34929d' in the dump
+  -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
+one is quarantined); on_mismatch=ignore replays it anyway; another skip.dump_dir or \
+trainer.experiment_name starts from nothing""",
+    ),
+    (
+        "the first replay",
+        again,
+        logging.WARNING,
+        "rlskip.skip.notices",
+        "rlskip: role rollout: replayed rollouts are off-policy for the present weights",
+    ),
+    (
+        "a role that is on",
+        start,
+        logging.INFO,
+        "rlskip.skip.manager",
+        "rlskip: role rollout is on: cache at steps all, dumps in DIR",
+    ),
+    (
+        "no step",
+        no_step,
+        StepNotSetError,
+        "<run_path>.generate",
+        """\
+<run_path>.generate: skip.rollout is enabled, but no step is set
+  -> call SkipManager.set_step(step) in the training loop, before the stage""",
+    ),
+    (
+        "a config without the node",
+        lambda _: SkipManager.init({"trainer": {}}),
+        ConfigError,
+        "SkipManager.init",
+        """\
+SkipManager.init: the config has no entry skip, only trainer
+  -> give the full config, e.g. SkipManager.init({'skip': {'rollout': {'enable': True}}})""",
+    ),
+    (
+        "an unknown role",
+        lambda _: SkipManager.annotate(role="rolout")(print),
+        ConfigError,
+        "SkipManager.annotate",
+        """\
+SkipManager.annotate: there is no role 'rolout'
+  -> did you mean 'rollout'? A role of your own needs a name that is less alike""",
+    ),
+    (
+        "a role of rlskip's",
+        lambda _: register_skip("rollout")(int),
+        RoleError,
+        "register_skip('rollout')",
+        """\
+register_skip('rollout'): rollout is a role of rlskip's
+  -> choose another name""",
+    ),
+]
