@@ -89,9 +89,8 @@ class Lease(AbstractContextManager["Lease"]):
 
     def _beat(self) -> None:
         while not self._released.wait(self._ttl_s / 4):
-            self._beats += 1
             try:
-                if not self._renew():
+                if not self.renew():
                     logger.warning("%s was taken over: it was not renewed in time", self._path)
                     return
             except FileNotFoundError:
@@ -99,9 +98,10 @@ class Lease(AbstractContextManager["Lease"]):
             except OSError as error:
                 logger.warning("%s could not be renewed: %s", self._path, error)
 
-    def _renew(self) -> bool:
+    def renew(self) -> bool:
         """Rewrite the file; False where it is another job's."""
         assert self._path is not None
+        self._beats += 1
         with (
             _folder_of(self._path) as folder,
             # Read and written through one descriptor: a file that replaces it is not touched.
@@ -129,6 +129,8 @@ class SingleFlight:
         How long a job waits for another at most, in seconds, before it generates the step itself.
     poll_s
         Seconds between two looks.
+    clock, sleep
+        What measures and passes the time of a wait.
 
     Examples
     --------
@@ -149,12 +151,16 @@ class SingleFlight:
         ttl_s: float = 60.0,
         wait_s: float = 6 * 3600.0,
         poll_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._folder = Path(directory) / LEASES
         self._ranks = ranks or RankGroup()
         self._ttl_s = ttl_s
         self._wait_s = wait_s
         self._poll_s = poll_s
+        self._clock = clock
+        self._sleep = sleep
 
     def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
         """Wait until the step's dump is there, or until this job may generate it.
@@ -173,11 +179,11 @@ class SingleFlight:
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
         path = self._folder / (f"{step}-{call}" if call else f"{step}")
-        watch = LeaseWatch(path, self._ttl_s)
-        began = time.monotonic()
+        watch = LeaseWatch(path, self._ttl_s, self._clock)
+        began = self._clock()
         logged = False
         while True:
-            lease, go = self._try(path, watch, time.monotonic() - began, step)
+            lease, go = self._try(path, watch, self._clock() - began, step)
             go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner may just have finished.
@@ -196,7 +202,7 @@ class SingleFlight:
                     step, self._wait_s,
                 )  # fmt: skip
             logged = True
-            time.sleep(self._poll_s)
+            self._sleep(self._poll_s)
 
     def _try(self, path: Path, watch: LeaseWatch, waited: float, step: int) -> tuple[Lease, bool]:
         if self._ranks.rank != 0:
@@ -230,11 +236,12 @@ class SingleFlight:
 
 
 class LeaseWatch:
-    """Measures, by this process's clock, for how long a lease has not been renewed."""
+    """Measures, by this process's `clock`, for how long a lease has not been renewed."""
 
-    def __init__(self, path: Path, ttl_s: float) -> None:
+    def __init__(self, path: Path, ttl_s: float, clock: Callable[[], float]) -> None:
         self._path = path
         self._ttl_s = ttl_s
+        self._clock = clock
         # `_text` is what the file held at the last look, and has held at every look since `_since`.
         self._text: bytes | None = None
         self._since = 0.0
@@ -242,8 +249,8 @@ class LeaseWatch:
     def has_expired(self) -> bool:
         text = self._read(self._path.name)
         if text is None or text != self._text:
-            self._text, self._since = text, time.monotonic()
-        return text is not None and time.monotonic() - self._since > self._ttl_s
+            self._text, self._since = text, self._clock()
+        return text is not None and self._clock() - self._since > self._ttl_s
 
     def take_away(self) -> None:
         """Remove the very lease that was watched; of several watchers one succeeds."""

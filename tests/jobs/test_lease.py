@@ -10,7 +10,7 @@ import os
 import shutil
 import textwrap
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,81 +21,127 @@ from rlskip.jobs.lease import LEASES, Lease, LeaseWatch, SingleFlight
 from rlskip.jobs.ranks import RankGroup
 from rlskip.store import StepStore
 from rlskip.testing import each_fault
+from tests.clock import MockClock
 
 
-def _flight(store: StepStore, **options: float) -> SingleFlight:
-    return SingleFlight(store.directory, **{"ttl_s": 0.5, "poll_s": 0.02, **options})
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
 
 
-def _lease_file(store: StepStore, step: int = 1) -> Path:
-    return store.directory / LEASES / str(step)
+@pytest.fixture
+def enter(store: StepStore, clock: MockClock) -> Callable[..., Lease | None]:
+    """A job that lacks step 1, by default, and enters its single flight."""
+
+    def enter(
+        is_there: Any = lambda: False, step: int = 1, call: str = "", **options: float
+    ) -> Any:
+        flight = SingleFlight(store.directory, clock=clock, sleep=clock.sleep, **options)
+        return flight.enter(step, is_there, call)
+
+    return enter
 
 
-def test_alone_one_gets_the_lease_at_once(store: StepStore) -> None:
-    lease = _flight(store).enter(1, lambda: False)
-    assert lease is not None
-    assert _lease_file(store).exists()
+@pytest.fixture
+def file(store: StepStore) -> Path:
+    return store.directory / LEASES / "1"
+
+
+@pytest.fixture
+def other(file: Path) -> Lease:
+    """The lease of another job, which renews it as the test says."""
+    lease = Lease(file, ttl_s=1e6)
+    assert lease.acquire()
+    return lease
+
+
+def test_alone_one_gets_the_lease_at_once(enter: Any, file: Path, clock: MockClock) -> None:
+    lease = enter()
+    assert file.exists()
     lease.release()
     lease.release()
-    assert not _lease_file(store).exists()
-    assert store.steps() == []
+    assert not file.exists()
+    assert clock.now == 0
 
 
-def test_what_is_there_needs_no_lease(store: StepStore) -> None:
-    store.save(1, "x")
-    assert _flight(store).enter(1, lambda: store.read_meta(1) is not None) is None
-    assert not _lease_file(store).exists()
+def test_what_is_there_needs_no_lease(enter: Any, file: Path) -> None:
+    looks = []
+
+    def look() -> bool:
+        looks.append(file.exists())
+        return True
+
+    assert enter(look) is None
+    assert looks == [True], "looked while holding the lease: its last owner may just have finished"
+    assert not file.exists()
 
 
-def test_a_second_job_waits_and_loads(store: StepStore, caplog: pytest.LogCaptureFixture) -> None:
-    first = _flight(store).enter(1, lambda: False)
-    assert first is not None
+def test_other_steps_and_calls_do_not_wait(enter: Any, clock: MockClock) -> None:
+    leases = [enter(step=1), enter(step=2), enter(call="a-0"), enter(call="a-1")]
+    assert None not in leases
+    assert clock.now == 0
 
-    def generate() -> None:
-        with first:
-            time.sleep(1.5)  # three times as long as an unrenewed lease lives
+
+def test_a_second_job_waits_and_loads(
+    enter: Any, other: Lease, store: StepStore, clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def finish() -> None:
+        with other:
             store.save(1, "of the first")
 
-    generator = threading.Thread(target=generate)
-    generator.start()
+    clock.every(15, other.renew)
+    clock.at(200, finish)  # more than three times as long as an unrenewed lease lives
     with caplog.at_level(logging.INFO):
-        assert _flight(store).enter(1, lambda: store.read_meta(1) is not None) is None
-    generator.join()
+        assert enter(lambda: store.read_meta(1) is not None) is None
+    assert clock.now == pytest.approx(200, abs=1)
     assert store.load(1) == "of the first"
     assert "another job generates step 1; waiting for it" in caplog.text
 
 
-def test_other_steps_and_parts_do_not_wait(store: StepStore) -> None:
-    flight = _flight(store)
-    leases = [flight.enter(1, lambda: False), flight.enter(2, lambda: False)]
-    leases += [flight.enter(1, lambda: False, call) for call in ("a-0", "a-1")]
-    assert None not in leases
-
-
-def test_a_dead_generator_is_taken_over(store: StepStore, caplog: pytest.LogCaptureFixture) -> None:
-    dead = Lease(_lease_file(store), ttl_s=3600)  # beats once an hour: as good as dead
-    assert dead.acquire()
-    began = time.monotonic()
-    lease = _flight(store).enter(1, lambda: False)
-    assert lease is not None
-    assert 0.5 <= time.monotonic() - began < 100
+def test_a_dead_generator_is_taken_over(
+    enter: Any, other: Lease, file: Path, clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = enter()
+    assert clock.now == pytest.approx(60, abs=2)
     assert "no sign of life; taking over" in caplog.text
-    dead.release()
-    assert _lease_file(store).exists(), "a lease that was taken over is not the old owner's"
+    other.release()
+    assert file.exists(), "a lease that was taken over is not the old owner's"
     lease.release()
-    assert sorted(p.name for p in (store.directory / LEASES).iterdir()) == []
+    assert list(file.parent.iterdir()) == []
 
 
-def test_of_several_that_take_over_one_does(store: StepStore) -> None:
-    assert Lease(_lease_file(store), ttl_s=3600).acquire()
+@pytest.mark.parametrize("owner", ["hangs and renews", "cannot be read"])
+def test_waiting_is_bounded(
+    owner: str, enter: Any, other: Lease, file: Path, clock: MockClock,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    if owner == "hangs and renews":
+        clock.every(15, other.renew)
+    else:
+        monkeypatch.setattr(Folder, "read", fail)
+    lease = enter(wait_s=300)
+    monkeypatch.undo()
+    assert lease is not None
+    assert clock.now == pytest.approx(300, abs=2)
+    assert "of waiting for step 1; generating it" in caplog.text
+    assert "no sign of life" not in caplog.text
+    lease.release()
+    assert file.exists(), "the owner keeps its own"
+
+
+def test_of_several_that_take_over_one_does(store: StepStore, other: Lease) -> None:
     generated: list[int] = []
 
     def job(number: int) -> None:
-        lease = _flight(store).enter(1, lambda: store.read_meta(1) is not None)
+        # By the real clock: each job's own would run ahead of the one that generates.
+        flight = SingleFlight(store.directory, ttl_s=0.4, poll_s=0.02)
+        lease = flight.enter(1, lambda: store.read_meta(1) is not None)
         if lease is not None:
             with lease:
                 generated.append(number)
-                time.sleep(0.3)
                 store.save(1, number)
 
     jobs = [threading.Thread(target=job, args=(number,)) for number in range(6)]
@@ -107,48 +153,114 @@ def test_of_several_that_take_over_one_does(store: StepStore) -> None:
     assert store.load(1) == generated[0]
 
 
-def test_a_file_system_that_fails_at_times_ends_nothing(store: StepStore) -> None:
+def test_a_lease_is_renewed_until_another_job_takes_it(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = Lease(file, ttl_s=0.1)
+    assert lease.acquire()
+    first = file.read_text()
+    assert _soon(lambda: file.read_text() != first)
+    assert len(file.read_text()) == len(first), "never seen shorter"
+    file.write_text("another job's")
+    assert _soon(lambda: "was taken over: it was not renewed in time" in caplog.text)
+    lease.release()
+    assert file.read_text() == "another job's"
+
+
+def _soon(happened: Callable[[], bool]) -> bool:
+    """Whether it happens, in a thread that goes by the real clock."""
+    pause = threading.Event()
+    return any(happened() or pause.wait(0.01) for _ in range(2000)) and happened()
+
+
+def test_a_file_system_that_fails_at_times_ends_nothing(
+    store: StepStore, enter: Any, file: Path
+) -> None:
     """At any moment of taking a dead job's lease over."""
     for fault in each_fault(store.directory, (errno.ESTALE, errno.EIO)):
         shutil.rmtree(store.directory, ignore_errors=True)
-        dead = Lease(_lease_file(store), ttl_s=3600)
-        assert dead.acquire()
+        assert Lease(file, ttl_s=1e6).acquire()
         with fault:
-            lease = _flight(store, ttl_s=0.01, poll_s=0.005).enter(1, lambda: False)
+            lease = enter()
         assert lease is not None, fault
         lease.release()
-        dead.release()
 
 
 def test_a_lease_is_written_and_given_back_or_not_taken(
-    store: StepStore, caplog: pytest.LogCaptureFixture
+    store: StepStore, enter: Any, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for fault in each_fault(store.directory):
         shutil.rmtree(store.directory, ignore_errors=True)
         caplog.clear()
         with fault:
-            lease = _flight(store).enter(1, lambda: False)
+            lease = enter()
         assert lease is not None, fault
-        assert _lease_file(store).exists() != ("no lease for step 1" in caplog.text), fault
+        assert file.exists() != ("no lease for step 1" in caplog.text), fault
         lease.release()
-    assert not _lease_file(store).exists()
+    assert not file.exists()
 
 
-def test_a_lease_that_was_taken_over_is_not_renewed(
-    store: StepStore, caplog: pytest.LogCaptureFixture
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "loop", "FIFO", "device", "huge file", "directory"])
+def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
+    kind: str, enter: Any, file: Path, tmp_path: Path
 ) -> None:
-    lease = Lease(_lease_file(store), ttl_s=0.2)
-    assert lease.acquire()
-    _lease_file(store).write_text("another job's")
-    deadline = time.monotonic() + 20
-    while "was taken over" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert "was taken over: it was not renewed in time" in caplog.text
+    victim = tmp_path / "victim"
+    file.parent.mkdir(parents=True)
+    victim.write_text("mine")
+    if kind == "FIFO":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    elif kind == "huge file":
+        file.touch()
+        os.truncate(file, 1 << 40)
+    else:
+        file.symlink_to({"link": victim, "loop": file, "device": "/dev/zero"}[kind])
+    lease = enter()
+    assert lease is not None
+    assert file.read_text().startswith('{"owner"'), "it is a lease now"
     lease.release()
-    assert _lease_file(store).read_text() == "another job's"
+    assert victim.read_text() == "mine"
 
 
-def test_the_other_ranks_learn_that_one_cannot_look(store: StepStore) -> None:
+@pytest.mark.parametrize("why", ["a link", "a FIFO", "no thread"])
+def test_without_a_lease_the_step_is_generated_all_the_same(
+    why: str, enter: Any, file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    file.parent.parent.mkdir()
+    if why == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", fail)
+    else:
+        file.parent.symlink_to(outside) if why == "a link" else os.mkfifo(file.parent)
+    lease = enter()
+    assert "no lease for step 1, another job may generate it too" in caplog.text
+    lease.release()
+    assert not file.exists()
+    assert list(outside.iterdir()) == []
+
+
+def test_a_lease_taken_over_by_mistake_is_given_back(other: Lease, file: Path) -> None:
+    watch = LeaseWatch(file, 0.0, itertools.count().__next__)
+    watch.has_expired()
+    other.release()
+    new = Lease(file, ttl_s=1e6)
+    assert new.acquire()
+    watch.take_away()
+    assert file.exists()
+    new.release()
+    assert not file.exists()
+
+
+def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_of_it(
+    store: StepStore, file: Path
+) -> None:
     told: list[bool] = []
 
     class Ranks(RankGroup):
@@ -162,143 +274,7 @@ def test_the_other_ranks_learn_that_one_cannot_look(store: StepStore) -> None:
     with pytest.raises(ValueError, match="other prompts"):
         SingleFlight(store.directory, Ranks()).enter(1, look)
     assert told == [False]
-
-
-def test_while_nothing_is_known_of_a_lease_it_is_waited_for(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert Lease(_lease_file(store), ttl_s=3600).acquire()
-
-    def fail(*_: object) -> bytes:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(Folder, "read", fail)
-    began = time.monotonic()
-    assert _flight(store, ttl_s=0.1, wait_s=1).enter(1, lambda: False) is not None
-    assert time.monotonic() - began > 1
-    assert _lease_file(store).exists()
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["link", "loop", "FIFO", "device", "huge file", "directory"])
-def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
-    kind: str, store: StepStore, tmp_path: Path
-) -> None:
-    path, victim = _lease_file(store), tmp_path / "victim"
-    path.parent.mkdir(parents=True)
-    victim.write_text("mine")
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "huge file":
-        path.touch()
-        os.truncate(path, 1 << 40)
-    else:
-        path.symlink_to({"link": victim, "loop": path, "device": "/dev/zero"}[kind])
-    lease = _flight(store, ttl_s=0.1).enter(1, lambda: False)
-    assert lease is not None
-    assert path.read_text().startswith('{"owner"'), "it is a lease now"
-    lease.release()
-    assert victim.read_text() == "mine"
-
-
-@pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_a_folder_of_leases_that_is_not_one_is_left_alone(
-    kind: str, store: StepStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, outside = store.directory / LEASES, tmp_path / "outside"
-    outside.mkdir()
-    store.directory.mkdir()
-    folder.symlink_to(outside) if kind == "link" else os.mkfifo(folder)
-    lease = _flight(store).enter(1, lambda: False)
-    assert lease is not None
-    assert "no lease for step 1, another job may generate it too" in caplog.text
-    lease.release()
-    assert list(outside.iterdir()) == []
-
-
-def test_without_a_thread_no_lease_is_left_behind(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    lease = _flight(store).enter(1, lambda: False)
-    assert lease is not None
-    assert "no lease for step 1" in caplog.text
-    assert "can't start new thread" in caplog.text
-    lease.release()
-    assert not _lease_file(store).exists()
-
-
-def test_a_lease_taken_over_by_mistake_is_given_back(store: StepStore) -> None:
-    old = Lease(_lease_file(store), ttl_s=3600)
-    assert old.acquire()
-    watch = LeaseWatch(_lease_file(store), 0.0)
-    watch.has_expired()
-    old.release()
-    new = Lease(_lease_file(store), ttl_s=3600)
-    assert new.acquire()
-    watch.take_away()
-    assert _lease_file(store).exists()
-    new.release()
-    assert not _lease_file(store).exists()
-
-
-def test_waiting_is_bounded(store: StepStore, caplog: pytest.LogCaptureFixture) -> None:
-    alive = _flight(store).enter(1, lambda: False)
-    assert alive is not None
-    lease = _flight(store, wait_s=0.3).enter(1, lambda: False)
-    assert lease is not None
-    assert "timed out after 0 s of waiting for step 1; generating it" in caplog.text
-    lease.release()
-    assert _lease_file(store).exists(), "the first one keeps its own"
-    alive.release()
-
-
-def test_an_owner_that_is_alive_and_hangs_is_waited_for_until_wait_s(
-    store: StepStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, beats = _lease_file(store), itertools.count()
-    assert Lease(path, ttl_s=3600).acquire()
-
-    def renew() -> bool:
-        path.write_text(f"the owner's beat {next(beats)}")
-        return False
-
-    began = time.monotonic()
-    with caplog.at_level(logging.INFO):
-        lease = _flight(store, ttl_s=0.1, wait_s=1).enter(1, renew)
-    assert lease is not None
-    assert time.monotonic() - began > 1
-    assert "another job generates step 1; waiting for it, 1 s at most" in caplog.text
-    assert "of waiting for step 1; generating it" in caplog.text
-    assert "no sign of life" not in caplog.text
-    lease.release()
-    assert path.exists(), "the owner keeps its own"
-
-
-def test_an_error_while_looking_gives_the_lease_back(store: StepStore) -> None:
-    def look() -> bool:
-        raise ValueError("made for other prompts")
-
-    with pytest.raises(ValueError, match="other prompts"):
-        _flight(store).enter(1, look)
-    assert not _lease_file(store).exists()
-
-
-def test_a_job_that_finished_while_we_got_the_lease_is_loaded(store: StepStore) -> None:
-    looks = []
-
-    def look() -> bool:
-        looks.append(_lease_file(store).exists())
-        return True
-
-    assert _flight(store).enter(1, look) is None
-    assert looks == [True], "looked while holding the lease"
-    assert not _lease_file(store).exists()
+    assert not file.exists()
 
 
 _JOB = """

@@ -5,34 +5,7 @@ import pytest
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import ReplayBuffer
-
-
-class MockClock:
-    """Seconds that pass only while somebody waits; after trio's MockClock.
-
-    A wait ends at once. It moves the clock to the next action that is due, or by its timeout.
-    """
-
-    def __init__(self):
-        self.now, self.waits, self.actions = 0.0, [], []
-
-    def __call__(self):
-        return self.now
-
-    def at(self, seconds, action):
-        """Do `action` at this time, or during the first wait after it."""
-        self.actions.append((seconds, action))
-
-    def wait(self, timeout):
-        self.waits.append(timeout)
-        until = self.now + timeout
-        due = min(self.actions, key=lambda planned: planned[0], default=None)
-        if due is None or due[0] > until:
-            self.now = until
-            return
-        self.actions.remove(due)
-        self.now = max(self.now, due[0])
-        due[1]()
+from tests.clock import MockClock
 
 
 class ClockedQueue(MemoryQueue):
