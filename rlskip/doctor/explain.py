@@ -27,10 +27,9 @@ from rlskip.hosts.verl.preflight import problems
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
-from rlskip.skip.base_skip import role_specs
 from rlskip.skip.manager import read_settings
 from rlskip.skip.preflight import differences, preflight
-from rlskip.skip.role import Role
+from rlskip.skip.role import Role, role_specs
 from rlskip.skip.roles import make_roles
 
 _SHOWN_STEPS = 100_000

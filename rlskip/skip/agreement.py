@@ -1,24 +1,19 @@
-"""What a role decides together with others: with the ranks of its job, and with other jobs."""
+"""How the ranks of a job decide together which dump serves a call, and load it."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlskip.config.skip import SkipAction
-from rlskip.errors import ConfigError, RlskipError
-from rlskip.jobs.lease import SingleFlight
+from rlskip.errors import ConfigError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.visit import Found, Visit
 from rlskip.store import CorruptDumpError, DumpMeta
-
-log = logging.getLogger(__name__)
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -176,42 +171,3 @@ def no_other_rank(dumps: Dumps) -> OneRank:
             "use skip.rollout, or generate in a process outside torch.distributed",
         )
     return OneRank(RankGroup())
-
-
-class AnyJob:
-    """Every job generates what it lacks."""
-
-    def may_generate(self, call: Call, is_there: Callable[[], bool]) -> bool:
-        """Whether this job may generate the call; False once `is_there` says that it is dumped.
-
-        What keeps other jobs from generating it is given back when the call ends.
-        """
-        return True
-
-
-class OneJobAtATime(AnyJob):
-    """Of several jobs that lack a call one generates it, and the others wait for its dump."""
-
-    def __init__(self, role: str, flight: SingleFlight) -> None:
-        self.role = role
-        self.flight = flight
-
-    def may_generate(self, call: Call, is_there: Callable[[], bool]) -> bool:
-        def is_there_or_over() -> bool:
-            there = is_there()
-            if call.cleanup.over:  # cancelled: nobody waits for this thread any more
-                raise asyncio.CancelledError
-            return there
-
-        try:
-            lease = self.flight.enter(call.step, is_there_or_over, call.name)
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, RlskipError):
-                raise
-            # No descriptor or thread is left, say: another job may generate the step too.
-            log.warning("rlskip: role %s: no lease for step %d: %s", self.role, call.step, error)
-            return True
-        if lease is None:
-            return False
-        call.cleanup.add(lease.release)
-        return True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
 import numbers
+import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from rlskip._nodes import as_typed
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
-from rlskip.skip.call import StepNotSetError
+from rlskip.skip.call import Stage
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,14 @@ _attached: dict[str, _Attachment] = {}
 def attach(
     functions: Mapping[str, list[AttachConfig]],
     roles: Collection[str],
-    annotate: Callable[..., Callable[[F], F]],
-    set_step: Callable[[int], None],
+    decorate: Callable[[Stage], Callable[..., Any]],
 ) -> None:
     """Make the `functions` of each role stages, as far as their role is one of `roles`.
 
     Parameters
     ----------
-    annotate, set_step
-        Those of the SkipManager.
+    decorate
+        Makes the decorated function of a stage.
 
     Raises
     ------
@@ -58,7 +57,7 @@ def attach(
     for role, entries in functions.items():
         if role in roles:
             for entry in entries:
-                _attach(_Attachment(role, entry, annotate, set_step))
+                _attach(_Attachment(role, entry, decorate))
         else:
             log.info("rlskip: %s has no effect: that role is off", as_typed(f"skip.attach.{role}"))
     for attachment in _attached.values():
@@ -111,8 +110,7 @@ class _Attachment:
 
     role: str
     config: AttachConfig
-    annotate: Callable[..., Callable[[Any], Any]]
-    set_step: Callable[[int], None]
+    decorate: Callable[[Stage], Callable[..., Any]]
     _step_function: Callable[..., Any] | None = attrs.field(init=False, default=None)
     _stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
 
@@ -131,73 +129,46 @@ class _Attachment:
         self._step_function = found
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """`func` as a stage of the role; sets the step first if the config names its source."""
+        """`func` as a stage of the role."""
         if func not in self._stages:
-            self._stages[func] = self._decorate(func)
+            self._stages[func] = self.decorate(self._describe(func))
         return self._stages[func]
 
-    def _decorate(self, func: Callable[..., Any]) -> Callable[..., Any]:
+    def _describe(self, func: Callable[..., Any]) -> Stage:
         config = self.config
         options = role_options(config)
         if config.queue is not None:
             options["queue"] = self._reader(func, "queue", config.queue)
         identity = {path: self._reader(func, "identity", path) for path in config.identity}
-        annotated = self.annotate(
+        return Stage(
+            func,
             self.role,
-            prompts=config.prompts and self._reader(func, "prompts", config.prompts),
-            identity=lambda *args, **kwargs: {
-                k: read(*args, **kwargs) for k, read in identity.items()
-            },
-            **options,
-        )(func)
-        if config.step is None:
-            advising: Callable[..., Any] = self._advising(func, annotated)
-            return advising
-        step_of = self._step_function or self._reader(func, "step", config.step)
+            config.prompts and self._reader(func, "prompts", config.prompts),
+            lambda *args, **kwargs: {k: read(*args, **kwargs) for k, read in identity.items()},
+            func.__qualname__,
+            options=options,
+            step_of=functools.partial(self._step, func) if config.step else None,
+            no_step=functools.partial(self._advise, inspect.signature(func)),
+        )
 
-        def with_step(*args: Any, **kwargs: Any) -> Any:
-            step = step_of(*args, **kwargs)
-            if step is None and self._step_function:
-                return func(*args, **kwargs)
-            try:
-                self.set_step(step)
-            except (TypeError, ValueError):
-                raise AttachError(f"{step!r} is not a step", self._where("step")) from None
-            return annotated(*args, **kwargs)
+    def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
+        read = self._step_function or self._reader(func, "step", str(self.config.step))
+        step = read(*args, **kwargs)
+        if step is None and self._step_function:
+            return None
+        try:
+            return operator.index(step)
+        except TypeError:
+            raise AttachError(f"{step!r} is not a step", self._where("step")) from None
 
-        return with_step
-
-    def _advising(self, func: F, stage: F) -> F:
-        """`stage`; the error for a missing step names the key to set, not a call to insert."""
-
-        @contextlib.contextmanager
-        def advice(*args: Any, **kwargs: Any) -> Iterator[None]:
-            try:
-                yield
-            except StepNotSetError as error:
-                if error.where != f"{func.__module__}.{func.__qualname__}":
-                    raise  # of another stage, within this one
-                arguments = inspect.signature(func).bind(*args, **kwargs).arguments
-                paths = _paths_of_steps(arguments)
-                choice = paths[0] if paths else "<path of the step, or package.module:function>"
-                also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
-                raise StepNotSetError(
-                    error.what,
-                    f"skip.attach.{self.role}.step",
-                    f'name its source: \'skip.attach.{self.role}={{target:"{self.config.target}",'
-                    f'step:"{choice}"}}\'{also}',
-                ) from None
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with advice(*args, **kwargs):
-                return stage(*args, **kwargs)
-
-        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            with advice(*args, **kwargs):
-                return await stage(*args, **kwargs)
-
-        chosen = async_wrapper if inspect.iscoroutinefunction(func) else wrapper
-        return functools.wraps(func)(chosen)  # type: ignore[return-value]
+    def _advise(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        """The key that names the source of the step, and what to set it to."""
+        paths = _paths_of_steps(signature.bind(*args, **kwargs).arguments)
+        choice = paths[0] if paths else "<path of the step, or package.module:function>"
+        also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
+        where = f"skip.attach.{self.role}"
+        named = f'\'{where}={{target:"{self.config.target}",step:"{choice}"}}\''
+        return f"{where}.step", f"name its source: {named}{also}"
 
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
         """A function of the call's arguments that returns the value at `path`."""

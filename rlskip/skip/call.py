@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
@@ -37,6 +37,11 @@ class Stage:
     lacks: LacksSpec = None
     #: Keyword options that only the role understands (``BaseSkip.stage_options``).
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    #: The step of a call with these arguments, None where it must not be skipped; else the step is
+    #: what ``SkipManager.set_step`` set last.
+    step_of: Callable[..., int | None] | None = None
+    #: Where and how to name the step of a call with these arguments, if none is known.
+    no_step: Callable[..., tuple[str, str]] | None = None
 
     @property
     def name(self) -> str:
@@ -71,6 +76,15 @@ class Stage:
         if callable(self.identity):
             return self.identity(*args, **kwargs)
         return self.identity or {}
+
+    def refuse_without_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
+        where, remedy = (
+            self.name,
+            ("call SkipManager.set_step(step) in the training loop, before the stage"),
+        )
+        if self.no_step is not None:
+            where, remedy = self.no_step(*args, **kwargs)
+        raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
 
     def lacking(self, result: Any) -> list[str]:
         """The fields that the trainer needs and `result` does not have."""

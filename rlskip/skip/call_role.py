@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import threading
@@ -10,9 +11,9 @@ from typing import Any
 
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.agreement import AnyJob, Loaded, OneJobAtATime, OneRank, all_ranks, no_other_rank
-from rlskip.skip.by_hand import CallsByHand
+from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.rng import capture_rng, restore_rng
@@ -24,7 +25,6 @@ from rlskip.store import (
     DumpError,
     DumpMeta,
     RankTimeoutError,
-    StepStore,
     WriterTimeoutError,
 )
 from rlskip.store.writer import Writer
@@ -32,7 +32,7 @@ from rlskip.store.writer import Writer
 log = logging.getLogger(__name__)
 
 
-class CallRole(CallsByHand, Role):
+class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
 
     ``cache`` serves a call with the dump of its step that has its identity: the prompts (by
@@ -40,7 +40,9 @@ class CallRole(CallsByHand, Role):
     that has some in their order, and checks no prompts. In one visit of a step
     (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
 
-    :func:`call_role` hands it what differs between roles:
+    Calls that have a step of their own run side by side, in threads already: their dumps are
+    written there, they have no order in which ranks could agree, and none waits for another job,
+    which would keep its thread from other calls.
 
     Parameters
     ----------
@@ -48,13 +50,6 @@ class CallRole(CallsByHand, Role):
         Its name, its complete config, and what the host says of the run.
     step_of
         Where the step comes from: a function of a call's arguments; None: the training loop.
-    ranks
-        How ranks agree. It is asked at the first call: a job starts before torch.distributed knows
-        its ranks.
-    turns
-        Which job may generate a call that several lack.
-    writing
-        Who writes the dumps.
     """
 
     def __init__(
@@ -62,32 +57,34 @@ class CallRole(CallsByHand, Role):
         role: str,
         local_config: Any,
         facts: HostFacts,
-        *,
         step_of: Callable[..., int] | None = None,
-        ranks: Callable[[Dumps], OneRank] = all_ranks,
-        turns: Callable[[CallRole], AnyJob] = lambda role: AnyJob(),
-        writing: Callable[[StepStore], WriteNow] = lambda store: WriteNow(store),
     ) -> None:
         super().__init__(role, local_config)
         self.serves_validation = role == VALIDATION_ROLE
         self.support_online_step = step_of is not None
         self.dumps: Dumps = Dumps(role, local_config, facts, self._shard)
         self._step_of = step_of
-        self._join_ranks, self._take_turns, self._start_writing = ranks, turns, writing
         self._visiting: Visit | None = None
         self._lock = threading.Lock()
 
     @functools.cached_property
     def ranks(self) -> OneRank:
-        return self._join_ranks(self.dumps)
+        """How ranks agree; at the first call, as a job starts before its ranks are known."""
+        return no_other_rank(self.dumps) if self.support_online_step else all_ranks(self.dumps)
 
     @functools.cached_property
-    def turns(self) -> AnyJob:
-        return self._take_turns(self)
+    def flight(self) -> SingleFlight | None:
+        """Lets one job at a time generate what several lack; None: every job may."""
+        c = self.local_config
+        if self.support_online_step or c.on_miss != "generate" or c.wait_s <= 0:
+            return None
+        return SingleFlight(self.dumps.directory, self.ranks.group, wait_s=c.wait_s)
 
     @functools.cached_property
-    def writing(self) -> WriteNow:
-        return self._start_writing(self.dumps.store)
+    def writer(self) -> Writer | None:
+        """Writes dumps in a thread; None: the call waits until its dump is written."""
+        background = self.local_config.background_write and not self.support_online_step
+        return Writer(self.dumps.store) if background else None
 
     @functools.cached_property
     def _others(self) -> OtherSteps:
@@ -110,7 +107,7 @@ class CallRole(CallsByHand, Role):
             call.place = visit.calls
             call.found = self._choose(call)
             if call.found is not None or generates:
-                call.name = visit.answer(call.identity)
+                call.name = visit.count_call(call.identity)
         if call.found is None:
             self.dumps.notices.other_shapes()
             if generates:
@@ -142,15 +139,31 @@ class CallRole(CallsByHand, Role):
         return self.dumps.without_dropped(rollouts)
 
     def keep(self, call: Call, result: Any) -> None:
-        self.writing.save(call, result, self._about(call, result), self._note_written)
+        about = self._dump_options(call, result)
+        if self.writer is None:
+            self._note_written(call, self.dumps.store.save(call.step, result, **about))
+            return
+        # The writer, not the end of this call, gives the lease back.
+        release = call.cleanup.pop_all().close
+
+        def done(meta: DumpMeta | None, error: BaseException | None) -> None:
+            if meta is not None:
+                self._note_written(call, meta)
+            release()
+
+        try:
+            self.writer.save(call.step, result, **about, done=done)
+        except BaseException:
+            release()
+            raise
 
     def begin_visit(self) -> None:
         with self._lock:
             self._visiting = None
-            self.forget_calls()
 
     def flush(self) -> None:
-        self.writing.flush()
+        if self.writer is not None:
+            self.writer.flush()
 
     # -- which dump ----------------------------------------------------------------------
 
@@ -162,17 +175,24 @@ class CallRole(CallsByHand, Role):
             if self._visiting is None or self._visiting.step != step:
                 # What earlier steps generated can be replayed; what this visit writes serves none
                 # of it, so only its first call waits.
-                self.writing.wait()
-                self.forget_calls()
+                self._wait_for_writer()
                 self._visiting = Visit(self.dumps.store, step)
             return self._visiting
+
+    def _wait_for_writer(self) -> None:
+        try:
+            if self.writer is not None:
+                self.writer.wait()
+        except WriterTimeoutError as error:
+            # A dump is complete or absent, so to look without it is safe.
+            log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
     def _choose(self, call: Call) -> Found | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
         offers, found = self._offers(call), None
         try:
             call.identity = call.identity or self.dumps.identity_of(call)
-            found = next(offers, None) or self._unfit(call)
+            found = next(offers, None) or self._on_mismatch(call)
         except (DumpError, OSError, MemoryError) as error:
             log.warning(
                 "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
@@ -197,7 +217,7 @@ class CallRole(CallsByHand, Role):
     def _repeated(self, call: Call) -> Found | None:
         """The same call of the step itself, else of the nearest one; else that step's last."""
         source, store = call.step, self.dumps.store
-        numbers = [n for n in call.visit.listed if n not in call.visit.lost]
+        numbers = [*filter(call.visit.is_usable, call.visit.listed)]
         if not numbers:
             nearest = store.nearest(source)
             if nearest is None or nearest == source:  # written in this visit
@@ -219,7 +239,7 @@ class CallRole(CallsByHand, Role):
             if not call.identity.differences(meta.identity)[0]:
                 yield found
 
-    def _unfit(self, call: Call) -> Found | None:
+    def _on_mismatch(self, call: Call) -> Found | None:
         """What becomes of a call that no dump fits.
 
         None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless.
@@ -238,12 +258,12 @@ class CallRole(CallsByHand, Role):
             if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
                 return None
             call.reason = f"the prompts cannot be compared with those of the dump of {kth}"
-            return self._despite(call, kth)
+            return self._accept_mismatch(call, kth)
         if policy == "ignore":
             if kth is None:
                 return None
             call.reason = f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
-            return self._despite(call, kth)
+            return self._accept_mismatch(call, kth)
         nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
         if nearest is None:
             damaged = "a dump of the step is missing, and the others were made for other calls"
@@ -263,9 +283,9 @@ class CallRole(CallsByHand, Role):
             if elsewhere:
                 call.reason += f". A dump of {elsewhere[0]} has its prompts"
                 hint = f"skip.{self.role}.match=run looks in the run's other steps, too; "
-        return self._despite(call, found, hint)
+        return self._accept_mismatch(call, found, hint)
 
-    def _despite(self, call: Call, found: Found, hint: str = "") -> Found | None:
+    def _accept_mismatch(self, call: Call, found: Found, hint: str = "") -> Found | None:
         """`found` if it is to serve the call despite `call.reason`; None if it was quarantined."""
         if self.dumps.accept_mismatch(call.reason, found, hint):
             return found
@@ -293,18 +313,39 @@ class CallRole(CallsByHand, Role):
 
     def _claim(self, call: Call) -> None:
         """Prepare to generate; another job may have done so meanwhile: then `found` is set."""
+        if self.flight is not None and not self._may_generate(call, self.flight):
+            with call.visit.lock:
+                call.found = self._choose(call)
+        if call.found is None:
+            self._reserve(call)
+
+    def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
+        """Whether this job may generate the call; False once another job has dumped it.
+
+        What keeps other jobs from generating it is given back when the call ends.
+        """
         visit = call.visit
 
         def is_there() -> bool:
             with visit.lock:
-                visit.look()
-                return next(self._offers(call), None) is not None
+                visit.refresh()
+                there = next(self._offers(call), None) is not None
+            if call.cleanup.over:  # cancelled: nobody waits for this thread any more
+                raise asyncio.CancelledError
+            return there
 
-        if not self.turns.may_generate(call, is_there):
-            with visit.lock:
-                call.found = self._choose(call)
-        if call.found is None:
-            self._reserve(call)
+        try:
+            lease = flight.enter(call.step, is_there, call.name)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RlskipError):
+                raise
+            # No descriptor or thread is left, say: another job may generate the step too.
+            log.warning("rlskip: role %s: no lease for step %d: %s", self.role, call.step, error)
+            return True
+        if lease is None:
+            return False
+        call.cleanup.add(lease.release)
+        return True
 
     def _reserve(self, call: Call) -> None:
         """Give the call's dump the lowest number that is free."""
@@ -315,7 +356,7 @@ class CallRole(CallsByHand, Role):
         call.number = number
         call.cleanup.add(functools.partial(call.visit.release, number))
 
-    def _about(self, call: Call, result: Any) -> dict[str, Any]:
+    def _dump_options(self, call: Call, result: Any) -> dict[str, Any]:
         """What a dump records besides the result, and where it goes."""
         call.visit = call.visit or self._visit(call.step)
         identity = call.identity = call.identity or self.dumps.identity_of(call)
@@ -325,7 +366,7 @@ class CallRole(CallsByHand, Role):
         def on_conflict(other: DumpMeta) -> int | None:
             """The next number, unless another job has dumped this very call."""
             taken = call.number or 0
-            call.visit.others_wrote(taken)
+            call.visit.mark_present(taken)
             if other.identity is None or not identity.differences(other.identity)[0]:
                 return None
             self._hold(call, call.visit.reserve(taken + 1))
@@ -344,85 +385,3 @@ class CallRole(CallsByHand, Role):
         self._others.forget(call.step)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, part=meta.part or 0, bytes=size)
-
-
-Written = Callable[[Call, DumpMeta], None]
-"""Called when the dump of a call is on disk."""
-
-
-class WriteNow:
-    """Writes a dump while the call waits."""
-
-    def __init__(self, store: StepStore) -> None:
-        self.store = store
-
-    def save(self, call: Call, result: Any, about: dict[str, Any], written: Written) -> None:
-        written(call, self.store.save(call.step, result, **about))
-
-    def wait(self) -> None:
-        """Wait until what was saved can be found."""
-
-    def flush(self) -> None:
-        """Wait until everything is on disk."""
-
-
-class WriteInBackground(WriteNow):
-    """Copies what a dump holds while the call waits, and writes it in a thread."""
-
-    def __init__(self, store: StepStore) -> None:
-        super().__init__(store)
-        self.writer = Writer(store)
-
-    def save(self, call: Call, result: Any, about: dict[str, Any], written: Written) -> None:
-        # The writer, not the end of this call, gives the lease back.
-        release = call.cleanup.pop_all().close
-
-        def done(meta: DumpMeta | None, error: BaseException | None) -> None:
-            if meta is not None:
-                written(call, meta)
-            release()
-
-        try:
-            self.writer.save(call.step, result, **about, done=done)
-        except BaseException:
-            release()
-            raise
-
-    def wait(self) -> None:
-        try:
-            self.writer.wait()
-        except WriterTimeoutError as error:
-            # A dump is complete or absent, so to look without it is safe.
-            log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-
-def call_role(
-    role: str,
-    local_config: Any,
-    facts: HostFacts,
-    step_of: Callable[..., int] | None = None,
-) -> CallRole:
-    """The role of that name for calls.
-
-    Calls with a step of their own run side by side, in threads already: their dumps are written
-    there, they have no order in which ranks could agree, and none waits for another job, which
-    would keep its thread from other calls.
-    """
-    if step_of is not None:
-        return CallRole(role, local_config, facts, step_of=step_of, ranks=no_other_rank)
-
-    def one_job_at_a_time(role: CallRole) -> OneJobAtATime:
-        c, directory = role.local_config, role.dumps.directory
-        return OneJobAtATime(role.role, SingleFlight(directory, role.ranks.group, wait_s=c.wait_s))
-
-    waits = local_config.wait_s > 0 and local_config.on_miss == "generate"
-    return CallRole(
-        role,
-        local_config,
-        facts,
-        turns=one_job_at_a_time if waits else lambda role: AnyJob(),
-        writing=WriteInBackground if local_config.background_write else WriteNow,
-    )

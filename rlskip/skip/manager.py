@@ -19,18 +19,16 @@ from rlskip.config.skip import BUILT_IN_ROLES
 from rlskip.errors import ConfigError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.base_skip import refuse_misspelt, role_specs
 from rlskip.skip.call import (
     Call,
     IdentitySpec,
     LacksSpec,
     PromptsSpec,
     Stage,
-    StepNotSetError,
 )
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import Role
-from rlskip.skip.running import Miss, dump, in_thread, inside, replay, run_of, running
+from rlskip.skip.role import Role, refuse_misspelt, role_specs
+from rlskip.skip.stage_runner import Miss, dump, in_thread, inside, replay, run_of, running
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +69,6 @@ class SkipManager:
 
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
-
-    # Roles with nothing to do at this step: computed once per step, not on every call.
-    _idle: ClassVar[frozenset[str]] = frozenset()
 
     # One for each enabled role, from its first call on.
     _recorders: ClassVar[dict[str, Recorder]] = {}
@@ -142,7 +137,7 @@ class SkipManager:
         cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if enabled else None
         try:
-            attach(settings.attach, enabled, cls.annotate, cls.set_step)
+            attach(settings.attach, enabled, _decorate)
         except Exception as error:
             cls._refuse(f"{type(error).__name__}: {error}")
             raise
@@ -177,9 +172,6 @@ class SkipManager:
                 cls._warn_of_uncalled(before)
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
-        cls._idle = frozenset(
-            role for role, skip in cls.skip_instances.items() if skip.idle_at(cls.step)
-        )
 
     @classmethod
     def _warn_of_uncalled(cls, step: int) -> None:
@@ -265,7 +257,6 @@ class SkipManager:
         for role in cls.skip_instances.values():
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
-        cls._idle = frozenset()
         cls._recorders = {}
         cls.bypassed, cls._warned = set(), None
         cls.settings, cls.skip_instances = None, {}
@@ -311,12 +302,17 @@ class SkipManager:
         def decorate(func: F) -> F:
             name = stage or func.__qualname__
             staged = Stage(func, role, prompts, identity, name, lacks, options)
-            if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
-                raise TypeError(f"{staged.name} is a generator; a stage returns its result at once")
-            wrap = _wrap_async if inspect.iscoroutinefunction(func) else _wrap_sync
-            return functools.wraps(func)(wrap(staged))  # type: ignore[return-value]
+            return _decorate(staged)  # type: ignore[return-value]
 
         return decorate
+
+
+def _decorate(stage: Stage) -> Callable[..., Any]:
+    func = stage.func
+    if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
+        raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
+    wrap = _wrap_async if inspect.iscoroutinefunction(func) else _wrap_sync
+    return functools.wraps(func)(wrap(stage))
 
 
 def _wrap_sync(stage: Stage) -> Callable[..., Any]:
@@ -380,27 +376,28 @@ def _eligible_call(
         recorder = Recorder(skip.local_config.dump_dir, skip.role)
         recorder.write("consulted", stage=stage.name, **run_of(skip))
         SkipManager._recorders[skip.role] = recorder
-    if stage.role in SkipManager._idle:
-        return None
+    if stage.step_of is not None:
+        if (step := stage.step_of(*args, **kwargs)) is None:
+            return None
+        SkipManager.set_step(step)
+    step, steps = SkipManager.step, skip.local_config.steps
+    observes, online = skip.observes(stage), skip.support_online_step
+    if step is not None and not (observes or online or step in steps):
+        return None  # the cheapest question first
     call = Call(stage, args, kwargs, record=SkipManager._recorders[stage.role].write)
-    step = SkipManager.step
-    if skip.observes(stage):
+    if observes:
         call.step = -1 if step is None else step
         return call
     if skip.role in inside.get():
         return None
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
-    if skip.support_online_step:
+    if online:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        raise StepNotSetError(
-            f"skip.{skip.role} is enabled, but no step is set",
-            stage.name,
-            "call SkipManager.set_step(step) in the training loop, before the stage",
-        )
+        stage.refuse_without_step(args, kwargs)
     call.step = step
-    return call if step in skip.local_config.steps else None
+    return call if step in steps else None
 
 
 def _make_roles(settings: SkipSettings) -> dict[str, Role]:

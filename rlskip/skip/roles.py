@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from rlskip.batch.columns import columns_of
 from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, RoleConfig
 from rlskip.errors import RlskipError
-from rlskip.skip.base_skip import SKIP_REGISTRY, BaseSkip
-from rlskip.skip.call import Call
-from rlskip.skip.call_role import CallRole, call_role
+from rlskip.skip.call import Call, Stage
+from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.role import Role
+from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, Role
 from rlskip.skip.rollout_tq import GroupRole
 
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
@@ -52,6 +54,120 @@ def sample_step(*args: Any, **kwargs: Any) -> int:
     return parse_async_rollout_sample_step(sample_id)
 
 
+class CallRoleByHand(CallRole):
+    """A role for calls that is used by hand, too, by the methods of verl's ``BaseSkip``.
+
+    They name a call by its step and its arguments: it is the same one as long as these are the very
+    same objects, in the same visit, until :meth:`warp_function` has served it or
+    :meth:`prepare_data` has kept its result.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Looked up, and neither served nor kept so far. A call keeps its arguments alive, so no
+        # other object has their ids.
+        self._asked: dict[tuple[Any, ...], Call] = {}
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Whether a dump serves this call; asked again, the answer is the same."""
+        return self._looked_up(step, func, args, kwargs).found is not None
+
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """What replaces ``func(*args, **kwargs)``.
+
+        Raises
+        ------
+        DumpError
+            No dump serves the call, or it is unusable.
+        """
+        call = self._looked_up(step, func, args, kwargs)
+        result = self.replay(call)
+        self._end(call)
+        return result
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Keep `result`, which the stage returned for these arguments."""
+        call = _present_call(step) or self._asked.get(_key(step, args, kwargs))
+        if call is None:
+            call = Call(Stage(_no_function, "", _likely_prompts), args, kwargs, step)
+        try:
+            self.keep(call, result)
+        finally:
+            self._end(call)
+
+    def begin_visit(self) -> None:
+        super().begin_visit()
+        for call in list(self._asked.values()):
+            self._end(call)
+
+    def _looked_up(
+        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        if (call := _present_call(step)) is not None:
+            if call.visit is None:
+                self.find(call)
+            return call
+        key = _key(step, args, kwargs)
+        if (call := self._asked.get(key)) is not None:
+            return call
+        call = Call(Stage(func, ""), args, kwargs, step)
+        try:
+            self.find(call)
+        except BaseException:
+            call.cleanup.close()
+            raise
+        self._asked[key] = call
+        for old in list(self._asked.values())[:-_MOST]:
+            self._end(old)
+        return call
+
+    def _end(self, call: Call) -> None:
+        if call is not _present_call(call.step):  # else the manager ends it
+            self._asked.pop(_key(call.step, call.args, call.kwargs), None)
+            call.cleanup.close()
+
+
+# Of calls that have a step of their own, so many are known until they are served or kept.
+_MOST = 1000
+
+# The call of a decorated function that the methods above are about.
+_present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
+
+
+def _present_call(step: int) -> Call | None:
+    call = _present.get()
+    return call if call is not None and call.step == step else None
+
+
+@contextmanager
+def _at_hand(call: Call) -> Iterator[None]:
+    token = _present.set(call)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def _key(step: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return step, *map(id, args), *((name, id(kwargs[name])) for name in sorted(kwargs))
+
+
+def _no_function(*args: Any, **kwargs: Any) -> None:
+    """Stands for the stage where only its arguments are known."""
+
+
+def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
+    """The argument `prompts`, else the first that is a batch, else the first."""
+    if "prompts" in kwargs:
+        return kwargs["prompts"]
+    given = [*args, *kwargs.values()]
+    return next((one for one in given if columns_of(one)), given[0] if given else None)
+
+
 class RolloutSkip(BaseSkip):
     """A role for calls, to subclass: override what your role does in another way.
 
@@ -63,10 +179,10 @@ class RolloutSkip(BaseSkip):
     facts: HostFacts | None = None
 
     @functools.cached_property
-    def calls(self) -> CallRole:
+    def calls(self) -> CallRoleByHand:
         facts = self.facts or application_facts(self.global_config)
         step_of = self.extract_step if self.support_online_step else None
-        return call_role(self.role, self.local_config, facts, step_of)
+        return CallRoleByHand(self.role, self.local_config, facts, step_of)
 
     @property
     def dumps(self) -> Dumps:  # type: ignore[override]
@@ -86,15 +202,15 @@ class RolloutSkip(BaseSkip):
         self.calls.prepare_data(step, result, *args, **kwargs)
 
     def find(self, call: Call) -> bool:
-        with self.calls.at_hand(call):
+        with _at_hand(call):
             return super().find(call)
 
     def replay(self, call: Call) -> Any:
-        with self.calls.at_hand(call):
+        with _at_hand(call):
             return super().replay(call)
 
     def keep(self, call: Call, result: Any) -> None:
-        with self.calls.at_hand(call):
+        with _at_hand(call):
             super().keep(call, result)
 
     def begin_visit(self) -> None:
@@ -119,4 +235,4 @@ def _make(role: str, local: RoleConfig, facts: HostFacts, queued: bool) -> Role:
     # With role rollout_tq, validation travels through a queue in a partition of its own.
     if role == "rollout_tq" or (role == VALIDATION_ROLE and queued):
         return GroupRole(role, local, facts)
-    return call_role(role, local, facts, sample_step if role == "async_rollout" else None)
+    return CallRoleByHand(role, local, facts, sample_step if role == "async_rollout" else None)

@@ -124,9 +124,6 @@ class GroupRole(Role):
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
 
-    def idle_at(self, step: int) -> bool:
-        return False  # a batch is sampled at any step
-
     def keep(self, call: Call, result: Any) -> None:
         self._groups.keep(call, result)
 

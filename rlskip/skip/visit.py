@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import enum
 import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 
-from rlskip.store import DumpError, Identity, StepStore
+from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +48,32 @@ class Found:
         return f"step {self.step}" + (f", call {self.number}" if self.number else "")
 
 
-@attrs.define(eq=False)
-class _Alike:
-    """Dumps of one identity: the numbers of those that have not served a call."""
+class State(enum.Enum):
+    """What is known of a number of the step."""
 
-    identity: Identity
-    numbers: deque[int]
+    UNREAD = "its dump was there when the visit began, and was not read so far"
+    OPEN = "its dump was read, and may serve a call"
+    USED = "its dump has served a call"
+    UNREADABLE = "its dump cannot be read at the moment, and stays where it is"
+    LOST = "its dump turned out to be unusable: the number is free"
+    RESERVED = "a call of this visit is being generated for it"
+    WRITTEN = "this visit has written its dump, which serves no other call"
+
+
+@attrs.define(eq=False)
+class Alike:
+    """The numbers of the open dumps of one identity; None: they record none."""
+
+    identity: Identity | None
+    numbers: deque[int] = attrs.field(factory=deque)
+
+
+@attrs.define(eq=False)
+class Slot:
+    """A number of the step; `alike` are the dumps of its identity, once it was read."""
+
+    state: State
+    alike: Alike | None = None
 
 
 class Visit:
@@ -64,44 +84,53 @@ class Visit:
     calls
         How many calls were served, or are generated.
     listed
-        The numbers of the dumps that this visit did not write, ascending.
-    lost
-        Those of them that turned out to be unusable.
+        The numbers of the dumps that this visit did not write first, ascending. One of them that
+        was lost stays: the places of the others do not change.
+    slots
+        What is known of each number; one that is not in it is free.
     """
+
+    # Always, while `lock` is not held:
+    # - every listed number has a slot; a slot that is not listed is RESERVED, WRITTEN or LOST;
+    # - a number is in its slot's `alike.numbers` if and only if the slot is OPEN, and in no other;
+    # - every UNREAD number is in `_unread`, which is ascending;
+    # - no number below `_low` is free.
 
     def __init__(self, store: StepStore, step: int) -> None:
         self.lock = threading.RLock()
         self.step = step
         self.calls = 0
         self.listed = store.calls(step)
-        self.lost: set[int] = set()
+        self.slots = {number: Slot(State.UNREAD) for number in self.listed}
         self._store = store
         self._unread = deque(self.listed)
-        self._alike: dict[str | None, list[_Alike]] = {}
-        self._unnamed: deque[int] = deque()  # the dumps that record no identity
-        self._unused: dict[int, deque[int]] = {}  # by number, the one of these that has it
-        self._answered: Counter[str] = Counter()
-        self._used: set[Found] = set()
-        self._present = set(self.listed)
-        self._reserved: set[int] = set()
-        self._low = 0  # the numbers below are taken
+        self._by_prompts: dict[str | None, list[Alike]] = {}
+        self._unnamed = Alike(None)
+        self._counted: Counter[str] = Counter()
+        self._used_elsewhere: set[Found] = set()
+        self._low = 0
 
     # -- which dumps there are, and which fit --------------------------------------------
+
+    def is_usable(self, number: int) -> bool:
+        """Whether the dump of a listed number may be loaded."""
+        return self.slots[number].state in (State.UNREAD, State.OPEN, State.USED)
 
     @property
     def is_empty(self) -> bool:
         """Whether the step has no dump but those that this visit wrote."""
-        return len(self.listed) == len(self.lost)
+        return not any(map(self.is_usable, self.listed))
 
     @property
     def is_damaged(self) -> bool:
         """Whether a dump is missing: it may have been that of a call that fits none."""
-        return bool(self.lost) or self.listed != list(range(len(self.listed)))
+        there = [*filter(self.is_usable, self.listed)]
+        return there != [*range(len(self.listed))]
 
     def kth(self, place: int) -> Found | None:
         """The dump of that place in the step, else the last one; None if it is lost."""
         number = self.listed[min(place, len(self.listed) - 1)] if self.listed else None
-        return None if number is None or number in self.lost else Found(self.step, number)
+        return None if number is None or not self.is_usable(number) else Found(self.step, number)
 
     def fitting(self, identity: Identity) -> Iterator[Found]:
         """The dumps of this step that were made for such a call and have served none."""
@@ -113,13 +142,13 @@ class Visit:
                 yield Found(self.step, number)
             elif not self._read_next():
                 break
-        yield from (Found(self.step, number) for number in list(self._unnamed))
+        yield from (Found(self.step, number) for number in list(self._unnamed.numbers))
 
     def _lowest(self, identity: Identity, given: set[int]) -> int | None:
         fits = [
             next((n for n in alike.numbers if n not in given), None)
-            for alike in self._alike.get(identity.prompts_hash, ())
-            if not identity.differences(alike.identity)[0]
+            for alike in self._by_prompts.get(identity.prompts_hash, ())
+            if alike.identity is not None and not identity.differences(alike.identity)[0]
         ]
         return min((n for n in fits if n is not None), default=None)
 
@@ -127,9 +156,9 @@ class Visit:
         """The dump that differs least from a call that none fits, and in what."""
         differing = [
             (identity.differences(alike.identity)[0], alike.numbers[0])
-            for group in self._alike.values()
+            for group in self._by_prompts.values()
             for alike in group
-            if alike.numbers
+            if alike.identity is not None and alike.numbers
         ]
         if not differing:
             return None
@@ -138,8 +167,8 @@ class Visit:
 
     def why_not(self, identity: Identity) -> str:
         """Why no dump serves a call, without looking at all of them."""
-        same_prompts = self._alike.get(identity.prompts_hash, ())
-        differing = [identity.differences(alike.identity)[0] for alike in same_prompts]
+        same_prompts = self._by_prompts.get(identity.prompts_hash, ())
+        differing = [identity.differences(one.identity)[0] for one in same_prompts if one.identity]
         if not all(differing):
             return "its dumps have served other calls"
         if differing:
@@ -149,29 +178,29 @@ class Visit:
 
     # -- what becomes of a call ----------------------------------------------------------
 
-    def answer(self, identity: Identity) -> str:
+    def count_call(self, identity: Identity) -> str:
         """Count a call that is served or generated; its name among the step's, in every job."""
         digest = identity.digest()
         self.calls += 1
-        self._answered[digest] += 1
-        return f"{digest}-{self._answered[digest] - 1}"
+        self._counted[digest] += 1
+        return f"{digest}-{self._counted[digest] - 1}"
 
     def take(self, found: Found) -> None:
         """This dump serves a call, and no other one."""
-        self._used.add(found)
         if found.step == self.step:
-            self._forget(found.number)
+            self._become(found.number, State.USED)
+        else:
+            self._used_elsewhere.add(found)
 
     def is_used(self, found: Found) -> bool:
-        return found in self._used
+        """Whether a dump of another step has served a call."""
+        return found in self._used_elsewhere
 
     def lose(self, found: Found) -> None:
         """A dump turned out to be unusable: its number is free."""
         with self.lock:
             if found.step == self.step:
-                self._forget(found.number)
-                self.lost.add(found.number)
-                self._present.discard(found.number)
+                self._become(found.number, State.LOST)
                 self._low = min(self._low, found.number)
 
     # -- numbers of new dumps ------------------------------------------------------------
@@ -179,7 +208,7 @@ class Visit:
     def next_number(self) -> int:
         """The lowest number that no dump has or will have."""
         with self.lock:
-            while self._low in self._present or self._low in self._reserved:
+            while not self._is_free(self._low):
                 self._low += 1
             return self._low
 
@@ -187,79 +216,83 @@ class Visit:
         """The lowest number that is free; nobody else in this visit gets it."""
         with self.lock:
             number = max(self.next_number(), at_least)
-            while number in self._present or number in self._reserved:
+            while not self._is_free(number):
                 number += 1
-            self._reserved.add(number)
+            self._become(number, State.RESERVED)
             return number
 
     def release(self, number: int) -> None:
         """Give a number back, unless a dump has it meanwhile."""
         with self.lock:
-            self._reserved.discard(number)
-            self._low = min(self._low, number)
+            if self.slots[number].state is State.RESERVED:
+                self._become(number, State.LOST)
+                self._low = min(self._low, number)
 
     def wrote(self, number: int) -> None:
         """This visit has written a dump, which has served its call."""
         with self.lock:
-            self._reserved.discard(number)
-            self._present.add(number)
+            self._become(number, State.WRITTEN)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Find what other jobs have added to the step since: they take the lowest numbers."""
         with self.lock, contextlib.suppress(DumpError, OSError, MemoryError):
-            while self._read(number := self.next_number()) is not None:
-                self.others_wrote(number)
+            while (meta := self._store.read_meta(self.step, self._next_part())) is not None:
+                number = self.next_number()
+                self.mark_present(number)
+                self._open(number, meta)
 
-    def others_wrote(self, number: int) -> None:
-        """Another job has written this dump."""
+    def mark_present(self, number: int) -> None:
+        """Another job has written this dump; it serves no call that this visit generates."""
         with self.lock:
-            self._reserved.discard(number)
-            self._present.add(number)
-            self.lost.discard(number)
+            self._become(number, State.USED)
             if number not in self.listed:
                 bisect.insort(self.listed, number)
 
     # -- within --------------------------------------------------------------------------
+
+    def _is_free(self, number: int) -> bool:
+        return number not in self.slots or self.slots[number].state is State.LOST
+
+    def _next_part(self) -> int | None:
+        return Found(self.step, self.next_number()).part
+
+    def _become(self, number: int, state: State) -> None:
+        """Give a number its state. An open one is offered no longer."""
+        slot = self.slots.setdefault(number, Slot(State.LOST))
+        if slot.state is State.OPEN and slot.alike is not None:
+            slot.alike.numbers.remove(number)
+        slot.state = state
 
     def _read_next(self) -> bool:
         """Read one more of the listed dumps; False after the last one."""
         if not self._unread:
             return False
         number = self._unread.popleft()
+        if self.slots[number].state is not State.UNREAD:
+            return True
         found = Found(self.step, number)
         try:
-            usable = self._read(number) is not None
+            meta = self._store.read_meta(self.step, found.part)
         except (DumpError, OSError, MemoryError) as error:
-            # It stays where it is, and so does its number.
             log.warning("rlskip: %s counts as a miss: %s", found, error)
-            self.lost.add(number)
+            self._become(number, State.UNREADABLE)
             return True
-        if not usable:
+        if meta is None:
             self.lose(found)
+        else:
+            self._open(number, meta)
         return True
 
-    def _read(self, number: int) -> Any:
-        meta = self._store.read_meta(self.step, Found(self.step, number).part)
-        if meta is None or Found(self.step, number) in self._used:
-            return meta
-        numbers = self._unnamed if meta.identity is None else self._of(meta.identity)
-        numbers.append(number)
-        self._unused[number] = numbers
-        return meta
-
-    def _of(self, identity: Identity) -> deque[int]:
-        group = self._alike.setdefault(identity.prompts_hash, [])
-        for alike in group:
-            if alike.identity == identity:
-                return alike.numbers
-        group.append(_Alike(identity, deque()))
-        return group[-1].numbers
-
-    def _forget(self, number: int) -> None:
-        """No call is to be served by this dump any more."""
-        numbers = self._unused.pop(number, None)
-        if numbers is not None:
-            numbers.remove(number)
+    def _open(self, number: int, meta: DumpMeta) -> None:
+        slot, identity = self.slots[number], meta.identity
+        slot.state, slot.alike = State.OPEN, self._unnamed
+        if identity is not None:
+            group = self._by_prompts.setdefault(identity.prompts_hash, [])
+            slot.alike = next((alike for alike in group if alike.identity == identity), None)
+            if slot.alike is None:
+                slot.alike = Alike(identity)
+                group.append(slot.alike)
+        slot.alike.numbers.append(number)
 
 
 class OtherSteps:

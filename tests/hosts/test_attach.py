@@ -16,7 +16,7 @@ from rlskip.config.settings import read_skip
 from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError, MismatchError, NotInstalledError
 from rlskip.jobs.records import job_id, tally
-from rlskip.skip.manager import StepNotSetError
+from rlskip.skip.call import StepNotSetError
 
 pytestmark = pytest.mark.usefixtures("uninstalled")
 

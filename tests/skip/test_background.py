@@ -81,7 +81,7 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
 ) -> None:
     dumps = init(background_write=True)
     role: Any = SkipManager.skip_instances["rollout"]
-    role.writing.writer = Writer(role.store, timeout_s=0.1)
+    role.writer = Writer(role.store, timeout_s=0.1)
     held, write = threading.Event(), role.store.write
     role.store.write = lambda *args: (held.wait(20), write(*args))[1]
     stage = Stage()
@@ -89,7 +89,7 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     assert "the dumps of steps 1 were not written within 0.1 s" in caplog.text
     held.set()
     deadline = time.monotonic() + 60
-    while role.writing.writer.pending and time.monotonic() < deadline:  # longer than its timeout_s
+    while role.writer.pending and time.monotonic() < deadline:  # longer than its timeout_s
         time.sleep(0.02)
     SkipManager.flush()
     assert steps_on_disk(dumps) == ["1", "2"]
@@ -146,7 +146,7 @@ def test_a_writer_that_refuses_gives_the_lease_back(leases: Any, init: Callable[
         assert leases(dumps)
         raise RuntimeError("no memory")
 
-    role.writing.writer.save = refuse
+    role.writer.save = refuse
     SkipManager.set_step(1)
     generate([1])
     assert not leases(dumps)

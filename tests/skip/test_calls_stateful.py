@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
+from rlskip.skip.visit import State
 
 STEPS, LETTERS = (1, 2), "abc"
 
@@ -122,6 +123,24 @@ class Visits(RuleBasedStateMachine):
             if all(part.isdigit() for part in parts):
                 found[int(parts[0])].add(int(parts[1]) if len(parts) > 1 else 0)
         assert found == {step: set(numbers) for step, numbers in self.disk.items()}
+
+    @invariant()
+    def the_visit_holds_its_invariants(self) -> None:
+        role: Any = SkipManager.skip_instances.get("rollout")
+        visit = role and role._visiting
+        if visit is None:
+            return
+        slots, known = visit.slots, [*visit._by_prompts.values(), [visit._unnamed]]
+        assert visit.listed == sorted({*visit.listed} & slots.keys())
+        ours = (State.RESERVED, State.WRITTEN, State.LOST)
+        assert all(slot.state in ours for n, slot in slots.items() if n not in visit.listed)
+        offered = [(n, alike) for group in known for alike in group for n in alike.numbers]
+        is_open = [(n, slot.alike) for n, slot in slots.items() if slot.state is State.OPEN]
+        assert sorted(offered, key=lambda one: one[0]) == sorted(is_open, key=lambda one: one[0])
+        unread = {n for n, slot in slots.items() if slot.state is State.UNREAD}
+        assert unread <= {*visit._unread}
+        assert [*visit._unread] == sorted(visit._unread)
+        assert not any(visit._is_free(number) for number in range(visit._low))
 
     def teardown(self) -> None:
         SkipManager.reset()

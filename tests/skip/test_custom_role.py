@@ -12,7 +12,7 @@ import pytest
 from rlskip import BaseSkip, RoleConfig, SkipAction, SkipManager, register_skip
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY
-from rlskip.skip.base_skip import RoleError
+from rlskip.skip.role import RoleError
 from rlskip.store import CorruptDumpError
 
 

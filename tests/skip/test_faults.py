@@ -188,7 +188,7 @@ def test_without_a_lease_the_step_is_generated(
     def fail(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr(role.turns.flight, "enter", fail)
+    monkeypatch.setattr(role.flight, "enter", fail)
     SkipManager.set_step(1)
     assert generate([1])["ids"] == [1]
     assert "no lease for step 1" in caplog.text

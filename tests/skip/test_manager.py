@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
-from rlskip.skip.manager import StepNotSetError
+from rlskip.skip.call import StepNotSetError
 
 # -- off --------------------------------------------------------------------------------------
 

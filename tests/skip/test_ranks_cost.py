@@ -15,7 +15,7 @@ from rlskip import SkipManager
 from rlskip.jobs.ranks import RankGroup
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.call_role import CallRole, call_role
+from rlskip.skip.roles import CallRoleByHand
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
 
@@ -60,19 +60,20 @@ class Job:
         SkipManager.init({"skip": settings})
         read = SkipManager.settings
         assert read is not None
-        self.roles = [call_role("rollout", read.roles["rollout"], read.facts) for _ in range(world)]
+        local, facts = read.roles["rollout"], read.facts
+        self.roles = [CallRoleByHand("rollout", local, facts) for _ in range(world)]
         for rank, role in enumerate(self.roles):
             role.__dict__["ranks"] = SeveralRanks(Rank(self.hub, rank), role.dumps)
         self._threads = ThreadPoolExecutor(world)
 
-    def each(self, act: Callable[[CallRole], Any]) -> list[Any]:
+    def each(self, act: Callable[[CallRoleByHand], Any]) -> list[Any]:
         return list(self._threads.map(act, self.roles))
 
     def call(self, step: int) -> tuple[list[Any], list[int]]:
         """What each rank gets for a call of `step`, and the exchanges that took."""
         before = len(self.hub.rounds)
 
-        def rank(role: CallRole) -> Any:
+        def rank(role: CallRoleByHand) -> Any:
             role.begin_visit()
             call = Call(Stage(stage, "rollout"), ([step],), {}, step)
             with call.cleanup:
@@ -158,7 +159,7 @@ def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(tmp_path: Path)
 
     job.roles[2].store.load_with_meta = fail  # type: ignore[method-assign]
 
-    def rank(role: CallRole) -> str:
+    def rank(role: CallRoleByHand) -> str:
         role.begin_visit()
         prompts = [1]
         assert role.meet_precondition(1, stage, prompts)

@@ -96,7 +96,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
     flight = SingleFlight(role.directory, role.ranks.group, wait_s=200, poll_s=0.05)
-    role.turns.flight = flight
+    role.flight = flight
     enter, others = flight.enter, []
 
     def after_another_job(step: int, is_there: Any, call: str) -> Any:

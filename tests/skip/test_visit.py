@@ -74,7 +74,7 @@ def test_the_reason_of_a_miss_is_what_differs_from_the_nearest(
 def test_what_another_job_adds_meanwhile_is_one_of_the_steps_calls(store: StepStore) -> None:
     visit = Visit(store, 1)
     store.save(1, "another job's")
-    visit.look()
+    visit.refresh()
     assert not visit.is_empty
     assert visit.kth(0) == Found(1, 0)
     assert visit.next_number() == 1
@@ -110,7 +110,7 @@ def test_the_number_of_a_lost_dump_is_free_until_another_job_takes_it(store: Ste
     visit.lose(Found(1, 0))
     assert (visit.kth(0), visit.next_number()) == (None, 0)
     assert visit.is_damaged
-    visit.others_wrote(0)
+    visit.mark_present(0)
     assert (visit.kth(0), visit.next_number()) == (Found(1, 0), 2)
     assert not visit.is_damaged
     assert [visit.reserve(), visit.reserve(5), visit.reserve(5)] == [2, 5, 6]

@@ -40,8 +40,8 @@ from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
-from rlskip.skip.base_skip import role_specs
 from rlskip.skip.manager import read_settings
+from rlskip.skip.role import role_specs
 from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import Identity
 from rlskip.store.layout import journaled_steps
