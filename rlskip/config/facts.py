@@ -42,6 +42,8 @@ class HostFacts:
         Longest prompt and longest response in tokens.
     steps, validated
         The steps that the run will take, and those at which it validates, as far as they are known.
+    validates
+        The host's keys that make it validate, each with the value that keeps it from that.
     model, engine
         Names of the model and of the kind of inference engine.
     shaping, val_shaping
@@ -76,6 +78,7 @@ class HostFacts:
     response_len: int | None = None
     steps: Sequence[int] = ()
     validated: Sequence[int] = ()
+    validates: Mapping[str, Any] = attrs.field(factory=dict)
     model: str | None = None
     engine: str | None = None
     shaping: Mapping[str, Any] = attrs.field(factory=dict)

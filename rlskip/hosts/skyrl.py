@@ -16,7 +16,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,12 +136,6 @@ def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
     if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
-    if not SkipManager.start_engine and cfg.trainer.eval_interval > 0 and not replays_eval:
-        raise ConfigError(
-            "evaluation generates, and skip.start_engine=false",
-            "trainer.eval_interval",
-            "set trainer.eval_interval=-1, or skip.validation to replay",
-        )
     step = None
     if look_up(cfg, _FULLY_ASYNC):
         step = _STEP_AHEAD
@@ -170,34 +164,41 @@ def _facts(cfg: Any) -> HostFacts:
         response_len=cfg.generator.sampling_params.max_generate_length,
         model=cfg.trainer.policy.model.path,
         engine=cfg.generator.inference_engine.backend,
+        validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
         keys={"experiment": "trainer.run_name"},
     )
 
 
 def preflight(trainer: Any) -> None:
-    """Refuse all steps that the trainer would have to generate although it must not, at once.
+    """Refuse all that the trainer would have to generate although it must not, at once.
 
-    Nothing is refused where the steps are not known before: with fully async training, dynamic
-    sampling, and a checkpoint in a place other than a local ``trainer.ckpt_path``.
+    Steps are refused where they are known before: not with fully async training, dynamic
+    sampling, or a checkpoint in a place other than a local ``trainer.ckpt_path``.
 
     Raises
     ------
     ConfigError
         Names the steps.
     """
-    total = getattr(trainer, "total_training_steps", None)
-    if SkipManager.settings is None or total is None or look_up(trainer.cfg, _FULLY_ASYNC):
+    if (settings := SkipManager.settings) is None:
         return
-    cfg = trainer.cfg.trainer
-    spans = cfg.algorithm.dynamic_sampling.type is not None  # batches make up a step
-    if spans or (done := _steps_done(cfg)) is None:
-        return
+    facts = attrs.evolve(settings.facts, **_steps(trainer))
+    raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
+
+
+def _steps(trainer: Any) -> dict[str, Sequence[int]]:
+    """The steps that a trainer will take and those at which it evaluates, where they are known."""
+    cfg, total = trainer.cfg.trainer, getattr(trainer, "total_training_steps", None)
+    # With dynamic sampling several batches make up a step.
+    spans = cfg.algorithm.dynamic_sampling.type is not None
+    if total is None or spans or look_up(trainer.cfg, _FULLY_ASYNC):
+        return {}
+    if (done := _steps_done(cfg)) is None:
+        return {}
     steps, every = range(done + 1, total + 1), cfg.eval_interval
     evaluated = [done] if every > 0 and cfg.eval_before_train else []
     evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
-    facts = attrs.evolve(SkipManager.settings.facts, steps=steps, validated=evaluated)
-    roles, engine = SkipManager.skip_instances, SkipManager.start_engine
-    raise_all(problems(roles, facts, engine=engine))
+    return {"steps": steps, "validated": evaluated}
 
 
 def _steps_done(trainer: Any) -> int | None:

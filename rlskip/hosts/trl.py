@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from rlskip._wrap import AttachError
-from rlskip.config.check import Problem, raise_all
+from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
@@ -262,20 +262,7 @@ def _check_without_engine(trainer: Any) -> None:
             "skip.start_engine=false",
             "make the trainer within `with rlskip.hosts.trl.attached(config):`",
         )
-    if VALIDATION_ROLE in SkipManager.skip_instances:
-        return
-    evaluates = (
-        ("eval_strategy", _eval_strategy(trainer.args) != "no", "'no'"),
-        ("eval_on_start", trainer.args.eval_on_start, "False"),
-    )
-    what = "evaluation generates, and skip.start_engine=false"
-    raise_all(
-        [
-            Problem(key, what, f"set {key}={off}, or skip.validation to replay")
-            for key, on, off in evaluates
-            if on
-        ]
-    )
+    raise_all(preflight(SkipManager.skip_instances, _facts(trainer), engine=False))
 
 
 def _eval_strategy(args: Any) -> Any:
@@ -294,6 +281,10 @@ def _restore_rng_by_default() -> None:
 def _facts(trainer: Any) -> HostFacts:
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
+    evaluates = (
+        ("eval_strategy", _eval_strategy(args) != "no", "'no'"),
+        ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
+    )
     return HostFacts(
         experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
         project="trl",
@@ -302,4 +293,5 @@ def _facts(trainer: Any) -> HostFacts:
         response_len=args.max_completion_length,
         model=model or None,
         engine="vllm" if getattr(args, "use_vllm", False) else "transformers",
+        validates={key: off for key, does, off in evaluates if does},
     )

@@ -11,7 +11,7 @@ import attrs
 from rlskip._files import cannot_write
 from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import SkipAction
+from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.config.steps import compact
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
@@ -43,7 +43,7 @@ def preflight(
         found += [problem for dumps in all_dumps for problem in _unwritable(dumps)]
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     found += _holes(roles, facts) if alone else []
-    return found if engine else found + _unlisted(roles, facts)
+    return found if engine else [*found, *_unlisted(roles, facts), *_validation(roles, facts)]
 
 
 # -- which steps have a dump -----------------------------------------------------------------
@@ -139,6 +139,16 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
         what += "skip.start_engine=false"
         found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found
+
+
+def _validation(roles: Roles, facts: HostFacts) -> list[Problem]:
+    """A problem for each key of the host that makes it validate, which is not replayed."""
+    what = "validation generates, and skip.start_engine=false"
+    return [
+        Problem(key, what, f"set {key}={off}, or skip.validation=replay")
+        for key, off in facts.validates.items()
+        if VALIDATION_ROLE not in roles
+    ]
 
 
 def _due(skip: Role, facts: HostFacts) -> list[int]:

@@ -348,7 +348,7 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
 
 def test_evaluation_without_an_engine_is_refused(make: Any, tmp_path: Path) -> None:
     skip = {"start_engine": False, "dump_dir": str(tmp_path), "rollout": {"enable": True}}
-    with pytest.raises(ConfigError, match="evaluation generates") as error:
+    with pytest.raises(ConfigError, match="validation generates") as error:
         make({"skip": skip}, **{"trainer.eval_interval": 5})
     assert error.value.where == "trainer.eval_interval"
     make({"skip": skip}, **{"trainer.eval_interval": -1})

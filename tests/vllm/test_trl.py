@@ -88,7 +88,7 @@ def test_no_server_is_asked(vllm: Any, first: Any) -> None:
 def test_what_would_still_generate_is_refused(vllm: Any, first: Any) -> None:
     args = {"eval_strategy": "steps", "eval_steps": 1}
     refused, lines = train(vllm, "evaluates", "GRPOTrainer", skip=NO_ENGINE, args=args)
-    assert "eval_strategy: evaluation generates, and skip.start_engine=false" in refused["error"]
+    assert "eval_strategy: validation generates, and skip.start_engine=false" in refused["error"]
     holes, more = train(
         vllm, "holes", "GRPOTrainer", skip={**NO_ENGINE, "experiment_name": "another"}
     )

@@ -18,7 +18,6 @@ from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
-from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
@@ -56,13 +55,6 @@ def problems(
     if look_up(config, key) is False:
         what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
-    if VALIDATION_ROLE not in roles:
-        what = "validation generates, and skip.start_engine=false"
-        found += [
-            Problem(key, what, f"set {key}={off}, or skip.validation=replay")
-            for key, validates, off in _VALIDATES
-            if validates(look_up(config, key))
-        ]
     return found
 
 
@@ -72,7 +64,12 @@ def with_steps(facts: HostFacts, total: int | None = None) -> HostFacts:
     total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
     trains = not look_up(config, "trainer.val_only")
     steps = range(first, total + 1) if trains else range(0)
-    return attrs.evolve(facts, steps=steps, validated=_validated(config, first, steps))
+    return attrs.evolve(
+        facts,
+        steps=steps,
+        validated=_validated(config, first, steps),
+        validates={key: off for key, does, off in _VALIDATES if does(look_up(config, key))},
+    )
 
 
 def before_ray(settings: SkipSettings) -> None:
