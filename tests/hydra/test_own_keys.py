@@ -17,6 +17,7 @@ from rlskip import MergeConfig, SkipManager, SkipManagerConfig
 from rlskip._nodes import NODES
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
+from rlskip.config.option_checks import refuse_replaced_keys
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
@@ -39,12 +40,22 @@ def composed(folder: Path, text: str, *overrides: str) -> DictConfig:
 
 
 # -- what an option would replace ---------------------------------------------------------------
+def refused(folder: Path, config: str, overrides: list[str]) -> ConfigError:
+    """What the callback refuses of an application that is composed so, before its task."""
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    (folder / "base.yaml").write_text("a: 1\n", encoding="utf-8")
+    with initialize_config_dir(str(folder), version_base=None):
+        whole = compose("config", overrides, return_hydra_config=True)
+        with pytest.raises(ConfigError) as caught:
+            refuse_replaced_keys(whole, NODES)
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "own"),
     [
         ("skip: 5\n", ["+skip=rollout_cache"], "`skip` (5)"),
         ("skip: fast\n", ["+skip=rollout_cache", "skip.steps=[1]"], "`skip` ('fast')"),
-        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", [], ""),
         ("merge: 5\n", ["+merge=prefix"], "`merge` (5)"),
         ("dispatch: spot\n", ["+skip=rollout_cache", "+dispatch=rollout_level"], "`dispatch`"),
         ("replay: 3.5\n", ["+replay=fail_closed"], "`replay` (3.5)"),
@@ -52,33 +63,38 @@ def composed(folder: Path, text: str, *overrides: str) -> DictConfig:
     ],
 )
 def test_an_own_value_is_not_replaced(
-    make_app: Callable[..., Any], config: str, overrides: list[str], own: str
+    tmp_path: Path, config: str, overrides: list[str], own: str
+) -> None:
+    error = refused(tmp_path, config, overrides)
+    assert f"the application has its own key {own}" in error.what
+    name = own.split("`")[1]
+    remedy = f"choose it with +{name}@rlskip={NODES[name]}" if name in NODES else "rename the"
+    assert error.remedy.startswith(remedy)
+
+
+def test_another_package_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, "a: 1\n", ["+skip@elsewhere=rollout_cache"])
+    assert (error.where, "below `elsewhere`" in error.what) == ("skip@elsewhere", True)
+    assert "with +skip@rlskip=rollout_cache" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ("a: 1\nskip: 5\n", ["+skip=rollout_cache"]),
+        ("a: 1\nskip: 5\n", ["-m", "+skip=rollout_cache", "a=1,2"]),
+        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", []),
+    ],
+)
+def test_an_own_value_ends_the_job_before_it_starts(
+    make_app: Callable[..., Any], config: str, arguments: list[str]
 ) -> None:
     app = make_app(config=config)
     (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
-    run = app.run(*overrides)
+    run = app.run(*arguments)
     assert run.returncode == 1
     assert app.generated == []
-    if own:
-        assert run.said.count(f"the application has its own key {own}") == 1
-        name = own.split("`")[1]
-        remedy = f"choose it with +{name}@rlskip={NODES[name]}" if name in NODES else "rename the"
-        assert f"-> {remedy}" in run.err
-
-
-def test_an_own_value_is_found_before_a_sweep_starts(make_app: Callable[..., Any]) -> None:
-    app = make_app(config="skip: 5\na: 1\n")
-    run = app.run("-m", "+skip=rollout_cache", "a=1,2")
-    assert run.returncode == 1
-    assert "the application has its own key `skip` (5)" in run.err
-    assert app.generated == []
-
-
-def test_another_package_is_refused(make_app: Callable[..., Any]) -> None:
-    run = make_app().run("+skip@elsewhere=rollout_cache")
-    assert run.returncode == 1
-    assert "skip@elsewhere: it puts the node below `elsewhere`, where it is not read" in run.err
-    assert "with +skip@rlskip=rollout_cache" in run.err
+    assert run.said.count("the application has its own key `skip` (5)") == len(arguments[:1])
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -116,21 +116,6 @@ def test_a_job_without_the_callback_refuses(app: Any) -> None:
     assert app.generated == []
 
 
-def test_single_keys_without_an_option_refuse(app: Any) -> None:
-    run = app.run("+skip.rollout.enable=true")
-    assert run.returncode == 1
-    assert "choose an option instead of single keys, e.g. +skip=rollout_cache" in run.err
-    assert "RlskipSearchPathPlugin" not in run.err
-    assert app.generated == []
-
-
-def test_an_unwritable_dump_dir_ends_the_job(app: Any) -> None:
-    run = app.run(ON[0], "skip.dump_dir=/proc/nope")
-    assert run.returncode == 1
-    assert run.said.count("skip.dump_dir: /proc/nope cannot be written") == 1
-    assert app.generated == []
-
-
 @pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
 def test_a_user_who_turns_skip_off_has_not_chosen_it(
     make_app: Callable[..., Any], override: str
