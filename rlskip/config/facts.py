@@ -20,6 +20,19 @@ from rlskip.errors import ConfigError
 # rlskip's keys for facts that a host names nowhere.
 _OURS = {"experiment": "skip.experiment_name", "n": "replay.n", "val_n": "replay.val_n"}
 
+SHAPING_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "do_sample", "n", "num_generations",
+    "num_return_sequences", "max_tokens", "max_new_tokens", "stop", "stop_token_ids",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "model.path", "model.name", "model_path", "model_name", "model_name_or_path",
+)  # fmt: skip
+"""Names by which any application calls what shapes a rollout: the last names of a key."""
+
+# Nodes of what generates no rollouts of training, where the same names stand for something else.
+_OTHERS = frozenset(
+    ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval")
+)
+
 
 @attrs.frozen(eq=False)
 class HostFacts:
@@ -51,7 +64,7 @@ class HostFacts:
         was made with others is a mismatch.
     noticed
         Nodes of `config` whose keys concern rollouts: a change of one that is not in `known` is
-        logged as a warning.
+        logged as a warning, and so is that of any key with a name of :data:`SHAPING_NAMES`.
     known
         Keys of `config`, each with all keys below it, whose changes are not logged: they are
         compared, or do not shape rollouts.
@@ -115,13 +128,16 @@ class HostFacts:
         value = look_up(self.config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
 
-    def may_shape(self, key: str) -> bool:
-        """Whether a key is neither compared nor known not to shape rollouts."""
+    def is_settled(self, key: str) -> bool:
+        """Whether a key is compared, or known not to shape rollouts: a change is not logged."""
         name = key.rsplit(".", 1)[-1]
         if "timeout" in name or name == "_target_":
-            return False
-        return not any(f"{key}.".startswith(f"{one}.") for one in self.known)
+            return True
+        return any(f"{key}.".startswith(f"{one}.") for one in self.known)
 
-    def concerns_rollouts(self, key: str) -> bool:
-        """Whether a key is in a node of the config that concerns rollouts."""
-        return any(key.startswith(f"{node}.") for node in self.noticed)
+    def seems_to_shape(self, key: str) -> bool:
+        """Whether a key shapes rollouts by its name, or is in a node that concerns them."""
+        if any(key.startswith(f"{node}.") for node in self.noticed):
+            return True
+        named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES)
+        return named and _OTHERS.isdisjoint(key.split("."))

@@ -127,26 +127,27 @@ class Notices:
         changed = [
             key
             for key in config_copy.changed(then, self._config)
-            if facts.may_shape(key) and not any(f"{key}.".startswith(f"{one}.") for one in compared)
+            if not facts.is_settled(key)
+            and not any(f"{key}.".startswith(f"{one}.") for one in compared)
         ]
-        of_rollouts = [key for key in changed if facts.concerns_rollouts(key)]
-        others = [key for key in changed if not facts.concerns_rollouts(key)]
-        for level, keys, most in (
-            (logging.WARNING, of_rollouts, len(of_rollouts)),
-            (logging.INFO, others, _MAX_CHANGES),
-        ):
-            if keys:
-                shown = ", ".join(
-                    f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
-                    for key in keys[:most]
-                )
-                more = f" and {len(keys) - most} more" if len(keys) > most else ""
-                log.log(
-                    level,
-                    "rlskip: role %s: changed since the dump was made, and not compared: %s%s; "
-                    "%s=[%s] compares",
-                    self.role, shown, more, as_typed("skip.identity"), keys[0],
-                )  # fmt: skip
+        shaping = [key for key in changed if facts.seems_to_shape(key)]
+        others = [key for key in changed if key not in shaping]
+        what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
+
+        def shown(keys: list[str]) -> str:
+            values = ((key, then.get(key), self._config.get(key)) for key in keys)
+            return ", ".join(
+                f"{k} ({_short(old)} then, {_short(new)} now)" for k, old, new in values
+            )
+
+        if shaping:
+            named = ",".join(key for key in shaping if key in self._config)
+            advice = f"; {as_typed('skip.identity')}=[{named}] compares" if named else ""
+            log.warning(what, self.role, shown(shaping), advice)
+        if others:
+            more = len(others) - _MAX_CHANGES
+            ending = f" and {more} more" if more > 0 else ""
+            log.info(what, self.role, shown(others[:_MAX_CHANGES]), ending)
 
     def _is_new(self, topic: str) -> bool:
         if topic in self._given:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipManager, register_skip
 from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
+from rlskip.config.facts import SHAPING_NAMES
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
@@ -166,7 +167,48 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
     assert line.levelname == "INFO"
     assert "actor.optim.lr (1e-06 then, 2e-06 now)" in line.message
     assert line.message.count(" then, ") == 10
-    assert " and 3 more; skip.identity=[" in line.message
+    assert line.message.endswith(" and 3 more"), "nothing is to be compared"
+
+
+LOOP = {
+    "sampling": {"temperature": 1.0, "n": 4, "stop": None},
+    "policy": {"model_path": "a"},
+    "reward": {"model": {"path": "r"}, "temperature": 1.0},
+    "optim": {"lr": 0.1},
+}
+
+
+def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, LOOP)
+    run()
+    caplog.set_level(logging.INFO)
+    changes = {"sampling.n": 2, "sampling.temperature": 0.5, "policy.model_path": "b"}
+    run({**changes, "optim.lr": 0.2, "reward.model.path": "s", "reward.temperature": 2.0})
+    info, warning = sorted(
+        (r for r in caplog.records if "changed since" in r.message), key=lambda r: r.levelno
+    )
+    assert (warning.levelname, info.levelname) == ("WARNING", "INFO")
+    for part in (
+        "sampling.n (4 then, 2 now)",
+        "sampling.temperature (1.0 then, 0.5 now)",
+        "skip.identity=[policy.model_path,sampling.n,sampling.temperature] compares",
+    ):
+        assert part in warning.message
+    assert "optim.lr (0.1 then, 0.2 now)" in info.message
+    assert "skip.identity" not in info.message
+    # The advice works as it is.
+    identity = re.findall(r"identity=\[(.*)\]", warning.message)[0].split(",")
+    run(dump_dir=str(tmp_path / "own"), identity=identity)
+    with pytest.raises(MismatchError, match=r"extra\.sampling\.n: 2 now, 4 in the dump"):
+        run({"sampling.n": 2}, dump_dir=str(tmp_path / "own"), identity=identity)
+
+
+def test_the_page_names_what_seems_to_shape_rollouts() -> None:
+    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"the keys that end in (.*?), unless", page, re.DOTALL)
+    assert tuple(re.findall(r"`([\w.]+)`", names)) == SHAPING_NAMES
 
 
 # -- keys that the user names --------------------------------------------------------------
