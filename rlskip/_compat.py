@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import re
@@ -31,6 +32,26 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     new = OmegaConf.register_resolver
     register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
     register(name, resolver, replace=True)
+
+
+def after_compose(note: Callable[[Any], None]) -> None:
+    """Call ``note(config)`` with each whole config that ``hydra.compose`` makes from now on.
+
+    Hydra has no public hook for that; without the private method nothing is noted.
+    """
+    hydra = sys.modules.get("hydra._internal.hydra")  # imported before any plug-in
+    compose_config = getattr(getattr(hydra, "Hydra", None), "compose_config", None)
+    if compose_config is None or hasattr(compose_config, "__wrapped__"):
+        return
+
+    @functools.wraps(compose_config)
+    def noting(*args: Any, from_shell: bool = True, **kwargs: Any) -> Any:
+        config = compose_config(*args, from_shell=from_shell, **kwargs)
+        if not from_shell:  # hydra.main composes what comes from the shell
+            note(config)
+        return config
+
+    hydra.Hydra.compose_config = noting  # type: ignore[union-attr]
 
 
 def version_of(package: str) -> tuple[int, ...] | None:

@@ -1,12 +1,13 @@
 """What a decorated function meets before `SkipManager.init`, or after one that failed.
 
 A job that chose an option of `skip` must not run without it. Nobody acts on the option when Hydra's
-callback was lost (a swept option, ``~hydra.callbacks.rlskip``, the compose API) or
-when Hydra did not discover the plug-in.
+callback was lost (a swept option, ``~hydra.callbacks.rlskip``) or when Hydra did not discover the
+plug-in; nor under the compose API, which runs no callbacks.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -15,17 +16,33 @@ from typing import Any, NoReturn
 from rlskip._nodes import ABOVE
 from rlskip.errors import NotInstalledError
 
+log = logging.getLogger(__name__)
+
 Guard = Callable[[str], None]
 """Called with the role of a decorated function whose role is off."""
 
 
 def before_init() -> Guard:
-    """A check that raises where Hydra's present job chose an option of `skip`."""
+    """A check that raises where Hydra's present job chose an option of `skip`.
+
+    It warns where only the compose API did: what is composed need not be run.
+    """
     seen: Any = None
 
     def check(role: str) -> None:
         nonlocal seen
         config = _hydra_config()
+        if config is None:
+            plug_in = sys.modules.get("rlskip._hydra")
+            composed = None if plug_in is None else plug_in.composed
+            if composed is not seen and (chosen := _chosen_by(composed)):
+                log.warning(
+                    "rlskip: NOTHING is skipped or cached: %s was chosen, and Hydra's compose API "
+                    "runs no callback; call SkipManager.init(cfg) before role %s",
+                    chosen, role,
+                )  # fmt: skip
+            seen = composed
+            return
         if config is seen:
             return
         if chosen := _chosen_by(config):

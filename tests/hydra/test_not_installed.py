@@ -1,0 +1,81 @@
+"""An option of `skip` is chosen and no SkipManager installed: the first call of a stage says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import open_dict
+
+from rlskip import SkipManager
+from rlskip.errors import NotInstalledError
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> list[int]:
+    return prompts
+
+
+@pytest.fixture(autouse=True)
+def _no_job() -> Iterator[None]:
+    """No SkipManager, and no job of Hydra's."""
+    SkipManager.reset()
+    yield
+    HydraConfig.instance().cfg = None
+    SkipManager.reset()
+
+
+def composed(folder: Path, *overrides: str, **more: Any) -> Any:
+    (folder / "config.yaml").write_text("a: 1\n", encoding="utf-8")
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("config", list(overrides), **more)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "removed", "remedy"),
+    [
+        (
+            ["+skip=rollout_cache"],
+            "~hydra.callbacks.rlskip",
+            "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first",
+        ),
+        (["+skip.rollout.enable=true"], "", "choose an option instead of single keys"),
+        (["+skip@rlskip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
+    ],
+)
+def test_a_job_without_the_callback_refuses(
+    tmp_path: Path, overrides: list[str], removed: str, remedy: str
+) -> None:
+    config = composed(tmp_path, *overrides, return_hydra_config=True)
+    with open_dict(config.hydra):
+        config.hydra.mode = RunMode.RUN
+        config.hydra.overrides.hydra = [removed] if removed else []
+    HydraConfig.instance().set_config(config)
+    with pytest.raises(NotInstalledError) as caught:
+        generate([1])
+    assert f"{overrides[0]} was chosen" in caught.value.what
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("override", ["+skip=rollout_cache", "+skip.rollout.enable=true"])
+def test_composing_an_option_without_init_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, override: str
+) -> None:
+    config = composed(tmp_path, override)
+    for _ in range(2):
+        assert generate([1]) == [1]
+    (message,) = caplog.messages
+    assert f"NOTHING is skipped or cached: {override} was chosen" in message
+    assert "call SkipManager.init(cfg)" in message
+    composed(tmp_path)
+    generate([1])
+    SkipManager.init({**config, "skip": {**config.skip, "dump_dir": str(tmp_path / "dumps")}})
+    SkipManager.set_step(1)
+    generate([1])
+    assert (tmp_path / "dumps").exists()
+    assert caplog.text.count("NOTHING") == 1
