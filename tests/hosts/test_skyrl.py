@@ -250,7 +250,8 @@ def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(skyrl("train.utils.utils"), "initialize_ray", lambda cfg: None)
     monkeypatch.setattr(main_base.BasePPOExp, "__init__", lambda self, cfg: ran.append(cfg))
     monkeypatch.setattr(main_base.BasePPOExp, "run", lambda self: ran.append(type(self)))
-    monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
+    monkeypatch.setenv("RLSKIP_DIRECTORY", "")  # main sets it, and the test forgets that
+    monkeypatch.delenv("RLSKIP_DIRECTORY")
     override = "trainer.override_entrypoint=rlskip.hosts.skyrl"
     monkeypatch.setattr(sys, "argv", ["main_base", override, "trainer.run_name=mine"])
     with pytest.raises(ConfigError, match="RLSKIP_CONFIG: it is not set"):
