@@ -182,23 +182,24 @@ def preflight(trainer: Any) -> None:
     """
     if (settings := SkipManager.settings) is None:
         return
-    facts = attrs.evolve(settings.facts, **_steps(trainer))
+    steps, evaluated = _steps(trainer)
+    facts = attrs.evolve(settings.facts, steps=steps, validated=evaluated)
     raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
 
 
-def _steps(trainer: Any) -> dict[str, Sequence[int]]:
+def _steps(trainer: Any) -> tuple[Sequence[int], Sequence[int]]:
     """The steps that a trainer will take and those at which it evaluates, where they are known."""
     cfg, total = trainer.cfg.trainer, getattr(trainer, "total_training_steps", None)
     # With dynamic sampling several batches make up a step.
     spans = cfg.algorithm.dynamic_sampling.type is not None
     if total is None or spans or look_up(trainer.cfg, _FULLY_ASYNC):
-        return {}
+        return (), ()
     if (done := _steps_done(cfg)) is None:
-        return {}
+        return (), ()
     steps, every = range(done + 1, total + 1), cfg.eval_interval
     evaluated = [done] if every > 0 and cfg.eval_before_train else []
     evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
-    return {"steps": steps, "validated": evaluated}
+    return steps, evaluated
 
 
 def _steps_done(trainer: Any) -> int | None:
