@@ -198,7 +198,15 @@ _LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
 
 
 def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
-    """Decompress a run into the bytes `out`, if its header is as :func:`squeeze` writes it."""
+    """Decompress a run into the bytes `out`, if its header is as :func:`squeeze` writes it.
+
+    Raises
+    ------
+    ValueError
+        The header is not as :func:`squeeze` writes it.
+    RuntimeError
+        The decompressor fails, for example for lack of memory.
+    """
     # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
     # filters that it does not know. Neither is left to the file.
     if len(packed) < 32:
@@ -216,10 +224,7 @@ def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
         or packed[31] not in (0, _ALL_ZERO)
     ):
         raise ValueError("a compressed run does not match the index")
-    try:
-        blosc2.decompress2(memoryview(packed)[:cbytes], out, nthreads=1)
-    except RuntimeError as error:
-        raise ValueError("a compressed run cannot be expanded") from error
+    blosc2.decompress2(memoryview(packed)[:cbytes], out, nthreads=1)
 
 
 def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:

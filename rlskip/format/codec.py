@@ -16,26 +16,28 @@ from __future__ import annotations
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
 
 from rlskip.format.chunks import Array
 from rlskip.format.dump_errors import (
+    DAMAGE,
     CorruptDumpError,
     DumpError,
     UnknownTypeError,
     UnreadableDumpError,
     UnsupportedTypeError,
+    text_of,
 )
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
 
 Node = Any
+T = TypeVar("T")
 MAX_DEPTH = 100
 MAX_ALIKE = 64
 """The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
@@ -111,7 +113,7 @@ def register_codec(
         Kind(
             f"{_USER}{name}",
             lambda value, packer: [packer.node(encode(value))],
-            lambda parts, unpacker: decode(unpacker.node(parts[0])),
+            lambda parts, unpacker: unpacker.outside(decode, unpacker.node(parts[0])),
         ),
         types=[type],
     )
@@ -240,16 +242,12 @@ def kind_of(value: Any) -> Kind | None:
     return _BY_TYPE.get(type(value)) or next((k for test, k in _BY_TEST if test(value)), None)
 
 
-def text_of(error: BaseException) -> str:
-    """The type and message of `error`, even if its ``__str__`` fails."""
-    return traceback.format_exception_only(type(error), error)[-1].strip()
-
-
 class Unpacker:
     """The walk from a node to a value.
 
-    Nodes come from a file. A node that does not fit raises any exception within the walk, which
-    becomes a :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
+    Nodes come from a file. A node that does not fit raises one of
+    :data:`~rlskip.format.dump_errors.DAMAGE` within the walk, which becomes a
+    :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
 
     Parameters
     ----------
@@ -285,7 +283,7 @@ class Unpacker:
         UnknownTypeError
             The tree is sound and holds a type that this process does not know.
         UnreadableDumpError
-            This process has too little memory or stack left.
+            This process cannot load it now, for example for lack of memory.
         OSError
             From the file.
         """
@@ -295,16 +293,16 @@ class Unpacker:
             if self._fields is not None and not (type(node) is list and node[0] in _WITH_FIELDS):
                 self._fields = None  # there is nothing to choose from: none is found
             return self.node(node)
-        except UnknownTypeError as error:
-            raise UnknownTypeError(error.what, where, error.remedy) from error
+        except (UnknownTypeError, UnreadableDumpError) as error:
+            raise type(error)(error.what, error.where or where, error.remedy) from error
         except (DumpError, OSError):
             raise
-        except (MemoryError, RecursionError) as error:
-            raise UnreadableDumpError("this process has no room left to load it", where) from error
-        except Exception as error:
+        except DAMAGE as error:
             raise CorruptDumpError(
                 f"its index does not fit together: {text_of(error)}", where
             ) from error
+        except Exception as error:
+            raise UnreadableDumpError.by_process(error, where) from error
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
@@ -327,6 +325,15 @@ class Unpacker:
         value = kind.unpack(parts, self)
         self._depth -= 1
         return value
+
+    def outside(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call code that is not rlskip's: what it raises proves nothing about the file."""
+        try:
+            return function(*args, **options)
+        except (DumpError, OSError):
+            raise
+        except Exception as error:
+            raise UnreadableDumpError.by_process(error) from error
 
     def list_of(self, node: Node) -> list[Any]:
         """The value of a node that must be a list: others may have a length that costs nothing."""

@@ -31,7 +31,7 @@ import xxhash
 
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, MAX_RATIO, STORED_AS, Array
-from rlskip.format.dump_errors import CorruptDumpError
+from rlskip.format.dump_errors import CorruptDumpError, UnreadableDumpError
 from rlskip.format.reuse import memory
 from rlskip.format.version import VERSION, check_version
 
@@ -209,6 +209,8 @@ class Reader:
                 chunks.unpack(packed, chunk.spec, part, spec)
             except ValueError as error:
                 raise self._corrupt(str(error)) from error
+            except RuntimeError as error:
+                raise self._unreadable(error) from error
 
         # A second thread costs more interpreter time than it saves on a few small arrays.
         chunks.share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * CHUNK)
@@ -224,8 +226,10 @@ class Reader:
         try:
             chunks.expand(packed, np.frombuffer(text, np.uint8), "x1")
             index = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._corrupt("its index cannot be read") from error
+        except RuntimeError as error:  # a RecursionError is one, too
+            raise self._unreadable(error) from error
         if not isinstance(index, dict):
             raise self._corrupt("its index is not a mapping")
         return index
@@ -255,6 +259,9 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
+
+    def _unreadable(self, error: Exception) -> UnreadableDumpError:
+        return UnreadableDumpError.by_process(error, self.where)
 
 
 def _is_sound(entry: _Entry) -> bool:

@@ -1,12 +1,29 @@
 """The errors of dumps, distinguished by their consequences.
 
-A *corrupt* dump can never be used again: it is quarantined and the step counts as a miss. A dump
-in a *newer format*, or of a type that this process does not know, is sound: it stays in its place.
+A *corrupt* dump can never be used again: it is quarantined and the step counts as a miss. That
+needs a proof: a checksum that differs, a file that is too short, a structure that no writer makes.
+A dump in a *newer format*, of a type that this process does not know, or that this process cannot
+load for a reason of its own, stays in its place.
 """
 
 from __future__ import annotations
 
+import struct
+import traceback
+
 from rlskip.errors import RlskipError
+
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error)
+"""What rlskip's own code raises over a structure that no writer makes.
+
+Every other exception is the process's: too little memory, an exhausted stack, a device that fails.
+So is whatever is raised by code that is not rlskip's, such as a registered codec.
+"""
+
+
+def text_of(error: BaseException) -> str:
+    """The type and message of `error`, even if its ``__str__`` fails."""
+    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 class DumpError(RlskipError, ValueError):
@@ -18,7 +35,16 @@ class AbsentDumpError(DumpError):
 
 
 class UnreadableDumpError(AbsentDumpError):
-    """The file system does not let the dump be read at the moment: it counts as absent."""
+    """The file system or this process cannot read the dump at the moment: it counts as absent."""
+
+    @classmethod
+    def by_process(cls, error: BaseException, where: str = "") -> UnreadableDumpError:
+        """The error for `error`, which says nothing about the file."""
+        return cls(
+            f"this process cannot load it now: {text_of(error)}",
+            where,
+            "the dump stays as it is: run again once the cause is mended",
+        )
 
 
 class CorruptDumpError(DumpError):

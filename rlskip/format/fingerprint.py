@@ -15,8 +15,8 @@ import xxhash
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
 
 from rlskip.batch.columns import cells_of, columns_of, is_data_proto, length_of
-from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
-from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.format.codec import MAX_DEPTH, Sharing
+from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 from rlskip.format.tensors import flat_bytes, is_plain
 

@@ -19,6 +19,7 @@ from tensordict import (
 from rlskip.batch.columns import DataProtoParts, columns_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, pack_entries
 from rlskip.format.dump_errors import UnknownTypeError
+from rlskip.format.tensors import size_of
 
 # -- tensordict --------------------------------------------------------------------------
 
@@ -36,16 +37,26 @@ def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
 
 def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> TensorDict:
     batch_size, device, names, nodes = parts
+    size_of(batch_size)
     if device is not None:
         device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
     entries = dict(unpacker.entries(nodes))
-    # A TensorDict would convert any other value to a tensor or wrap it; a file must not cause that.
-    if not all(isinstance(v, torch.Tensor) or is_tensor_collection(v) for v in entries.values()):
-        raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
-    out = TensorDict(entries, batch_size=batch_size, device=device)
+    for value in entries.values():
+        _check_entry(value, batch_size)
+    out = unpacker.outside(TensorDict, entries, batch_size=batch_size, device=device)
     if names is not None:
-        out.names = names
+        unpacker.outside(setattr, out, "names", names)
     return out
+
+
+def _check_entry(value: Any, batch_size: list[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        rows = [value.size(0)] if value.is_nested else list(value.shape)
+        if rows[: len(batch_size)] != batch_size[: len(rows)] or len(rows) < len(batch_size) != 0:
+            raise ValueError("an entry of a TensorDict of another length")
+    elif not is_tensor_collection(value):
+        # A TensorDict would convert it to a tensor or wrap it; a file must not cause that.
+        raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
 
 
 def _pack_stack(value: Any, packer: Packer) -> list[Node]:
@@ -70,13 +81,19 @@ def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
         stacked = [NonTensorData(data=data) for data in values]
     else:
         stacked = [unpacker.node(node) for node in content]
-    if not all(map(is_tensor_collection, stacked)):
+    if not stacked or not all(map(is_tensor_collection, stacked)) or type(dim) is not int:
         raise ValueError("a part of a stack is not a TensorDict")
     kinds = {"data": NonTensorStack, "nontensor": NonTensorStack, "lazy": LazyStackedTensorDict}
-    out = kinds[form](*stacked, stack_dim=dim)
+    out = unpacker.outside(kinds[form], *stacked, stack_dim=dim)
     if name:
         (out._td_dim_name,) = name
     return out
+
+
+def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> NonTensorData:
+    data, batch_size = parts
+    size_of(batch_size)
+    return unpacker.outside(NonTensorData, data=unpacker.node(data), batch_size=batch_size)
 
 
 add_kind(
@@ -90,7 +107,7 @@ add_kind(
     Kind(
         "nontensor",
         lambda v, packer: [packer.node(v.data, ".data"), list(v.batch_size)],
-        lambda parts, unpacker: NonTensorData(data=unpacker.node(parts[0]), batch_size=parts[1]),
+        _unpack_wrapped,
         cost=_WRAPPED,
     ),
     types=[NonTensorData],
@@ -122,8 +139,9 @@ def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
         batch = [*batch[:-1], tensors]
     else:
         (others,) = unpacker.chosen(others)
-    kind = _dataproto_class() if unpacker.host_classes else DataProtoParts
-    return kind(
+    kind = unpacker.outside(_dataproto_class) if unpacker.host_classes else DataProtoParts
+    return unpacker.outside(
+        kind,
         batch=unpacker.node(batch),
         non_tensor_batch=dict(unpacker.entries(others)),
         meta_info=unpacker.node(meta_info),
@@ -171,9 +189,9 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
     mode, (width, height), pixels, palette, info = parts
     unpacker.spend(_image_cost(mode, width, height))
     raw = unpacker.array(pixels, "u1", each=1).tobytes()
-    image = Image.frombytes(mode, (width, height), raw)
+    image = unpacker.outside(Image.frombytes, mode, (width, height), raw)
     if palette is not None:
-        image.putpalette(unpacker.list_of(palette), "RGBA")
+        unpacker.outside(image.putpalette, unpacker.list_of(palette), "RGBA")
     noted = unpacker.node(info)
     if type(noted) is not dict:
         raise ValueError("notes of an image that are not a mapping")

@@ -12,6 +12,7 @@ import torch
 
 from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind
+from rlskip.format.dump_errors import UnknownTypeError
 
 # -- numpy -------------------------------------------------------------------------------
 
@@ -22,7 +23,19 @@ _LAST_CODE_POINT = 0x10FFFF
 def _numpy_dtype(name: str) -> np.dtype:
     if not _NUMPY_DTYPE.fullmatch(name):
         raise ValueError(name)
-    return np.dtype(name)
+    try:
+        return np.dtype(name)
+    except TypeError as error:  # a long double of another platform
+        raise UnknownTypeError(f"it holds an array of {name}, which this numpy lacks") from error
+
+
+def size_of(shape: Any) -> int:
+    """The number of elements of a shape; raises ValueError if no array can have it."""
+    if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shape!r:.60} is not a shape")
+    if math.prod(max(n, 1) for n in shape) >= 2**63:
+        raise ValueError("a shape of impossible size")
+    return math.prod(shape)
 
 
 def _flat(array: np.ndarray) -> tuple[np.ndarray, str]:
@@ -53,11 +66,12 @@ def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
 
 def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
     name, shape, content = parts
+    size = size_of(shape)
     if name == "O":
         return np.reshape(objects_of(unpacker.list_of(content)), shape)
     dtype = _numpy_dtype(name)
     if content is None:
-        if dtype.itemsize and math.prod(shape):
+        if dtype.itemsize and size:
             raise ValueError("an array without its elements")
         # numpy makes arrays of a type without a size only as fields; elsewhere it widens the type.
         empty: np.ndarray = np.zeros(shape, [("", dtype)])["f0"]
@@ -192,27 +206,43 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
     if form == "jagged":
         values, offsets, lengths = (unpacker.node(node) for node in rest[:3])
         _check_jagged(values, offsets, lengths, rest[3])
-        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, rest[3])
+        make = torch.nested.nested_tensor_from_jagged
+        return unpacker.outside(make, values, offsets, lengths, rest[3])
     if form == "nested":
         tensors = unpacker.list_of(rest[0])
+        if not all(isinstance(t, torch.Tensor) and not t.is_nested for t in tensors):
+            raise ValueError("a part of a nested tensor is not a tensor")
+        if len({(tensor.dtype, tensor.dim()) for tensor in tensors}) > 1:
+            raise ValueError("the parts of a nested tensor differ")
         # It copies them; a file may name one tensor many times.
         unpacker.spend(sum(tensor.nbytes for tensor in tensors))
-        return torch.nested.nested_tensor(tensors, layout=torch.strided)
+        return unpacker.outside(torch.nested.nested_tensor, tensors, layout=torch.strided)
     if form != "dense":
         raise ValueError(f"a tensor of the form {form!r}")
     name, shape, number, device = rest
-    dtype = _TORCH_DTYPES[name]
+    dtype, size = _torch_dtype(name), size_of(shape)
     if number is None:
-        if math.prod(shape):
+        if size:
             raise ValueError("a tensor without its elements")
         return torch.empty(shape, dtype=dtype)
 
     def build(raw: np.ndarray) -> torch.Tensor:
+        if len(raw) != size * dtype.itemsize:
+            raise ValueError("a tensor of another size than its elements")
         tensor = torch.from_numpy(raw).view(dtype).reshape(shape)
         return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
 
     tensor: torch.Tensor = _shared(unpacker, number, (name, shape), build)
     return tensor
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    if name not in _TORCH_DTYPES:
+        raise UnknownTypeError(
+            f"it holds torch.{name}, which torch {torch.__version__} lacks",
+            remedy="load it with the torch that the run used, or a newer one",
+        )
+    return _TORCH_DTYPES[name]
 
 
 def _check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
@@ -235,19 +265,24 @@ def _check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
         raise ValueError("lengths leave the offsets")
 
 
+def _torch_size(sizes: Any) -> torch.Size:
+    size_of(sizes)
+    return torch.Size(sizes)
+
+
 add_kind(
     Kind("tensor", _pack_tensor, _unpack_tensor, cost=2048),
     types=[torch.Tensor],
     test=lambda value: isinstance(value, torch.Tensor) and value.is_nested,
 )
 add_kind(
-    Kind("size", lambda v, _: [list(v)], lambda parts, _: torch.Size(parts[0])), types=[torch.Size]
+    Kind("size", lambda v, _: [list(v)], lambda parts, _: _torch_size(parts[0])), types=[torch.Size]
 )
 add_kind(
     Kind(
         "dtype",
         lambda v, _: [str(v).removeprefix("torch.")],
-        lambda parts, _: _TORCH_DTYPES[parts[0]],
+        lambda parts, _: _torch_dtype(parts[0]),
     ),
     types=[torch.dtype],
 )

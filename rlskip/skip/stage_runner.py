@@ -36,6 +36,7 @@ def replay(role: Role, call: Call) -> Any:
 
     if role.observes(call.stage):
         return Miss
+    failure: Exception | None = None
     try:
         if role.find(call):
             result = role.replay(call)
@@ -44,19 +45,24 @@ def replay(role: Role, call: Call) -> Any:
     except RankTimeoutError:
         raise
     except (DumpError, OSError, MemoryError) as error:
+        failure = error
         log.warning(
             "rlskip: role %s: step %d counts as a miss: %s",
             role.role, call.step, str(error) or type(error).__name__,
         )  # fmt: skip
     call.record("miss", step=call.step)
     if role.local_config.on_miss == "error":
-        for_call = f" for this call ({call.reason})" if call.reason else ""
+        reason = call.reason or getattr(failure, "what", "")
+        for_call = f" for this call ({reason})" if reason else ""
+        remedy = (
+            f"generate it once with skip.on_miss=generate, or name other steps than {call.step}; "
+            f"dumps are looked for in {role.local_config.dump_dir}"
+        )
         raise MissError(
             f"step {call.step} has no usable dump{for_call}, and the stage must not run",
             f"skip.{role.role}.on_miss=error",
-            f"generate it once with skip.on_miss=generate, or name other steps than {call.step}; "
-            f"dumps are looked for in {role.local_config.dump_dir}",
-        )
+            getattr(failure, "remedy", "") or remedy,
+        ) from failure
     role.before_stage(call)
     return Miss
 

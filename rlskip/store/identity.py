@@ -18,8 +18,8 @@ import torch
 import xxhash
 
 from rlskip._human import short
-from rlskip.format.codec import MAX_DEPTH, Sharing, text_of
-from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError
+from rlskip.format.codec import MAX_DEPTH, Sharing
+from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError, text_of
 from rlskip.format.fingerprint import fingerprint, scalar_of
 
 VERSION = 2

@@ -14,7 +14,7 @@ import attrs
 import xxhash
 from attrs.validators import ge, instance_of, lt, optional
 
-from rlskip.format.dump_errors import CorruptDumpError, NewerFormatError
+from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, NewerFormatError
 from rlskip.format.version import VERSION, check_version
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ class DumpMeta:
             return cls(**{_IN_PYTHON.get(name, name): value for name, value in plain.items()})
         except NewerFormatError as error:
             raise NewerFormatError(error.what, where, error.remedy) from error
-        except (CorruptDumpError, MemoryError):
+        except CorruptDumpError:
             raise
-        except Exception as error:  # a file's entries may be anything
+        except (*DAMAGE, RecursionError) as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from rlskip.format.chunks import MAX_RATIO, squeeze
 from rlskip.format.container import FLOOR, Reader
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, Unpacker
 from rlskip.store import (
     CorruptDumpError,
-    NewerFormatError,
     UnknownTypeError,
     UnsupportedTypeError,
     fingerprint,
@@ -194,7 +194,7 @@ class Fuzzer:
             if measured:
                 reader.expand_all()
             value = Unpacker(reader, host_classes=False).root("rollouts")
-        except (CorruptDumpError, UnknownTypeError, NewerFormatError) as error:
+        except (CorruptDumpError, UnreadableDumpError, UnknownTypeError) as error:
             self.counted[type(error).__name__ if error.where == "dump" else "nowhere"] += 1
         else:
             self.counted["loaded"] += 1

@@ -1,0 +1,124 @@
+"""A sound dump that the process fails to load stays, and the error says why."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip import SkipManager
+from rlskip.errors import MissError
+from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, UnreadableDumpError
+from rlskip.store import StepStore, register_codec
+
+
+class Thing:
+    """A value that a codec of the user's keeps."""
+
+
+class DataProto:
+    """verl's, as far as dumps go."""
+
+    def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
+        self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
+
+
+DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
+
+
+_ROWS = TensorDict({"ids": torch.arange(9)}, [9])
+_ROLLOUTS = {"thing": Thing(), "rows": _ROWS, "proto": DataProto(_ROWS, {}, {})}
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> dict[str, Any]:
+    return _ROLLOUTS
+
+
+def _raise(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def _codec(decode: Callable[[Any], Any]) -> None:
+    register_codec(Thing, "tests.Thing", lambda thing: {"a": 1}, decode)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = types.ModuleType("verl.protocol")
+    module.DataProto = DataProto  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "verl.protocol", module)
+    monkeypatch.setenv("RLSKIP_JOB", "job")
+    _codec(lambda plain: Thing())
+    SkipManager.reset()
+    yield
+    SkipManager.reset()
+
+
+# How to make each part of a load fail: in a codec, a host's class, a device, a library.
+_OUT_OF_MEMORY = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    **{
+        f"a codec's {error.__name__}": lambda patch, error=error: _codec(_raise(error("mine")))
+        for error in (RuntimeError, MemoryError, OSError, *DAMAGE)
+    },
+    "a device": lambda patch: patch.setattr(torch, "from_numpy", _raise(_OUT_OF_MEMORY("CUDA"))),
+    "a class of the host": lambda patch: patch.setattr(
+        DataProto, "__init__", lambda self, tensors: None
+    ),
+    "a module of the host": lambda patch: patch.setitem(sys.modules, "verl.protocol", None),
+    "a TensorDict": lambda patch: patch.setattr(TensorDict, "__init__", _raise(TypeError("new"))),
+    "the decompressor": lambda patch: patch.setattr(
+        blosc2, "decompress2", _raise(RuntimeError("no memory"))
+    ),
+    "the stack": lambda patch: patch.setattr(torch, "from_numpy", _raise(RecursionError())),
+}
+
+
+@pytest.mark.parametrize("on_miss", ["error", "generate"])
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_dump_that_the_process_cannot_load_stays(
+    fault: str, on_miss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**skip: Any) -> Any:
+        names = {"experiment_name": "e", "project_name": "p"}
+        config = {"dump_dir": str(tmp_path), "steps": [1], "rollout": {"enable": True}}
+        SkipManager.reset()
+        SkipManager.init({"skip": {**config, **names, **skip}})
+        SkipManager.set_step(1)
+        return generate([1])
+
+    run()
+    (meta,) = tmp_path.rglob("1/meta.json")
+    with monkeypatch.context() as patch:
+        _FAULTS[fault](patch)
+        if on_miss == "error":
+            with pytest.raises(MissError) as caught:
+                run(on_miss=on_miss)
+            assert "generate it once" not in caught.value.remedy or "OSError" in fault
+        else:
+            assert run(on_miss=on_miss) is _ROLLOUTS
+    assert StepStore(meta.parent.parent).steps() == [1]
+    assert not list(tmp_path.rglob("*.bad-*"))
+    _codec(lambda plain: Thing())
+    assert run(on_miss="error")["rows"]["ids"].tolist() == list(range(9))
+
+
+def test_an_unreadable_dump_is_named_with_its_reason(store: StepStore) -> None:
+    store.save(1, Thing())
+    _codec(_raise(ZeroDivisionError("within the codec")))
+    with pytest.raises(UnreadableDumpError, match="within the codec") as caught:
+        store.load(1)
+    assert caught.value.where == str(store.directory / "1" / "gen_batch.dp")
+    assert "stays" in caught.value.remedy
+    assert not isinstance(caught.value, CorruptDumpError)
