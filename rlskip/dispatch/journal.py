@@ -1,15 +1,15 @@
 """The session journal: the finished sessions of a step whose dump does not exist yet.
 
 There is one file per step, next to the step's dump, which is removed once the dump exists. It is
-a sequence of frames::
+a sequence of frames, one a session::
 
     head    32 bytes   magic, length of the body, checksum of the body
     body               one record, in the format of a dump's file
 
-Each record holds sessions and the identity that they were generated under, so every frame
-stands alone. The file is only ever appended to, one frame per write, by any number of processes.
-An interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it,
-finds the next frame by its magic, and copies the bytes in between to a quarantined file.
+Each record holds its session and the identity that it was generated under, so every frame
+stands alone. The file is only ever appended to, by any number of processes. An interrupted write
+leaves a torn frame, and a damaged disk an altered one; a reader skips it, finds the next frame by
+its magic, and copies the bytes in between to a quarantined file.
 """
 
 from __future__ import annotations
@@ -88,16 +88,23 @@ class SessionJournal:
         Raises
         ------
         UnsupportedTypeError
-            A value has a type that cannot be stored; nothing was written.
+            A session has a value of a type that cannot be stored; the others were written.
         OSError
             The disk is full, for example. Sessions that were appended before are not affected.
         """
-        frame = _frame(self._identity, entries)
+        frames, refused = [], None
+        for key, value in entries.items():
+            try:
+                frames.append(_frame(self._identity, key, value))
+            except Exception as error:  # a value may be anything
+                refused = error
+        data = b"".join(frames)
         with self._busy:
-            file = self._open()
             # One write, so that frames of several processes never interleave.
-            if file.write(frame) != len(frame):
+            if data and self._open().write(data) != len(data):
                 raise OSError(errno.ENOSPC, "only a part of a frame was written", str(self.path))
+        if refused is not None:
+            raise refused
 
     def close(self) -> None:
         """Close the file; an append that hangs keeps it open."""
@@ -194,10 +201,9 @@ class Sessions:
     entries: dict[Hashable, Any]
 
 
-def _frame(identity: Identity, entries: Mapping[Hashable, Any]) -> bytes:
+def _frame(identity: Identity, key: Hashable, value: Any) -> bytes:
     packer = Packer()
-    listed = [[key, value] for key, value in entries.items()]
-    record = packer.node({"identity": identity.as_json(), "entries": listed})
+    record = packer.node({"identity": identity.as_json(), "entries": [[key, value]]})
     body = io.BytesIO()
     container.write(body, {"record": record}, packer.arrays, packer.cost)
     data = body.getvalue()

@@ -19,7 +19,6 @@ from rlskip.dispatch.coroutines import Answer, run, within
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.timeouts import DaemonThreads
-from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.queue import TrajectoryQueue
 
 logger = logging.getLogger(__name__)
@@ -147,32 +146,18 @@ class QueueWriter:
             if journal is not None and leaving.entries and journal not in self._hung:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
-            append = self._journal.run(_append, journal, added)
+            append = self._journal.run(journal.append, added)
             if await within(self._loop, self._seconds, append):
-                error = append.exception()
-                self._warn(journal, append.result() if error is None else text_of(error))
+                if (error := append.exception()) is not None:
+                    self._warn(journal, text_of(error))
             else:
                 self._hung.add(journal)
                 self._journal.close()
                 self._journal = DaemonThreads(1, "rlskip-journal")
                 self._warn(journal, f"the disk did not answer within {self._seconds:g} s")
 
-    def _warn(self, journal: SessionJournal, cause: str | None) -> None:
+    def _warn(self, journal: SessionJournal, cause: str) -> None:
         # Without a journal a killed step starts over, but its rows still reach the queue.
-        if cause is not None and journal not in self._warned:
+        if journal not in self._warned:
             self._warned.add(journal)
             logger.warning("%s: sessions are not journaled: %s", journal.path, cause)
-
-
-def _append(journal: SessionJournal, entries: dict[Any, Any]) -> str | None:
-    """Journal these sessions; returns why some were not, if any."""
-    try:
-        journal.append(entries)
-    except UnsupportedTypeError as error:
-        if len(entries) > 1:  # perhaps only one session is affected
-            causes = [_append(journal, {key: rows}) for key, rows in entries.items()]
-            return next(filter(None, causes), None)
-        return text_of(error)
-    except Exception as error:
-        return text_of(error)
-    return None
