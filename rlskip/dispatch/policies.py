@@ -10,8 +10,8 @@ the group is dispatched or finishes.
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 
 import attrs
@@ -114,16 +114,15 @@ def find_policy(name: str) -> Policy:
     """
     if name in POLICIES:
         return POLICIES[name]
-    module, _, function = name.partition(":")
-    if not function:
+    if ":" not in name:
         raise ConfigError(
             f"there is no policy {name!r}",
             "dispatch.policy",
             f"{did_you_mean(name, POLICIES)}; name your own as package.module:function",
         )
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}", "dispatch.policy") from error
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function", "dispatch.policy")

@@ -204,24 +204,20 @@ class TrajectoryQueue(ABC):
     def watch(self) -> Watch:
         """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
 
-    async def aput(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
-        return await asyncio.to_thread(self.put, keys, partition, fields, tags)
+    async def aput(self, *args: Any, **more: Any) -> KVBatchMeta:
+        """:meth:`put`, in a thread."""
+        return await asyncio.to_thread(self.put, *args, **more)
 
-    async def aget(
-        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
-    ) -> TensorDict:
-        return await asyncio.to_thread(self.get, keys, partition, fields)
+    async def aget(self, *args: Any, **more: Any) -> TensorDict:
+        """:meth:`get`, in a thread."""
+        return await asyncio.to_thread(self.get, *args, **more)
 
     async def alist(self, partition: str) -> dict[str, dict[str, Any]]:
+        """:meth:`list`, in a thread."""
         return await asyncio.to_thread(self.list, partition)
 
     async def adelete(self, keys: Sequence[str], partition: str) -> None:
+        """:meth:`delete`, in a thread."""
         await asyncio.to_thread(self.delete, keys, partition)
 
 
