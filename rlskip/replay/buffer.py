@@ -92,8 +92,20 @@ class ReplayBuffer:
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
 
+    def reserve(self, uids: Iterable[str], partition: str) -> None:
+        """Leave these prompts, until they are deleted, to calls of :meth:`sample` that name them.
+
+        Called before they are submitted: several callers may then use the buffer at once.
+        """
+        with self._lock:
+            self._partitions[partition].reserved.update(uids)
+
     def sample(
-        self, step: int, partition: str, batch_size: int | None = None
+        self,
+        step: int,
+        partition: str,
+        batch_size: int | None = None,
+        uids: set[str] | None = None,
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
@@ -107,6 +119,9 @@ class ReplayBuffer:
             None: all prompts submitted at `step`, once all of them have finished.
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
+        uids
+            Sample these prompts only, whoever else uses the queue; the call adds the prompts that
+            replace them. None: all that are not reserved.
 
         Returns
         -------
@@ -127,7 +142,10 @@ class ReplayBuffer:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         now = self._clock()
         with self._lock:
-            call = SampleCall(step, self._partitions[partition], batch_size, now, now)
+            known = self._partitions[partition]
+            known.reserved.update(uids or ())
+            group_filter = self._filter_of(known)
+            call = SampleCall(step, known, batch_size, uids, group_filter, now, now)
         while True:
             with self._lock:
                 self._partitions.sync()
@@ -212,6 +230,9 @@ class ReplayBuffer:
             self._partitions.sync()
             self._partitions.remove(list(uids), partition)
 
+    def _filter_of(self, partition: Partition) -> GroupFilter | None:
+        return None if partition.validates else self._filter
+
     # -- the steps of sample(), in this order --------------------------------------------------
 
     def _evict_stale(self, call: SampleCall) -> None:
@@ -232,7 +253,7 @@ class ReplayBuffer:
 
     def _evict_incomplete(self, call: SampleCall) -> bool:
         """Apply ``replay.on_incomplete``."""
-        groups = list(call.partition.groups(State.INCOMPLETE, call.only_step))
+        groups = list(call.groups(State.INCOMPLETE))
         if not groups:
             return False
         outcomes = [group.outcome() for group in groups]
@@ -255,15 +276,10 @@ class ReplayBuffer:
         self._discard(groups, call)
         return True
 
-    def _filter_of(self, partition: Partition) -> GroupFilter | None:
-        return None if partition.validates else self._filter
-
     def _evict_rejected(self, call: SampleCall) -> bool:
-        group_filter = self._filter_of(call.partition)
-        if group_filter is None:
+        if (group_filter := call.group_filter) is None:
             return False
-        complete = call.partition.groups(State.COMPLETE, call.only_step)
-        rejected = group_filter.rejected(call.partition.name, complete)
+        rejected = group_filter.rejected(call.partition.name, call.groups(State.COMPLETE))
         call.rejected.update(group.metric for group in rejected)
         replaced = [(group.outcome(), 0) for group in rejected]
         call.to_replace += replaced * group_filter.refills
@@ -272,11 +288,12 @@ class ReplayBuffer:
 
     def _replace_evicted(self, call: SampleCall) -> bool:
         """Submit replacements, as many as may be; returns whether there were any."""
-        now, group_filter = call.to_replace, self._filter_of(call.partition)
+        now, group_filter = call.to_replace, call.group_filter
         if now and group_filter is not None:
-            complete = call.partition.count(State.COMPLETE, call.only_step)
+            complete = call.count(State.COMPLETE)
             enough = complete >= (call.batch_size or 1)
-            running = call.partition.count(State.RUNNING) + len(call.partition.pending_refills)
+            running = call.partition.count(State.RUNNING, None, call.uids)
+            running += len(call.pending_refills())
             if enough and group_filter.discards_surplus:
                 call.to_replace = []
             now = call.to_replace[: group_filter.room(running, call.submitted)]
@@ -296,14 +313,17 @@ class ReplayBuffer:
                 remedy="return one uid per prompt, in order, or None",
             )
         call.partition.pending_refills.update(uids)
+        if call.uids is not None:
+            call.uids.update(uids)
+            call.partition.reserved.update(uids)
         call.partition.refills.update((uid, n) for uid, (_, n) in zip(uids, now, strict=True))
         return True
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
         partition = call.partition
-        underway = partition.count(State.RUNNING, call.only_step) or partition.pending_refills
-        complete = partition.groups(State.COMPLETE, call.only_step)
+        underway = call.count(State.RUNNING) or call.pending_refills()
+        complete = call.groups(State.COMPLETE)
         if call.batch_size is None:
             if underway:
                 return None
@@ -312,9 +332,7 @@ class ReplayBuffer:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
         # All that was submitted, if its surplus is discarded.
-        if (self._discards_surplus(partition) and underway) or partition.about_to_be_stale(
-            call.step
-        ):
+        if (call.discards_surplus and underway) or partition.about_to_be_stale(call.step):
             return None
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
         size = call.batch_size - (len(call.dropped) if partition.validates else 0)
@@ -324,15 +342,10 @@ class ReplayBuffer:
         groups = list(itertools.islice(fresh, size))
         return groups if len(groups) == size else None
 
-    def _discards_surplus(self, partition: Partition) -> bool:
-        group_filter = self._filter_of(partition)
-        return group_filter is not None and group_filter.discards_surplus
-
     def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
-        if self._discards_surplus(call.partition):
+        if call.discards_surplus:
             taken = {group.uid for group in groups}
-            complete = call.partition.groups(State.COMPLETE, call.only_step)
-            surplus = [group for group in complete if group.uid not in taken]
+            surplus = [g for g in call.groups(State.COMPLETE) if g.uid not in taken]
             call.surplus = len(surplus)
             self._discard(surplus, call)
 

@@ -43,10 +43,13 @@ class Partition:
         The uids that a refill announced and the queue does not hold yet.
     refills
         By uid, the number of refills in a row that led to this prompt.
+    reserved
+        The uids that only calls sample which name them.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
-    # restores this after a change. A uid is in `pending_refills` until its root tag has a step.
+    # restores this after a change. A uid is in `pending_refills` until its root tag has a step. A
+    # uid leaves `pending_refills`, `refills` and `reserved` when its prompt is removed.
 
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self.name = name
@@ -58,6 +61,7 @@ class Partition:
         self._most_steps = config.max_off_policy_threshold
         self.pending_refills: set[str] = set()
         self.refills: dict[str, int] = {}
+        self.reserved: set[str] = set()
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
         # state -> step -> uid -> group
@@ -65,16 +69,30 @@ class Partition:
 
     # -- what there is -------------------------------------------------------------------------
 
-    def groups(self, state: State, step: int | None = None) -> Iterator[PromptGroup]:
-        """The groups in `state`, of one step or of all; by step, then in order of appearance."""
+    def may(self, uid: str, uids: set[str] | None) -> bool:
+        """Whether a call for `uids`, or for all that are not reserved, may sample this prompt."""
+        return uid not in self.reserved if uids is None else uid in uids
+
+    def groups(
+        self, state: State, step: int | None = None, uids: set[str] | None = None
+    ) -> Iterator[PromptGroup]:
+        """The groups in `state`, of one step or of all; by step, then in order of appearance.
+
+        Those of `uids`; None: those that are not reserved.
+        """
         shelves = self._shelves[state]
         for at in sorted(shelves, key=_by_step) if step is None else [step]:
-            yield from sorted(shelves.get(at, {}).values(), key=attrgetter("number"))
+            for group in sorted(shelves.get(at, {}).values(), key=attrgetter("number")):
+                if self.may(group.uid, uids):
+                    yield group
 
-    def count(self, state: State, step: int | None = None) -> int:
-        """The number of groups in `state`, of one step or of all."""
+    def count(self, state: State, step: int | None = None, uids: set[str] | None = None) -> int:
+        """The number of these groups."""
         shelves = self._shelves[state]
-        return len(shelves.get(step, ())) if step is not None else sum(map(len, shelves.values()))
+        found = shelves.values() if step is None else [shelves.get(step, {})]
+        if uids is None and not self.reserved:
+            return sum(map(len, found))
+        return sum(self.may(uid, uids) for shelf in found for uid in shelf)
 
     def steps(self, state: State) -> list[int | None]:
         """The steps of the groups in `state`."""
@@ -136,17 +154,19 @@ class Partition:
             group.sampled = True
             self._shelve(group)
 
-    def remove(self, uids: Iterable[str]) -> list[str]:
-        """Remove these prompts with their rows and markers; returns all their keys."""
-        keys: list[str] = []
+    def keys(self, uids: Iterable[str]) -> list[str]:
+        """All keys of these prompts, of their rows and of their markers."""
+        return [key for uid in uids for key in self.find(uid).keys()]  # noqa: SIM118
+
+    def remove(self, uids: Iterable[str]) -> None:
+        """Forget these prompts, which the queue does not hold any more."""
         for uid in uids:
             self.pending_refills.discard(uid)
+            self.reserved.discard(uid)
             self.refills.pop(uid, None)
             group = self._groups.pop(uid, None)
             if group is not None:
-                keys += group.keys()
                 self._unshelve(group)
-        return keys
 
     def _file(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
         """File a key under the group that its tag names, or remove it; records touched groups.
@@ -232,7 +252,9 @@ class Partitions:
 
     def remove(self, uids: Sequence[str], name: str) -> None:
         """Delete prompts with their rows and markers from the queue."""
-        self._queue.delete(self[name].remove(uids), name)
+        # In this order: if the queue raises, the keys are still known, and can be deleted later.
+        self._queue.delete(self[name].keys(uids), name)
+        self[name].remove(uids)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self.sync()
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from rlskip.keys import TRAIN
+from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
 from rlskip.replay.partitions import Partition
-from rlskip.replay.readiness import PromptOutcome, State
+from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
 
 
 @attrs.define
@@ -19,9 +20,12 @@ class SampleCall:
 
     # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
     # surplus. Those still to be replaced are in `to_replace`; `submitted` counts the replaced ones.
+    # All uids of `uids` are reserved, so calls with and without uids never sample the same prompt.
     step: int
     partition: Partition
     batch_size: int | None
+    uids: set[str] | None  # the prompts to sample; None: all that no call has reserved
+    group_filter: GroupFilter | None
     started: float  # on the buffer's clock, in seconds
     logged: float  # when the last progress line was written
     stale_spans: list[int] = attrs.field(factory=list)
@@ -41,27 +45,42 @@ class SampleCall:
         """The step whose prompts are sampled; None for any step."""
         return self.step if self.batch_size is None else None
 
+    @property
+    def discards_surplus(self) -> bool:
+        """Whether all that was submitted is awaited, and what the batch does not take deleted."""
+        return self.group_filter is not None and self.group_filter.discards_surplus
+
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
 
+    def groups(self, state: State) -> Iterator[PromptGroup]:
+        """The groups in `state` that the call may sample, the oldest first."""
+        return self.partition.groups(state, self.only_step, self.uids)
+
+    def count(self, state: State) -> int:
+        """Their number."""
+        return self.partition.count(state, self.only_step, self.uids)
+
+    def pending_refills(self) -> set[str]:
+        """The uids of replacements that the queue does not hold yet."""
+        return {uid for uid in self.partition.pending_refills if self.partition.may(uid, self.uids)}
+
     def running(self) -> list[PromptOutcome]:
         """The running prompts that the call waits for."""
-        return [g.outcome() for g in self.partition.groups(State.RUNNING, self.only_step)]
+        return [group.outcome() for group in self.groups(State.RUNNING)]
 
     def situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
         partition = self.partition
-        complete, running, sampled = (
-            partition.count(state, self.only_step)
-            for state in (State.COMPLETE, State.RUNNING, State.SAMPLED)
-        )
-        every = complete + running + len(partition.pending_refills)
+        complete, running, sampled = map(self.count, (State.COMPLETE, State.RUNNING, State.SAMPLED))
+        refills = self.pending_refills()
+        every = complete + running + len(refills)
         wanted = every if self.batch_size is None else self.batch_size
         facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
         if partition.about_to_be_stale(self.step):
             facts.append("running prompts that are about to be stale come first")
-        if partition.pending_refills:
-            facts.append(f"refills that have not arrived: {_names(partition.pending_refills)}")
+        if refills:
+            facts.append(f"refills that have not arrived: {_names(refills)}")
         if self.dropped:
             facts.append(f"{len(self.dropped)} were incomplete and dropped")
         if sampled:
