@@ -1,31 +1,32 @@
-"""A submitted batch: the handle to wait on, its prompts and its attempts."""
+"""A batch: read from the trainer's, its prompts, and the handle to wait on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
-from pathlib import Path
 from typing import Any
 
 import attrs
+from tensordict import TensorDictBase
 
+from rlskip.batch.columns import own, rows_of
+from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.coroutines import Answer
-from rlskip.dispatch.failures import InfrastructureFailure
+from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.scheduler import SessionGroup, Unit
-from rlskip.dispatch.timeline import Span, write_picture, write_trace
-from rlskip.dispatch.units import Sample
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    prompt_tag,
-)
+from rlskip.dispatch.scheduler import SessionGroup
+from rlskip.dispatch.timeline import Progress, Span
+from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
+from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+from rlskip.store import fingerprint
 
-logger = logging.getLogger(__name__)
+GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
+"""Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
 
 
 @attrs.frozen
@@ -69,11 +70,7 @@ class BatchReport:
 
 @attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
-    """One prompt of a submitted batch.
-
-    ``open`` holds the sessions that have not finished; ``failures`` counts failed attempts by
-    ``(session, whether the infrastructure failed)``.
-    """
+    """One prompt of a submitted batch; ``open`` holds the sessions that have no outcome yet."""
 
     batch: BatchHandle
     uid: str
@@ -83,45 +80,18 @@ class Prompt(SessionGroup):
     known_as: str | None = None
     journal_key: tuple[str, int] | None = None
     open: set[int] = attrs.field(factory=set)
-    failures: Counter[tuple[int, bool]] = attrs.field(factory=Counter)
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
         return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
 
-@attrs.define(eq=False)
-class Attempt:
-    """A started attempt at a session, and what its coroutine waits for."""
-
-    worker: int
-    unit: Unit
-    started: float
-    outcome: Answer[Any] = attrs.field(factory=Answer)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.unit.group  # type: ignore[return-value]
-
-    def returned(self, future: asyncio.Future[Any]) -> None:
-        """Its worker has returned or raised, perhaps after the attempt was given up."""
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if not self.outcome.done:
-            if error is None:
-                self.outcome.set(future.result())
-            else:
-                self.outcome.fail(error)
-        elif error is None:
-            self.prompt.batch.late += 1
-            logger.info("dropped a late result of %s", self)
-
-    def __str__(self) -> str:
-        session, attempt = self.unit.session, self.unit.attempt
-        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
-
-
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
+
+    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until its
+    # marker is in the queue. `unsettled` counts those that may still write: all of them have
+    # written, or were refused, once it is 0. What `waiting` holds is awaited by open sessions.
 
     def __init__(self, step: int, partition: str, validate: bool) -> None:
         self.step = step
@@ -135,10 +105,11 @@ class BatchHandle:
         self.progress: Progress | None = None
         self.began = time.perf_counter()
         self.seconds: float | None = None
-        self.sessions = self.unwritten = self.resumed = self.attempts = 0
+        self.sessions = self.unwritten = self.unsettled = self.resumed = self.attempts = 0
         self.late = self.tokens = 0
         self.failed: dict[tuple[str, int], str] = {}
-        self.queued: dict[tuple[str, int], float] = {}
+        self.settled = threading.Event()  # set while nothing is written for it
+        self.settled.set()
         self._future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self._future.set_running_or_notify_cancel()
@@ -178,25 +149,6 @@ class BatchHandle:
         """Seconds since the batch was submitted."""
         return time.perf_counter() - self.began
 
-    def note(self, attempt: Attempt, tokens: int, error: str | None) -> None:
-        """Add an attempt that has ended to the timeline, where one is drawn."""
-        if self.spans is None:
-            return
-        prompt, unit = attempt.prompt, attempt.unit
-        span = Span(
-            worker=attempt.worker,
-            prompt=prompt.prompt,
-            uid=prompt.uid,
-            session=unit.session,
-            attempt=unit.attempt,
-            queued=self.queued[prompt.uid, unit.session],
-            started=attempt.started,
-            ended=self.elapsed(),
-            tokens=tokens,
-            error=error,
-        )
-        self.spans.append(span)
-
     def finish(self, error: BaseException | None = None) -> None:
         """Wake the callers that wait, with the report or with `error`; any thread may."""
         with contextlib.suppress(InvalidStateError):  # it has finished before
@@ -221,35 +173,66 @@ class BatchHandle:
             seconds=self.elapsed() if self.seconds is None else self.seconds,
         )
 
-    def write_timeline(self, directory: str) -> None:
-        """Write ``{partition}-{step}.json`` and ``.png``; there must be spans."""
-        assert self.spans
-        folder = Path(directory).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_trace(self.spans, folder / f"{self.partition}-{self.step}.json")
-        title = f"step {self.step} ({self.partition}): {self.sessions} sessions"
-        write_picture(self.spans, folder / f"{self.partition}-{self.step}.png", title)
 
+def read_batch(
+    prompts: TensorDictBase | Sequence[Mapping[str, Any]],
+    config: DispatchConfig,
+    history: History | None,
+    journal_key: Callable[[int, str, str], tuple[str, int]] | None,
+    step: int | None,
+    validate: bool | None,
+    partition: str | None,
+) -> BatchHandle:
+    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`.
 
-class Progress:
-    """A progress bar: sessions finished, tokens per second, time left. Needs tqdm."""
-
-    def __init__(self, step: int, sessions: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=sessions, desc=f"step {step}", unit="session", leave=False)
-        self._began = time.perf_counter()
-        self._tokens = self._failed = 0
-
-    def update(self, tokens: int, failed: bool) -> None:
-        self._tokens += tokens
-        self._failed += failed
-        rate = self._tokens / max(time.perf_counter() - self._began, 1e-9)
-        failures = {"failed": self._failed} if self._failed else {}
-        with contextlib.suppress(Exception):  # the terminal may be gone
-            self._bar.set_postfix({"tok/s": f"{rate:,.0f}", **failures}, refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._bar.close()
+    `journal_key` names a prompt in its step's journal, by step, content and uid; None: no journal.
+    """
+    if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
+        raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
+    samples = [own(row) for row in rows_of(prompts)]
+    if not samples:
+        raise BatchError("the batch has no prompts")
+    first = samples[0]
+    step = first.get("global_steps") if step is None else step
+    if step is None:
+        raise BatchError(
+            "no step is given", "global_steps", "pass step=... or add the field to the batch"
+        )
+    validate = bool(first.get("validate", False)) if validate is None else validate
+    index = [sample.get("index", i) for i, sample in enumerate(samples)]
+    infos = build_trajectory_info(step, index, validate)
+    partition = partition or (VAL if validate else TRAIN)
+    batch = BatchHandle(infos[0]["step"], partition, validate)
+    usual = dict((config.val_sampling if validate else config.sampling) or {})
+    greedy = {**usual, **GREEDY}
+    for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
+        sample.pop("validate", None)
+        n = sample.pop(ROLLOUT_N, None)
+        n = (config.val_n if validate else config.n) if n is None else int(n)
+        sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
+        if n is None or n < 1:
+            raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
+        if "uid" not in sample:
+            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
+        prompt = Prompt(
+            prompt=i,
+            prompts=len(samples),
+            n=n,
+            batch=batch,
+            uid=str(sample["uid"]),
+            sample=Sample(sample),
+            sampling=usual if sampled else greedy,
+            info=info,
+        )
+        if history is not None:
+            prompt.known_as = history.key(sample)
+            prompt.expected = history.expected(prompt.known_as)
+        if journal_key is not None and not validate:
+            content = fingerprint({**sample, DO_SAMPLE: sampled})
+            prompt.journal_key = journal_key(batch.step, content, prompt.uid)
+        batch.prompts.append(prompt)
+    twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
+    if twice:
+        raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
+    batch.sessions = batch.unwritten = batch.unsettled = sum(p.n for p in batch.prompts)
+    return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,12 +17,11 @@ from tensordict import NonTensorStack, TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, BatchReport
+from rlskip.dispatch.batch import BatchHandle, BatchReport, read_batch
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.history import History
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
-from rlskip.dispatch.prompts import Copies, read_batch
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
@@ -91,7 +91,6 @@ class RolloutDispatcher:
         self._buffer: ReplayBuffer | None = None
         self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
         self._pool = pool
-        self._copies = Copies()
         if self.config.journal and journals is None:
             if store is None:
                 raise ConfigError(
@@ -102,6 +101,7 @@ class RolloutDispatcher:
                 )
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, self.queue)
+        self._journals = journals
         self._history = None if policy in _BLIND else History(self.config.history_fields)
         if self._history is not None and store is not None:
             self._history.learn_dumps(store)
@@ -174,9 +174,10 @@ class RolloutDispatcher:
         prompts, step, validate, partition
             As in :meth:`submit`. Without prompts, nothing is submitted and `step` is required.
         batch_size
-            None: wait for the groups of all prompts of this step. A number: take the groups of
-            that many prompts of any step, oldest first, while the others go on; for trainers
-            that generate ahead of their updates.
+            None: wait for the groups of these prompts, whoever else uses the queue; without
+            prompts, for those of this step that no other call waits for. A number: take the
+            groups of that many prompts of any step, oldest first, while the others go on; for
+            trainers that generate ahead of their updates.
 
         Returns
         -------
@@ -194,39 +195,59 @@ class RolloutDispatcher:
         Exception
             What kept a batch from being written to the queue.
         """
-        batch = None
-        if prompts is not None:
-            batch = self.submit(prompts, step=step, validate=validate, partition=partition)
+        batch = None if prompts is None else self._read(prompts, step, validate, partition)
+        if batch is not None:
             step, partition = batch.step, batch.partition
-            self._ahead.append(batch)
         if step is None:
             raise BatchError("no step is given", "step", "pass step=... to collect")
         partition = partition or (VAL if validate else TRAIN)
-        try:
-            for ahead in [b for b in self._ahead if b is batch or b.done()]:
-                if batch_size is None or ahead is not batch:
-                    self._ahead.remove(ahead)
-                    ahead.result()
-            seconds = timeouts.write_seconds(self.config)
-            buffer = timeouts.bounded(seconds, lambda: self.buffer)
-            seconds += buffer.config.timeout_s
-            taken, metrics = timeouts.bounded(seconds, buffer.sample, step, partition, batch_size)
-            rows = _with_ids(timeouts.bounded(seconds, buffer.get, taken), taken.keys)
-            timeouts.bounded(seconds, buffer.clear, taken)
-        except BaseException:
-            if batch is not None and batch_size is None:
-                self._discard(batch)
-            raise
-        return rows, metrics
+        seconds = timeouts.write_seconds(self.config)
+        buffer = timeouts.bounded(seconds, lambda: self.buffer)
+        if batch is not None and batch_size is None:
+            return self._collect_own(batch, buffer)
+        if batch is not None:
+            self._begin(batch)
+        with self._closing:
+            done = [ahead for ahead in self._ahead if ahead.done()]
+            running = [ahead for ahead in self._ahead if ahead not in done]
+            self._ahead = running if batch is None else [*running, batch]
+        for earlier in done:
+            earlier.result()
+        return self._take(buffer, step, partition, batch_size)
 
-    def _discard(self, batch: BatchHandle) -> None:
-        """Remove what a batch has left in the queue; the caller is about to raise."""
-        batch.cancel()
-        with contextlib.suppress(Exception):
-            batch.result(timeouts.CLOSE_S)
-        uids = [prompt.uid for prompt in batch.prompts]
-        with contextlib.suppress(Exception):
-            timeouts.bounded(timeouts.CLOSE_S, lambda: self.buffer.evict(uids, batch.partition))
+    def _collect_own(
+        self, batch: BatchHandle, buffer: ReplayBuffer
+    ) -> tuple[TensorDict, dict[str, float]]:
+        """The rows of one batch; if there is an error, nothing of it is left in the queue."""
+        uids = {prompt.uid for prompt in batch.prompts}  # and those that replace them
+        seconds = timeouts.write_seconds(self.config)
+        try:
+            timeouts.bounded(seconds, buffer.reserve, uids, batch.partition)
+            self._begin(batch)
+            batch.result()
+            return self._take(buffer, batch.step, batch.partition, None, uids)
+        except BaseException:
+            batch.cancel()
+            batch.settled.wait(timeouts.CLOSE_S)
+            with contextlib.suppress(Exception):
+                timeouts.bounded(timeouts.CLOSE_S, buffer.evict, uids, batch.partition)
+            raise
+
+    def _take(
+        self,
+        buffer: ReplayBuffer,
+        step: int,
+        partition: str,
+        batch_size: int | None,
+        uids: set[str] | None = None,
+    ) -> tuple[TensorDict, dict[str, float]]:
+        """Sample groups, and take their rows out of the queue."""
+        seconds = timeouts.write_seconds(self.config) + buffer.config.timeout_s
+        sampling = step, partition, batch_size, uids
+        taken, metrics = timeouts.bounded(seconds, buffer.sample, *sampling)
+        rows = _with_ids(timeouts.bounded(seconds, buffer.get, taken), taken.keys)
+        timeouts.bounded(seconds, buffer.clear, taken)
+        return rows, metrics
 
     def submit(
         self,
@@ -260,15 +281,26 @@ class RolloutDispatcher:
         DispatcherClosedError
             After :meth:`close`.
         """
+        batch = self._read(prompts, step, validate, partition)
+        self._begin(batch)
+        return batch
+
+    def _read(
+        self, prompts: Prompts, step: int | None, validate: bool | None, partition: str | None
+    ) -> BatchHandle:
+        journal_key = None if self._journals is None else self._journals.key
         batch = read_batch(
-            prompts, self.config, self._history, self._copies, step, validate, partition
+            prompts, self.config, self._history, journal_key, step, validate, partition
         )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
+        return batch
+
+    def _begin(self, batch: BatchHandle) -> None:
         with self._closing:
             self._check_open()
             self._sessions.batches.add(batch)  # from here on, close() ends it
+            batch.settled.clear()
         self._post(self._sessions.begin, batch)
-        return batch
 
     def generate_sequences(self, prompts: Prompts, **where: Any) -> BatchReport:
         """:meth:`submit`, and wait until every session has its marker."""
@@ -297,6 +329,7 @@ class RolloutDispatcher:
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
             batch.finish(DispatcherClosedError("closed before all its markers were written"))
+            batch.settled.set()
         deadline = time.monotonic() + timeouts.CLOSE_S
         try:
             self._call(timeouts.CLOSE_S, self._pool.close)
@@ -333,9 +366,9 @@ class RolloutDispatcher:
             turned = threading.Event()
             self._post(turned.set)
             if not turned.wait(seconds) and not self._ended.is_set():
-                task = asyncio.current_task(self._loop)
-                who = task.get_name() if task is not None else ""
-                who = who if who.startswith("session ") else "a worker or the pool"
+                who = self._running_now()
+                if turned.is_set():  # it went on meanwhile
+                    continue
                 error = InfrastructureFailure(
                     f"{who} blocks the event loop for more than {seconds:g} s",
                     remedy="make the worker a plain function: it runs in a thread",
@@ -343,6 +376,16 @@ class RolloutDispatcher:
                 for batch in list(self._sessions.batches):
                     batch.finish(error)
                 self._post(self._sessions.abort_all, error)
+
+    def _running_now(self) -> str:
+        """What the event loop runs: a session, by name, or the place in the code."""
+        task = asyncio.current_task(self._loop)
+        if task is not None and task.get_name().startswith("session "):
+            return task.get_name()
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return "a worker or the pool"
+        return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
     async def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -37,7 +37,9 @@ def as_failure(error: BaseException) -> SessionFailure:
     if isinstance(error, SessionFailure):
         return error
     kind = InfrastructureFailure if isinstance(error, _INFRASTRUCTURE) else DataFailure
-    return _caused(kind, f"{type(error).__name__}: {text_of(error)}", error)
+    failure = kind(f"{type(error).__name__}: {text_of(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def kind_of(failure: SessionFailure) -> str:
@@ -45,11 +47,11 @@ def kind_of(failure: SessionFailure) -> str:
     return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
 
 
-def portable(error: BaseException, who: str = "it") -> Exception:
-    """`error`, or a DataFailure for an error that futures and event loops cannot carry."""
+def portable(error: BaseException) -> Exception:
+    """`error`, or a SessionFailure for an error that futures and event loops cannot carry."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return _caused(DataFailure, f"{who} raised {type(error).__name__}: {text_of(error)}", error)
+    return as_failure(error)
 
 
 def text_of(error: BaseException) -> str:
@@ -59,9 +61,3 @@ def text_of(error: BaseException) -> str:
     except BaseException:
         return "(its text cannot be read)"
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-
-
-def _caused(kind: type[SessionFailure], what: str, cause: BaseException) -> SessionFailure:
-    failure = kind(what)
-    failure.__cause__ = cause
-    return failure

@@ -126,7 +126,7 @@ class Runner:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         if self._threads is not None:
-            thread = self._threads.run(self._call, *args)
+            thread = self._threads.run(lambda: kept(self._worker(*args)))
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
@@ -137,13 +137,7 @@ class Runner:
             raise
         except BaseException as error:
             # It could end the event loop, or look like the end of the actor's task.
-            raise portable(error, "the worker")  # noqa: B904 - has its cause
-
-    def _call(self, *args: Any) -> Any:
-        try:
-            return kept(self._worker(*args))
-        except BaseException as error:
-            raise portable(error, "the worker")  # noqa: B904 - has its cause
+            raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
 
     async def call(self, method: str, *args: Any) -> None:
         result = getattr(self._worker, method)(*args)
@@ -192,6 +186,8 @@ def as_rows(result: Any) -> Rows:
     if not rows:
         raise DataFailure("the worker returned no trajectory")
     for i, row in enumerate(rows):
+        if not row:
+            raise DataFailure(f"row {i} has no fields")
         if not all(isinstance(name, str) for name in row):
             raise DataFailure(f"the names of the fields of row {i} are not all strings")
     return [dict(row) for row in rows]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,11 @@ class Journals:
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
     _step: int | None = attrs.field(default=None, init=False)
+    # The uids of the prompts of equal content, of the step that was submitted last.
+    _copies: tuple[int | None, dict[str, dict[str, int]]] = attrs.field(
+        factory=lambda: (None, {}), init=False
+    )
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
     def directory(self) -> Path:
@@ -173,6 +179,17 @@ class Journals:
                 f"than {self._max_span} steps (max_off_policy_threshold)"
             )
         return None
+
+    def key(self, step: int, content: str, uid: str) -> tuple[str, int]:
+        """What names a prompt in a journal: its content, and its number among those of the step.
+
+        A uid that is submitted again keeps its number.
+        """
+        with self._lock:
+            if self._copies[0] != step:
+                self._copies = step, {}
+            uids = self._copies[1].setdefault(content, {})
+            return content, uids.setdefault(uid, len(uids))
 
     def is_new(self, step: int) -> bool:
         """Whether this is the first batch of `step`."""

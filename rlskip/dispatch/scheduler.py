@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import attrs
 
@@ -30,15 +30,12 @@ class SessionGroup:
         Its number of sessions.
     expected
         Their mean length in the history; None when unknown.
-    first_attempts
-        The number of the first attempt at each session that does not begin with 0.
     """
 
     prompt: int
     prompts: int
     n: int
     expected: float | None = None
-    first_attempts: dict[int, int] = attrs.field(factory=dict)
     cancelled: bool = attrs.field(default=False, init=False)
     _waiting: deque[Unit] = attrs.field(factory=deque, init=False)
     _started: int = attrs.field(default=0, init=False)
@@ -97,11 +94,15 @@ class Scheduler:
         """The workers that are not lost."""
         return list(self._load)
 
-    def add(self, group: SessionGroup, sessions: Iterable[int] | None = None) -> list[Unit]:
-        """Queue sessions of `group`: these, or all n. Returns them as units."""
+    def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> list[Unit]:
+        """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0.
+
+        Returns them as units.
+        """
         units = []
-        for session in range(group.n) if sessions is None else sessions:
-            unit = Unit(group, session, self._number, group.first_attempts.get(session, 0))
+        attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
+        for session, attempt in attempts.items():
+            unit = Unit(group, session, self._number, attempt)
             self._number += 1
             units.append(unit)
             place = self._place(unit)
@@ -188,7 +189,7 @@ class Scheduler:
         try:
             return self._policy(session)
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
-            raise portable(error, "the policy")  # noqa: B904 - has its cause
+            raise portable(error)  # noqa: B904 - has its cause
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import Attempt, BatchHandle, Progress, Prompt
+from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.coroutines import Answer, run, within
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -28,7 +29,8 @@ from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.timeouts import DaemonThreads, Deadlines, write_seconds
+from rlskip.dispatch.timeline import Progress, Span, write_timeline
+from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import TrajectoryKey, row_tag, session_key, session_tag
 from rlskip.queue import TrajectoryQueue
@@ -53,11 +55,49 @@ class _Outcome:
     tags: Sequence[Mapping[str, Any]] = ()
 
 
+@attrs.define(eq=False)
+class _Attempt:
+    """An attempt at a session, and what its coroutine waits for. Times are those of the batch."""
+
+    worker: int
+    unit: Unit
+    queued: float
+    started: float
+    outcome: Answer[Any] = attrs.field(factory=Answer)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.unit.group  # type: ignore[return-value]
+
+    def returned(self, future: asyncio.Future[Any]) -> None:
+        """Its worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if not self.outcome.done:
+            if error is None:
+                self.outcome.set(future.result())
+            else:
+                self.outcome.fail(error)
+        elif error is None:
+            self.prompt.batch.late += 1
+            logger.info("dropped a late result of %s", self)
+
+    def note(self, tokens: int, error: str | None) -> None:
+        """Add it, now that it has ended, to the timeline, where one is drawn."""
+        prompt, unit, batch = self.prompt, self.unit, self.prompt.batch
+        if batch.spans is not None:
+            names = prompt.prompt, prompt.uid, unit.session, unit.attempt
+            times = self.queued, self.started, batch.elapsed()
+            batch.spans.append(Span(self.worker, *names, *times, tokens, error))
+
+    def __str__(self) -> str:
+        session, attempt = self.unit.session, self.unit.attempt
+        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
+
+
 class Sessions:
     """The batches that a dispatcher runs; every call comes from its event loop.
 
-    Each batch and each session is one coroutine (:mod:`rlskip.dispatch.coroutines`). A session
-    that is in ``prompt.open`` has no outcome yet; ``batch.waiting`` holds what such sessions await.
+    Each batch and each session is one coroutine (:mod:`rlskip.dispatch.coroutines`).
 
     Parameters
     ----------
@@ -99,7 +139,6 @@ class Sessions:
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
-        self._deadlines = Deadlines(loop, config.session_timeout_s, self._expire)
 
     def close(self) -> None:
         """Let the threads end once their calls return."""
@@ -117,11 +156,6 @@ class Sessions:
         error: BaseException | None = None
         for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
             prompt.open = set(range(prompt.n))
-            prompt.first_attempts = {
-                session: attempt
-                for session in prompt.open
-                if (attempt := self._next_attempts.get((prompt.uid, session)))
-            }
         try:
             if self._config.timeline_dir is not None:
                 batch.spans = []
@@ -176,18 +210,22 @@ class Sessions:
         for prompt in batch.prompts:
             for session, found, tokens in journaled.get(prompt.uid, ()):
                 batch.resumed += 1
-                first = prompt.first_attempts.get(session, 0)
+                first = self._next_attempts.get((prompt.uid, session), 0)
                 outcome = _Outcome(first, found.rows, tokens, tags=found.tags)
                 run(self._leave(prompt, session, outcome))
             if batch.cancelled:
                 continue
-            for unit in self._scheduler.add(prompt, sorted(prompt.open)):
+            attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
+            for unit in self._scheduler.add(prompt, attempts):
                 run(self._session(unit))
         if batch.cancelled:
             self._end_all(batch, "cancelled")
 
     async def _draw(self, batch: BatchHandle) -> None:
-        drawn = self._threads.run(batch.write_timeline, self._config.timeline_dir or ".")
+        name = f"{batch.partition}-{batch.step}"
+        title = f"step {batch.step} ({batch.partition}): {batch.sessions} sessions"
+        directory = self._config.timeline_dir or "."
+        drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)
         in_time = await within(self._loop, self._seconds, drawn)
         failed = drawn.exception() if in_time else TimeoutError("it took too long")
         if failed is not None:
@@ -200,26 +238,27 @@ class Sessions:
         """Wait for a worker, run the session there, try again, and leave rows and marker."""
         prompt: Prompt = unit.group  # type: ignore[assignment]
         batch, session = prompt.batch, unit.session
+        failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
+        outcome: _Outcome | None = None
         try:
-            while True:
-                batch.queued[prompt.uid, session] = batch.elapsed()
+            while outcome is None:
+                queued = batch.elapsed()
                 worker = await self._seat(unit)
-                attempt = Attempt(worker, unit, batch.elapsed())
+                attempt = _Attempt(worker, unit, queued, batch.elapsed())
                 try:
                     rows, tokens = await self._attempt(attempt)
                 except _BatchEndedError:
                     raise
                 except Exception as error:
-                    again = self._after_failure(attempt, error)
-                    if isinstance(again, str):
+                    again = self._after_failure(attempt, error, failures)
+                    if isinstance(again, Unit):
+                        unit = again
+                        self._loop.call_soon(self._pump)  # once it waits for its seat
+                    else:
                         outcome = _Outcome(unit.attempt, error=again)
-                        break
-                    unit = again
-                    self._loop.call_soon(self._pump)  # once it waits for its seat
                 else:
                     self._after_success(attempt, tokens)
                     outcome = _Outcome(unit.attempt, rows, tokens)
-                    break
         except _BatchEndedError as ended:
             outcome = _Outcome(0, error=str(ended))
         except Exception as error:
@@ -240,14 +279,15 @@ class Sessions:
             self._seats.pop(unit, None)
             prompt.batch.waiting.pop(seat, None)
 
-    async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
+    async def _attempt(self, attempt: _Attempt) -> tuple[Rows, int]:
         """Run a session on its worker until it returns, its deadline passes or its batch ends.
 
         Returns its rows and their number of tokens; raises why it failed.
         """
         batch = attempt.prompt.batch
         future = self._start(attempt)
-        self._deadlines.add(attempt)
+        seconds = self._config.session_timeout_s
+        timer = None if seconds is None else self._loop.call_later(seconds, self._expire, attempt)
         batch.attempts += 1
         batch.waiting[attempt.outcome] = None
         try:
@@ -256,16 +296,17 @@ class Sessions:
                 self._warn_of_journal(batch, result)
             return _rows_and_tokens(result)
         except _BatchEndedError as ended:
-            batch.note(attempt, 0, str(ended))
+            attempt.note(0, str(ended))
             self._scheduler.done(attempt.worker, attempt.unit)
             raise
         finally:
-            self._deadlines.discard(attempt)
+            if timer is not None:
+                timer.cancel()
             batch.waiting.pop(attempt.outcome, None)
             if not future.done():
                 self._stop(attempt, future)
 
-    def _start(self, attempt: Attempt) -> asyncio.Future[Any]:
+    def _start(self, attempt: _Attempt) -> asyncio.Future[Any]:
         prompt, unit = attempt.prompt, attempt.unit
         batch = prompt.batch
         session = Session(
@@ -289,14 +330,13 @@ class Sessions:
         future.add_done_callback(attempt.returned)
         return future
 
-    def _expire(self, attempts: list[Attempt]) -> None:
-        """Give up the attempts that have passed their deadline."""
+    def _expire(self, attempt: _Attempt) -> None:
+        """Give up an attempt that has passed its deadline."""
         seconds = self._config.session_timeout_s
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        for attempt in attempts:
-            attempt.outcome.fail(InfrastructureFailure(late))
+        attempt.outcome.fail(InfrastructureFailure(late))
 
-    def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
+    def _stop(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
@@ -307,25 +347,27 @@ class Sessions:
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _after_success(self, attempt: Attempt, tokens: int) -> None:
-        prompt, batch = attempt.prompt, attempt.prompt.batch
-        length = tokens or batch.elapsed() - attempt.started
-        batch.note(attempt, tokens, None)
+    def _after_success(self, attempt: _Attempt, tokens: int) -> None:
+        prompt = attempt.prompt
+        length = tokens or prompt.batch.elapsed() - attempt.started
+        attempt.note(tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
         self._scheduler.done(attempt.worker, attempt.unit, length)
 
-    def _after_failure(self, attempt: Attempt, error: Exception) -> Unit | str:
+    def _after_failure(
+        self, attempt: _Attempt, error: Exception, failures: Counter[bool]
+    ) -> Unit | str:
         """The session's next attempt; where none is left, the cause."""
-        prompt, unit, failure = attempt.prompt, attempt.unit, as_failure(error)
+        unit, failure = attempt.unit, as_failure(error)
         what = text_of(failure)
-        prompt.batch.note(attempt, 0, what)
+        attempt.note(0, what)
         if isinstance(failure, WorkerLostError) and getattr(failure, "gone", False):
             self._scheduler.change(attempt.worker, "lost")
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        prompt.failures[unit.session, machine] += 1
-        if prompt.failures[unit.session, machine] <= allowed:
+        failures[machine] += 1
+        if failures[machine] <= allowed:
             logger.warning("%s failed and is tried again: %s", attempt, what)
             return self._scheduler.retry(attempt.worker, unit)
         logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
@@ -351,12 +393,15 @@ class Sessions:
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             outcome = _Outcome(outcome.attempt, error=cause)
             error = await self._write(prompt, session, outcome)
+        batch.unsettled -= 1
         if error is not None:
             self._abort(batch, error)
-            return
-        batch.unwritten -= 1
-        if batch.progress is not None:
-            batch.progress.update(outcome.tokens, outcome.error is not None)
+        else:
+            batch.unwritten -= 1
+            if batch.progress is not None:
+                batch.progress.update(outcome.tokens, outcome.error is not None)
+        if batch.unsettled == 0:
+            batch.settled.set()
         if batch.unwritten == 0:
             batch.marked.set(None)
 

@@ -1,10 +1,15 @@
-"""Timelines: which session ran where and when, as a trace for Perfetto and as a picture."""
+"""What a batch shows: which session ran where and when, and how far it is.
+
+A timeline is a trace for Perfetto and a picture; progress is a bar in the terminal.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +54,14 @@ def lanes(spans: Sequence[Span]) -> list[int]:
         out[i] = heapq.heappop(idle) if idle else len(ending)  # all lower lanes are busy
         heapq.heappush(ending, (span.ended, out[i]))
     return out
+
+
+def write_timeline(spans: Sequence[Span], directory: str, name: str, title: str) -> None:
+    """Write ``{name}.json`` and ``{name}.png``; there must be spans."""
+    folder = Path(directory).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_trace(spans, folder / f"{name}.json")
+    write_picture(spans, folder / f"{name}.png", title)
 
 
 def write_trace(spans: Sequence[Span], path: Path) -> None:
@@ -152,3 +165,27 @@ def write_picture(spans: Sequence[Span], path: Path, title: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=130)
+
+
+class Progress:
+    """A progress bar: sessions finished, tokens per second, time left. Needs tqdm."""
+
+    def __init__(self, step: int, sessions: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=sessions, desc=f"step {step}", unit="session", leave=False)
+        self._began = time.perf_counter()
+        self._tokens = self._failed = 0
+
+    def update(self, tokens: int, failed: bool) -> None:
+        self._tokens += tokens
+        self._failed += failed
+        rate = self._tokens / max(time.perf_counter() - self._began, 1e-9)
+        failures = {"failed": self._failed} if self._failed else {}
+        with contextlib.suppress(Exception):  # the terminal may be gone
+            self._bar.set_postfix({"tok/s": f"{rate:,.0f}", **failures}, refresh=False)
+            self._bar.update()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._bar.close()

@@ -27,9 +27,8 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from itertools import takewhile
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.failures import InfrastructureFailure, portable
@@ -114,54 +113,6 @@ class DaemonThreads:
             del call  # and with it what the call was given, such as tensors
             with self._lock:
                 self.pending -= 1
-
-
-class Deadlines(Generic[T]):
-    """Deadlines for items that may all take equally long.
-
-    One timer serves all of them, because nearly every item ends long before its deadline.
-
-    Parameters
-    ----------
-    loop
-        The event loop whose clock counts.
-    seconds
-        How long each may take; None: no limit.
-    expire
-        Called with the items that have passed their deadline; it must discard them.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        seconds: float | None,
-        expire: Callable[[list[T]], None],
-    ) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._expire = expire
-        self._ends: dict[T, float] = {}  # the earliest first
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, item: T) -> None:
-        if self._seconds is not None:
-            self._ends[item] = self._loop.time() + self._seconds
-            self._set_timer()
-
-    def discard(self, item: T) -> None:
-        self._ends.pop(item, None)
-
-    def _set_timer(self) -> None:
-        if self._timer is None and self._ends:
-            self._timer = self._loop.call_at(next(iter(self._ends.values())), self._wake)
-
-    def _wake(self) -> None:
-        now, self._timer = self._loop.time(), None
-        try:
-            if late := list(takewhile(lambda item: self._ends[item] <= now, self._ends)):
-                self._expire(late)
-        finally:
-            self._set_timer()
 
 
 def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
