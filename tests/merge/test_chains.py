@@ -51,16 +51,6 @@ def test_chains_as_rows(two_agents, merge_config):
     assert merged["is_last_step"] == [False, False, True]
 
 
-@pytest.fixture
-def greedy_trap(turns):
-    """The last two turns share a start: only one of them continues the longest earlier turn."""
-    return turns(([1], [2, 3]), ([1, 2], [3, 4]), ([1, 2, 3, 4], [5]), ([1, 2, 3], [9]))
-
-
-def test_the_longest_row_that_fits_is_continued(greedy_trap):
-    assert link(list_rows(greedy_trap), "chain") == [[[1, 2], [0, 3]]]
-
-
 @st.composite
 def nested_contexts(draw, turns):
     """Turns whose contexts are often prefixes of one another, from an alphabet of two tokens."""

@@ -72,11 +72,6 @@ def test_trajectories_need_not_be_complete_unless_step_wise(halves):
     assert concatenate_generator_outputs(halves)["is_last_step"] == [False, True, True, True]
 
 
-def test_nothing_to_concatenate():
-    with pytest.raises(MergeError):
-        concatenate_generator_outputs([])
-
-
 def test_the_formats_metrics_are_computed_and_the_generators_own_combined(halves):
     for i, half in enumerate(halves):
         half["trajectory_generation_times"] = [1.0, 4.0 + i]

@@ -34,15 +34,13 @@ def test_the_hosts_flag_means_the_same(config, on, make):
     assert read_merge(make(config)).stepwise_output is on
 
 
-def test_flags_that_contradict_each_other_are_refused():
-    config = {"generator": {"merge_stepwise_output": True}, "merge": {"stepwise_output": False}}
-    with pytest.raises(ConfigError, match=r"merge\.stepwise_output: .*generator\.merge_stepwise"):
-        read_merge(config)
-
-
 @pytest.mark.parametrize(
     ("config", "key"),
     [
+        (
+            {"generator": {"merge_stepwise_output": True}, "merge": {"stepwise_output": False}},
+            "merge.stepwise_output",
+        ),
         ({"merge": {"strategy": "chian"}}, "merge.strategy"),
         ({"merge": {"max_seq_len": 0}}, "merge.max_seq_len"),
         ({"merge": {"on_overlong": None}}, "merge.on_overlong"),
@@ -50,8 +48,9 @@ def test_flags_that_contradict_each_other_are_refused():
     ],
 )
 def test_invalid_settings_are_refused(config, key):
-    with pytest.raises(ConfigError, match=f"{key}: "):
+    with pytest.raises(ConfigError) as error:
         read_merge(config)
+    assert error.value.where == key
 
 
 @pytest.fixture
@@ -60,22 +59,19 @@ def composed(tmp_path):
     (tmp_path / "config.yaml").write_text("merge: {on_overlong: warn}\n")
     (tmp_path / "bare.yaml").write_text("trainer: {}\n")
 
-    def make(*overrides, name="config"):
+    def make(name, *overrides):
         with initialize_config_dir(str(tmp_path), version_base="1.3"):
-            return compose(name, ["hydra.searchpath=[pkg://rlskip_conf]", *overrides])
+            overrides = ["hydra.searchpath=[pkg://rlskip_conf]", "+merge=prefix", *overrides]
+            return read_merge(compose(name, overrides))
 
     return make
 
 
-@pytest.mark.parametrize("name", ["config", "bare"])
-def test_the_option_turns_merging_on(composed, name):
-    assert read_merge(composed("+merge=prefix", name=name)).stepwise_output
-
-
 def test_the_option_leaves_the_users_keys_and_takes_overrides_without_plus_plus(composed):
-    config = composed("+merge=prefix", "merge.strategy=chain", "merge.max_seq_len=4096")
-    assert read_merge(config) == MergeConfig(True, "chain", 4096, "warn")
-    assert not read_merge(composed("+merge=prefix", "merge.stepwise_output=false")).stepwise_output
+    assert composed("bare") == MergeConfig(True)
+    found = composed("config", "merge.strategy=chain", "merge.max_seq_len=4096")
+    assert found == MergeConfig(True, "chain", 4096, "warn")
+    assert not composed("config", "merge.stepwise_output=false").stepwise_output
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,6 @@ def test_every_field_keeps_its_type(two_turns, merge_config, pack, prompts, resp
     assert torch.equal(merged["rollout_logprobs"].values(), expected)
 
 
-def test_any_field_aligned_with_the_responses_is_carried(two_turns, merge_config, pack):
-    batch = pack(two_turns)
-    offsets = batch["response_ids"].offsets()
-    several = torch.tensor([[1, 2], [3, 4], [5, 6]])
-    batch["top_two"] = torch.nested.nested_tensor_from_jagged(several, offsets)
-    merged, _, _ = merge(batch, merge_config())
-    assert merged["top_two"].values().tolist() == [[1, 2], [0, 0], [3, 4], [5, 6]]
-
-
 def test_memory_is_linear_in_the_result(turns, merge_config, pack):
     length, count = 2_000, 40
     stream = list(range(length * count + 1))

@@ -66,9 +66,6 @@ def test_incomplete_trajectories(ids, is_last, where):
         ({"env_metrics": [{}]}, "env_metrics"),
         ({"trajectory_time_splits": {"llm": [1.0]}}, "trajectory_time_splits.llm"),
         ({"wall_time": 3.0}, "wall_time"),
-        ({"rollout_expert_indices": [[], []]}, "rollout_expert_indices"),
-        ({"pixel_values": [None, None]}, "pixel_values"),
-        ({"multi_modal_inputs": [{}, {}]}, "multi_modal_inputs"),
         *(({name: None}, name) for name in REQUIRED),
     ],
 )
@@ -126,12 +123,14 @@ def test_packed_fields_that_do_not_fit(pack, change, where):
 
 
 def test_no_rows():
-    with pytest.raises(MergeError, match="response_ids: there are no rows"):
+    with pytest.raises(MergeError) as error:
         merge_stepwise_output(some_rows([], []))
+    assert error.value.where == "response_ids"
     empty = torch.nested.nested_tensor_from_jagged(torch.zeros(0), torch.zeros(1).long())
     names = ("prompt_token_ids", "response_ids", "loss_masks")
-    with pytest.raises(MergeError, match="response_ids: there are no rows"):
+    with pytest.raises(MergeError) as error:
         packed_rows(TensorDict(dict.fromkeys(names, empty), batch_size=[0]))
+    assert error.value.where == "response_ids"
 
 
 def test_uids_need_one_entry_per_row(two_turns, merge_config):

@@ -48,31 +48,27 @@ def test_why_a_turn_was_not_merged(turns, merge_config, pack, cause, prompt, tok
     assert report[f"generate/num_merge_breaks_{cause}"] == 1
 
 
-def test_a_turn_that_continues_an_earlier_one_is_a_branch_until_chains_are_allowed(
-    turns, merge_config
-):
-    out = turns(([1], [2]), ([7], [8]), ([1, 2, 3], [4]), ([1, 2, 3, 9], [5]))
-    _, _, report = merge(out, merge_config())
-    # Row 2 agrees longest with row 0, and row 3 with row 2, which drifted.
-    assert [(b.row, b.after, b.cause) for b in report.breaks] == [
-        (1, 0, "branch"),
-        (2, 0, "branch"),
-        (3, 2, "drift"),
-    ]
-    _, _, report = merge(out, merge_config(strategy="chain"))
-    assert [(b.row, b.after, b.cause) for b in report.breaks] == [
-        (1, 0, "branch"),
-        (3, 2, "drift"),
-    ]
+# An agent and its sub-agent, then the agent again.
+AGENTS = (([1], [2]), ([7], [8]), ([1, 2, 3], [4]))
 
 
-def test_a_drift_is_told_against_its_own_agent(turns, merge_config):
-    out = turns(([1], [2]), ([7], [8]), ([1, 3], [4]))
-    _, _, report = merge(out, merge_config(strategy="chain"))
-    assert [(b.row, b.after, b.cause) for b in report.breaks] == [
-        (1, 0, "branch"),
-        (2, 0, "drift"),
-    ]
+@pytest.mark.parametrize(
+    ("pairs", "strategy", "breaks"),
+    [
+        # Row 2 agrees longest with row 0, and row 3 with row 2, which drifted.
+        (
+            (*AGENTS, ([1, 2, 3, 9], [5])),
+            "adjacent",
+            [(1, 0, "branch"), (2, 0, "branch"), (3, 2, "drift")],
+        ),
+        ((*AGENTS, ([1, 2, 3, 9], [5])), "chain", [(1, 0, "branch"), (3, 2, "drift")]),
+        # A drift is told against the row's own agent.
+        ((*AGENTS[:2], ([1, 3], [4])), "chain", [(1, 0, "branch"), (2, 0, "drift")]),
+    ],
+)
+def test_the_breaks_of_interleaved_agents(turns, merge_config, pairs, strategy, breaks):
+    _, _, report = merge(turns(*pairs), merge_config(strategy=strategy))
+    assert [(b.row, b.after, b.cause) for b in report.breaks] == breaks
 
 
 def test_metrics_count_rows_tokens_and_breaks(turns, merge_config):

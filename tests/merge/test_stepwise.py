@@ -1,35 +1,11 @@
 import copy
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.merge import merge_stepwise_output
-
-FIELDS = (
-    "prompt_token_ids",
-    "response_ids",
-    "rewards",
-    "loss_masks",
-    "rollout_logprobs",
-    "stop_reasons",
-    "trajectory_ids",
-    "is_last_step",
-)
-
-
-def test_the_observation_is_masked_and_the_last_turn_speaks_for_the_row(two_turns):
-    merged = merge_stepwise_output(two_turns)
-    assert {name: merged[name] for name in FIELDS} == {
-        "prompt_token_ids": [[10]],
-        "response_ids": [[20, 30, 40, 41]],
-        "rewards": [[1.0, 0.0, 0.0, 5.0]],
-        "loss_masks": [[1, 0, 1, 1]],
-        "rollout_logprobs": [[-0.5, 0.0, -0.3, -0.4]],
-        "stop_reasons": ["eos"],
-        "trajectory_ids": ["a"],
-        "is_last_step": [True],
-    }
 
 
 def test_other_fields_keep_the_last_turns_value(two_turns):
@@ -47,25 +23,13 @@ def test_other_fields_keep_the_last_turns_value(two_turns):
     assert merged["rollout_metrics"]["generate/trajectory_completion_time_max"] == 3.0
 
 
-def test_an_extra_field_of_numpy_numbers_is_carried_as_well(two_turns):
-    two_turns["entropies"] = [[np.float32(0.5)], [np.float32(1.5), np.float32(2.5)]]
-    assert merge_stepwise_output(two_turns)["entropies"] == [[0.5, 0.0, 1.5, 2.5]]
-
-
-def test_an_extra_value_per_token_is_carried_for_every_token(two_turns):
-    lengths = [len(response) for response in two_turns["response_ids"]]
-    two_turns["ref_logprobs"] = [[-0.5] * length for length in lengths]
-    two_turns["ages"] = [[7] * length for length in lengths]
+@pytest.mark.parametrize("number", [float, int, np.float32])
+def test_an_extra_value_per_token_is_carried_for_every_token(two_turns, number):
+    two_turns["extra"] = [[number(7)], [number(8), number(9)]]
     merged = merge_stepwise_output(two_turns)
-    (tokens,), (mask,) = merged["response_ids"], merged["loss_masks"]
-    assert len(tokens) > sum(lengths)
-    for name, value in (("ref_logprobs", -0.5), ("ages", 7)):
-        (found,) = merged[name]
-        assert len(found) == len(tokens)
-        assert found.count(value) == sum(lengths)
-        assert all(type(number) is type(value) for number in found)
-    assert [age > 0 for age in merged["ages"][0]].count(False) == len(tokens) - sum(lengths)
-    assert len(mask) == len(tokens)
+    assert merged["response_ids"] == [[20, 30, 40, 41]]
+    assert merged["extra"] == [[7, 0, 8, 9]]
+    assert isinstance(merged["extra"][0][1], int) == (number is int)
 
 
 @given(st.data())

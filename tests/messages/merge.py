@@ -32,4 +32,13 @@ CASES = [
         "loss_masks[1]",
         "loss_masks[1]: 2 values for 1 response tokens",
     ),
+    (
+        "a field that has no place in a merged row",  # in SkyRL's words, which its users look for
+        lambda _: merge(pixel_values=[1, 2]),
+        MergeError,
+        "pixel_values",
+        """\
+pixel_values: pixel_values not supported for prefix-aware merging
+  -> train these rows unmerged (merge.stepwise_output=false)""",
+    ),
 ]
