@@ -29,17 +29,23 @@ import pytest
         (["show"], "Missing argument"),
         (["show", "1", "--sessions", "many"], "--sessions"),
         (["ls", "--no-such-option"], "No such option"),
+        (["ls", "--sort", "colour"], "'name', 'size', 'age', 'hits'"),
+        (["verify", "-d", "{empty}"], "there are no dumps to verify"),
+        (["report", "{run}", "--timeline", "/nowhere"], "--timeline /nowhere: no such directory"),
+        (["report", "{run}", "--html", "{empty}"], "Is a directory"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
-    rlskip: Any, dumps: Path, run_dir: Path, arguments: list[str], words: str
+    rlskip: Any, dumps: Path, run_dir: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    said = rlskip(*(a.format(run=run_dir, dumps=dumps) for a in arguments))
+    (empty := tmp_path / "empty").mkdir()
+    said = rlskip(*(a.format(run=run_dir, dumps=dumps, empty=empty) for a in arguments))
     assert said.code == 2
     assert said.out == ""
     (line,) = said.err.splitlines()
     assert line.startswith("rlskip: ")
     assert words in line
+    assert list(tmp_path.glob("empty*")) == [empty], "nothing half written is left"
 
 
 @pytest.mark.parametrize(("reader", "read"), [("head -1", "["), ("true", "")])

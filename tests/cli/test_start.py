@@ -25,15 +25,13 @@ def test_importing_rlskip_brings_no_command_line() -> None:
     assert not loaded("import rlskip, rlskip.hooks") & {"typer", "rich", "rlskip.cli"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"]])
-def test_help_is_light(arguments: list[str]) -> None:
-    modules = loaded(f"from rlskip.cli.main import main; main({arguments})")
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["show", "--help"], ["ls", "."], ["ls", ".", "--steps"]]
+)
+def test_help_and_lists_are_light(
+    dumps: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(dumps)
+    modules = loaded(f"from rlskip.cli.main import main; assert not main({arguments})")
     assert "rlskip.cli.main" in modules
-    assert not modules & HEAVY
-
-
-@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--steps"], ["verify", "--help"]])
-def test_listing_directories_needs_no_torch(dumps: Path, arguments: list[str]) -> None:
-    place = [] if "--help" in arguments else [str(dumps)]
-    modules = loaded(f"from rlskip.cli.main import main; assert not main({arguments + place})")
     assert not modules & HEAVY

@@ -161,14 +161,6 @@ def test_of_many_steps_the_table_has_the_last(run_dir: Path) -> None:
     assert re.findall(r"<tr><td>(\d+)</td>", page) == [str(i) for i in range(100, 600)]
 
 
-def test_a_page_that_cannot_be_written_leaves_nothing(
-    rlskip: Any, run_dir: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "page").mkdir()
-    assert rlskip("report", run_dir, "--html", tmp_path / "page").code == 2
-    assert list(tmp_path.glob("page*")) == [tmp_path / "page"]
-
-
 def test_the_page_fits_a_telephone(
     rlskip: Any, tmp_path: Path, chromium: str, run_dir: Path
 ) -> None:
