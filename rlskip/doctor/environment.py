@@ -63,8 +63,8 @@ def _plugin() -> Finding:
     if found:
         return Finding("plug-in", OK, f"{_PLUGIN} is discovered; it is in {' and in '.join(ways)}")
     what = f"Hydra does not discover {_PLUGIN} (seen: {' and '.join(ways) or 'nothing of it'})"
-    remedy = "pip install --force-reinstall --no-deps rlskip"
-    return Finding("plug-in", ERROR, what, f"reinstall rlskip into this environment: {remedy}")
+    remedy = "reinstall rlskip into this environment: pip install --force-reinstall --no-deps PATH"
+    return Finding("plug-in", ERROR, what, f"{remedy}, the path of its sources")
 
 
 def _options() -> Iterator[Finding]:

@@ -19,5 +19,5 @@ def check_version(version: object, where: str) -> None:
         raise NewerFormatError(
             f"a dump of format {version}; this rlskip reads up to {VERSION}",
             where=where,
-            remedy="install the rlskip that wrote it or a newer one: pip install -U rlskip",
+            remedy="install the rlskip that wrote it or a newer one",
         )

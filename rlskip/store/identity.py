@@ -203,7 +203,7 @@ class Identity:
         if version > VERSION:
             raise NewerFormatError(
                 f"its identity has version {version}; this rlskip reads up to {VERSION}",
-                remedy="install the rlskip that wrote it or a newer one: pip install -U rlskip",
+                remedy="install the rlskip that wrote it or a newer one",
             )
         others = {key: value for key, value in data.items() if key not in ("prompts", "version")}
         return cls(prompts_hash=data["prompts"], **others)

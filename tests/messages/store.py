@@ -80,7 +80,7 @@ CASES = [
         "meta.json",
         """\
 meta.json: a dump of format 2; this rlskip reads up to 1
-  -> install the rlskip that wrote it or a newer one: pip install -U rlskip""",
+  -> install the rlskip that wrote it or a newer one""",
     ),
     (
         "a value that cannot be kept",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from rlskip import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,12 +89,21 @@ def test_the_wheel_holds_what_it_must(build: Callable[[str], Path]) -> None:
     assert "License-Expression: Apache-2.0" in about
 
 
-def test_the_sdist_holds_what_its_tests_need(build: Callable[[str], Path]) -> None:
+def test_the_sdist_holds_what_its_tests_and_readme_need(build: Callable[[str], Path]) -> None:
     with tarfile.open(build("sdist")) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
+        prefixes = {name.partition("/")[0] for name in sdist.getnames()}
+        about = next(name for name in sdist.getnames() if name.endswith("/PKG-INFO"))
+        metadata = sdist.extractfile(about).read().decode()  # type: ignore[union-attr]
+    assert prefixes == {f"rlskip-{__version__}"}, "README unpacks it by this name"
     for name in ("pyproject.toml", "LICENSE", "README.md", "constraints.txt", "rlskip/py.typed"):
         assert name in names
-    assert "tests/packaging/test_distributions.py" in names
+    assert {"train.py", "conf/config.yaml", "tests/packaging/test_distributions.py"} <= names
+    links = re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    relative = {link for link in links if "://" not in link}
+    assert relative <= names
+    # On an index page relative links lead nowhere: with a home, README links to it.
+    assert not relative or "Project-URL:" not in metadata
 
 
 def test_the_entry_point_of_hydra_1_4() -> None:
