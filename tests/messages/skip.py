@@ -4,8 +4,8 @@ import logging
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.skip.base_skip import RoleError, register_skip
 from rlskip.skip.call import StepNotSetError
+from rlskip.skip.role import RoleError, register_skip
 
 
 @SkipManager.annotate(role="rollout")
