@@ -8,8 +8,9 @@ The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy and torch 
 :mod:`rlskip.format.tensors`, those of batches in :mod:`rlskip.format.tensordicts`.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names.
-What the rebuilt values occupy in memory is charged to a budget that follows from the size of the
-file. Both walks charge the same, so the writer makes a file large enough to be read.
+What a rebuilt value occupies in memory follows from its node (:attr:`Kind.cost`). It is charged to
+a budget that follows from the size of the file, before the value is rebuilt. The writer charges the
+same, and makes the file large enough to be read.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 MAX_ALIKE = 64
 """The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
-ENTRY = 128
-"""Bytes charged for an entry of a mapping."""
 
 _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 _USER = "user:"
@@ -63,13 +62,17 @@ class Kind:
     unpack
         ``unpack(parts, unpacker)`` returns the value.
     cost
-        Bytes that a rebuilt value occupies besides its arrays and its parts.
+        Bytes that a rebuilt value occupies besides its arrays and its parts: a number, or
+        ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
 
     tag: str
     pack: Callable[[Any, Packer], list[Node]]
     unpack: Callable[[list[Node], Unpacker], Any]
-    cost: int = 512
+    cost: int | Callable[[list[Node], Callable[[int], int]], int] = 512
+
+    def cost_of(self, parts: list[Node], nbytes: Callable[[int], int]) -> int:
+        return self.cost if isinstance(self.cost, int) else self.cost(parts, nbytes)
 
 
 _BY_TAG: dict[str, Kind] = {}
@@ -191,18 +194,16 @@ class Packer:
             codec = kind_of(value)
             if codec is None:
                 raise self.unsupported(value)
-            node = [codec.tag, *codec.pack(value, self)]
+            parts = codec.pack(value, self)
+            self.cost += codec.cost_of(parts, lambda number: self.arrays[number].nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
             raise self.unsupported(value, text_of(error)) from error
-        self.cost += codec.cost
         self._path.pop()
-        return node
+        return [codec.tag, *parts]
 
-    def array(
-        self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False, each: int = 0
-    ) -> int:
+    def array(self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False) -> int:
         """The number of a 1-D contiguous array.
 
         Parameters
@@ -214,10 +215,7 @@ class Packer:
             under two names, is stored once and comes back as one.
         owned
             Whether the memory is a copy that no other code changes.
-        each
-            Bytes that a Python object for each element will occupy.
         """
-        self.cost += each * len(data)
         if owner is not None and id(owner) in self._numbers:
             return self._numbers[id(owner)]
         self.arrays.append(Array.of(data, kind, owned or owner is None))
@@ -320,7 +318,7 @@ class Unpacker:
             raise ValueError(f"there is no kind {tag!r}")
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        self.spend(kind.cost)
+        self.spend(kind.cost_of(parts, self._source.nbytes))
         self._depth += 1
         value = kind.unpack(parts, self)
         self._depth -= 1
@@ -359,29 +357,25 @@ class Unpacker:
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
         (chosen,) = self.chosen(entries)
-        self.spend(ENTRY * len(chosen))
         keys = [self.node(key) for key, _ in chosen]
         check_hashes(keys)
         return zip(keys, (self.node(value) for _, value in chosen), strict=True)
 
-    def array(self, number: int, dtype: str, each: int = 0) -> np.ndarray[Any, Any]:
-        """Array `number` as elements of `dtype`; `each` is charged for a Python object per element.
+    def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
+        """Array `number` as elements of `dtype`.
 
         An array can be taken once only: a small file must not become large by naming it often.
         """
         if number in self._used:
             raise ValueError(f"array {number} is used twice")
         self._used.add(number)
-        data = self._source.array(number).view(dtype)
-        self.spend(each * len(data))
-        return data
+        return self._source.array(number).view(dtype)
 
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
     """The items of a mapping as a list of ``[key node, value node]``."""
     entries = dict(items)
     check_hashes(list(entries))
-    packer.cost += ENTRY * len(entries)
     return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in entries.items()]
 
 

@@ -166,10 +166,15 @@ class Reader:
         self.budget: int = max(FLOOR, MAX_RATIO * size) - _PARSED * plain
         self.budget -= sum(entry.nbytes for entry in self._entries)
 
+    def nbytes(self, number: int) -> int:
+        """The size of array `number`."""
+        if type(number) is not int or not 0 <= number < len(self._entries):
+            raise self._corrupt(f"it has no array {number!r:.60}")
+        return self._entries[number].nbytes
+
     def array(self, number: int) -> np.ndarray:
         """Array `number`, verified, as bytes in newly allocated memory."""
-        if type(number) is not int or not 0 <= number < len(self._entries):
-            raise self._corrupt(f"it has no array {number!r}")
+        self.nbytes(number)
         if number not in self._ready:
             self._load([number])
         return self._ready.pop(number)

@@ -10,7 +10,7 @@ import struct
 import sys
 import types
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -18,14 +18,41 @@ import numpy as np
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, check_hashes, pack_entries
 
-# Bytes that an object takes, with its place in a list and in a slice of that list.
-_NUMBER = 48
-_STRING = 80
-_RUN = 112  # a list, and the number that is its end
-_NODE = 24
-_IN_SET = 72
 _TWIN = 1 << 16  # as much as it takes time
 _FIELD = 1 << 13
+
+# Bytes of an object, with its place in a list and in a slice of that list, for each byte of the
+# array that it is made from. A run is a list, and the number that is its end.
+_NUMBER, _STRING, _RUN = 6, 10, 14
+_CHARACTER = 5  # one wide character makes every character of its string take four bytes
+# Bytes of a place.
+_IN_LIST, _IN_SET, IN_MAPPING = 24, 72, 128
+
+
+def cost_of_list(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    form, content, *rest = parts
+    if form == "any":
+        return 64 + _IN_LIST * len(content)
+    if form == "str":
+        return 64 + _STRING * nbytes(content) + _CHARACTER * nbytes(rest[0])
+    return 64 + (_RUN if form == "runs" else _NUMBER) * nbytes(content)
+
+
+def places_in(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    """How many items a list of these parts has."""
+    return len(parts[1]) if parts[0] == "any" else nbytes(parts[1]) // 8
+
+
+def _cost_of_set(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    return 192 + cost_of_list(parts, nbytes) + _IN_SET * places_in(parts, nbytes)
+
+
+def _cost_of_mapping(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    return 256 + IN_MAPPING * len(parts[-1])
+
+
+def _cost_of_bytes(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    return 64 + nbytes(parts[0])
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
@@ -34,15 +61,14 @@ def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
         if kinds == {str}:
             return ["str", *_pack_strings(values, packer)]
         if kinds == {float}:
-            return ["float", packer.array(np.array(values, np.float64), "x", each=_NUMBER)]
+            return ["float", packer.array(np.array(values, np.float64), "x")]
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
-            return ["int", packer.array(np.array(values, np.int64), "i", each=_NUMBER)]
+            return ["int", packer.array(np.array(values, np.int64), "i")]
     if kinds == {list} and len(values) > 1:
         flat = list(chain.from_iterable(values))
         if len(flat) >= 8 and set(map(type, flat)) in ({int}, {float}, {str}):
             counts = np.fromiter(map(len, values), np.int64, len(values))
-            return ["runs", packer.array(counts, "i", each=_RUN), packer.node(flat)]
-    packer.cost += _NODE * len(values)
+            return ["runs", packer.array(counts, "i"), packer.node(flat)]
     return ["any", [packer.node(value, (i,)) for i, value in enumerate(values)]]
 
 
@@ -50,16 +76,15 @@ def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
     form, *rest = parts
     if form == "any":
         (nodes,) = rest
-        unpacker.spend(_NODE * len(nodes))
         return [unpacker.node(node) for node in nodes]
     if form == "str":
         return _unpack_strings(rest, unpacker)
     if form == "float":
-        return list(unpacker.array(rest[0], "f8", each=_NUMBER).tolist())
+        return list(unpacker.array(rest[0], "f8").tolist())
     if form == "int":
-        return list(unpacker.array(rest[0], "i8", each=_NUMBER).tolist())
+        return list(unpacker.array(rest[0], "i8").tolist())
     if form == "runs":
-        counts = unpacker.array(rest[0], "i8", each=_RUN)
+        counts = unpacker.array(rest[0], "i8")
         return _cut(unpacker.list_of(rest[1]), counts)
     raise ValueError(f"a list of the form {form!r}")
 
@@ -78,13 +103,12 @@ def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     text = np.frombuffer(b"".join(encoded), np.uint8)
-    # One wide character makes every character of its string take four bytes.
-    return [packer.array(counts, "i", each=_STRING), packer.array(text, "x", each=5)]
+    return [packer.array(counts, "i"), packer.array(text, "x")]
 
 
 def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
-    counts = unpacker.array(parts[0], "i8", each=_STRING)
-    text = unpacker.array(parts[1], "u1", each=5).tobytes()
+    counts = unpacker.array(parts[0], "i8")
+    text = unpacker.array(parts[1], "u1").tobytes()
     return [run.decode("utf-8", "surrogatepass") for run in _cut(text, counts)]
 
 
@@ -92,13 +116,11 @@ def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:
     # The order of strings in a set differs from process to process.
     values = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
     check_hashes(values)
-    packer.cost += _IN_SET * len(values)
     return _pack_list(values, packer)
 
 
 def _unpack_set(parts: list[Node], unpacker: Unpacker) -> list[Any]:
     values = _unpack_list(parts, unpacker)
-    unpacker.spend(_IN_SET * len(values))
     check_hashes(values)
     return values
 
@@ -122,7 +144,7 @@ def _unpack_defaultdict(parts: list[Node], unpacker: Unpacker) -> defaultdict:
 
 
 def _pack_bytes(value: bytes | bytearray, packer: Packer) -> list[Node]:
-    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x", each=1)]
+    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x")]
 
 
 def _is_namedtuple(value: Any) -> bool:
@@ -184,11 +206,11 @@ def _bits_float(bits: str) -> float:
 
 
 def _collection(tag: str, kind: Any) -> Kind:
-    return Kind(tag, _pack_list, lambda parts, walk: kind(_unpack_list(parts, walk)), cost=64)
+    return Kind(tag, _pack_list, lambda parts, walk: kind(_unpack_list(parts, walk)), cost_of_list)
 
 
 def _unique(tag: str, kind: Any) -> Kind:
-    return Kind(tag, _pack_set, lambda parts, walk: kind(_unpack_set(parts, walk)), cost=256)
+    return Kind(tag, _pack_set, lambda parts, walk: kind(_unpack_set(parts, walk)), _cost_of_set)
 
 
 def _mapping(tag: str, kind: Any) -> Kind:
@@ -196,12 +218,14 @@ def _mapping(tag: str, kind: Any) -> Kind:
         tag,
         lambda value, packer: [pack_entries(value.items(), packer)],
         lambda parts, unpacker: kind(unpacker.entries(parts[0])),
-        cost=256,
+        _cost_of_mapping,
     )
 
 
 def _raw(tag: str, kind: Any) -> Kind:
-    return Kind(tag, _pack_bytes, lambda parts, walk: kind(walk.array(parts[0], "u1", each=1)), 64)
+    return Kind(
+        tag, _pack_bytes, lambda parts, walk: kind(walk.array(parts[0], "u1")), _cost_of_bytes
+    )
 
 
 for _kind, _type in (
@@ -211,7 +235,7 @@ for _kind, _type in (
     (_unique("frozenset", frozenset), frozenset),
     (_mapping("dict", dict), dict),
     (_mapping("ordereddict", OrderedDict), OrderedDict),
-    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, cost=256), defaultdict),
+    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, _cost_of_mapping), defaultdict),
     (_raw("bytes", bytes), bytes),
     (_raw("bytearray", bytearray), bytearray),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,23 @@ from tensordict import (
 from rlskip.batch.columns import DataProtoParts, columns_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, pack_entries
 from rlskip.format.dump_errors import UnknownTypeError
+from rlskip.format.plain import IN_MAPPING, places_in
 from rlskip.format.tensors import size_of
 
 # -- tensordict --------------------------------------------------------------------------
 
 
 _WRAPPED = 2048
-"""Bytes charged for a value that a TensorDict wraps."""
+"""Bytes of a TensorDict, and of a value that one wraps."""
+
+
+def _cost_of_tensordict(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    return _WRAPPED + IN_MAPPING * len(parts[-1])
+
+
+def _cost_of_stack(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    form, _, content, *_ = parts
+    return _WRAPPED + (_WRAPPED * places_in(content[1:], nbytes) if form == "data" else 0)
 
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
@@ -66,7 +77,6 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     if type(value) is NonTensorStack and all(
         type(p) is NonTensorData and not p.batch_size for p in parts
     ):
-        packer.cost += _WRAPPED * len(parts)
         return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
     form = "nontensor" if type(value) is NonTensorStack else "lazy"
     nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
@@ -77,7 +87,6 @@ def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     form, dim, content, *name = parts
     if form == "data":
         values = unpacker.list_of(content)
-        unpacker.spend(_WRAPPED * len(values))
         stacked = [NonTensorData(data=data) for data in values]
     else:
         stacked = [unpacker.node(node) for node in content]
@@ -97,10 +106,11 @@ def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> NonTensorData:
 
 
 add_kind(
-    Kind("tensordict", _pack_tensordict, _unpack_tensordict, cost=_WRAPPED), types=[TensorDict]
+    Kind("tensordict", _pack_tensordict, _unpack_tensordict, _cost_of_tensordict),
+    types=[TensorDict],
 )
 add_kind(
-    Kind("tensordictstack", _pack_stack, _unpack_stack, cost=_WRAPPED),
+    Kind("tensordictstack", _pack_stack, _unpack_stack, _cost_of_stack),
     types=[NonTensorStack, LazyStackedTensorDict],
 )
 add_kind(
@@ -171,11 +181,10 @@ def _is_image(value: Any) -> bool:
 def _pack_image(value: Any, packer: Packer) -> list[Node]:
     palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
     pixels = np.frombuffer(value.tobytes(), np.uint8)
-    packer.cost += _image_cost(value.mode, *value.size)
     return [
         value.mode,
         list(value.size),
-        packer.array(pixels, "x", each=1),
+        packer.array(pixels, "x"),
         packer.node(palette),
         packer.node(dict(value.info), ".info"),
     ]
@@ -187,8 +196,7 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
     except ImportError as error:
         raise UnknownTypeError("holds images", remedy="pip install pillow") from error
     mode, (width, height), pixels, palette, info = parts
-    unpacker.spend(_image_cost(mode, width, height))
-    raw = unpacker.array(pixels, "u1", each=1).tobytes()
+    raw = unpacker.array(pixels, "u1").tobytes()
     image = unpacker.outside(Image.frombytes, mode, (width, height), raw)
     if palette is not None:
         unpacker.outside(image.putpalette, unpacker.list_of(palette), "RGBA")
@@ -199,12 +207,13 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
     return image
 
 
-def _image_cost(mode: str, width: int, height: int) -> int:
-    """Bytes that Pillow takes for an image: its pixels, and a pointer to each line."""
+def _cost_of_image(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    """Bytes that Pillow takes for an image, its pixels and a pointer to each line, and a copy."""
+    mode, (width, height), pixels, *_ = parts
     if not (type(width) is type(height) is int and min(width, height) >= 0):
         raise ValueError("an image without a size")
     pixel = 1 if mode in ("1", "L", "P") else 4
-    return (width * pixel + 8) * height
+    return 512 + (width * pixel + 8) * height + nbytes(pixels)
 
 
-add_kind(Kind("image", _pack_image, _unpack_image), test=_is_image)
+add_kind(Kind("image", _pack_image, _unpack_image, _cost_of_image), test=_is_image)

@@ -214,8 +214,6 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
             raise ValueError("a part of a nested tensor is not a tensor")
         if len({(tensor.dtype, tensor.dim()) for tensor in tensors}) > 1:
             raise ValueError("the parts of a nested tensor differ")
-        # It copies them; a file may name one tensor many times.
-        unpacker.spend(sum(tensor.nbytes for tensor in tensors))
         return unpacker.outside(torch.nested.nested_tensor, tensors, layout=torch.strided)
     if form != "dense":
         raise ValueError(f"a tensor of the form {form!r}")
@@ -270,8 +268,16 @@ def _torch_size(sizes: Any) -> torch.Size:
     return torch.Size(sizes)
 
 
+def _cost_of_tensor(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    cost = 2048
+    if parts[0] == "nested":  # it copies its parts, and a file may name one tensor many times
+        numbers = [node[4] for node in parts[1][2]]
+        cost += sum(nbytes(number) for number in numbers if number is not None)
+    return cost
+
+
 add_kind(
-    Kind("tensor", _pack_tensor, _unpack_tensor, cost=2048),
+    Kind("tensor", _pack_tensor, _unpack_tensor, _cost_of_tensor),
     types=[torch.Tensor],
     test=lambda value: isinstance(value, torch.Tensor) and value.is_nested,
 )

@@ -211,6 +211,9 @@ _SEALED_BUT_WRONG: dict[str, Any] = {
     "a long nothing as values": [
         "tensor", "jagged", ["tensordict", [2**40], None, None, []], _dense(5, 3), None, 1,
     ],
+    "a long nothing as a palette": [
+        "image", "P", [8, 4], 1, ["nontensor", 1, [2**40]], ["dict", []],
+    ],
     "a long nothing as notes": ["image", "L", [0, 0], 3, None, ["tensordict", [], None, None, []]],
     "an array without its elements": ["ndarray", "<i8", [8], None],
     "a tensor without its elements": ["tensor", "dense", "int64", [8], None, None],
@@ -272,7 +275,7 @@ def test_a_forged_node_is_refused(name: str) -> None:
     ("node", "error"),
     [
         (["image", "nonsense", [1, 1], 1, None, ["dict", []]], UnreadableDumpError),
-        (["image", "P", [4, 1], 1, ["nontensor", 1, [2**40]], ["dict", []]], UnreadableDumpError),
+        (["image", "L", [4, 2], 1, None, ["dict", []]], UnreadableDumpError),
         (["dtype", "float3"], UnknownTypeError),
         (["tensor", "dense", "float3", [0], None, None], UnknownTypeError),
     ],
