@@ -126,6 +126,30 @@ seen.append(len(trainer.manager.made))
     assert calls == {f"{step}{call}" for step in (0, 1, 2) for call in ("", "/1")}
 
 
+def test_a_trainer_that_states_the_step_of_validation_only_counts_the_others(
+    steps: Callable[[str], object], tmp_path: Path
+) -> None:
+    """As DAPO's, which validates before training and after each step."""
+    loop = """
+skip = {"dump_dir": sys.argv[1], "rollout": {"enable": True}, "validation": "replay"}
+trainer = Trainer({"skip": {**skip, "steps": [1, 2]}})
+trainer.init_workers()
+trainer.global_steps = 0
+trainer.generate(0, global_steps=0, validate=True)
+for trainer.global_steps in (1, 2, 3):
+    seen += [trainer.generate(10 * trainer.global_steps + call) for call in (1, 2)]
+    trainer.generate(0, global_steps=trainer.global_steps, validate=True)
+seen.append([meta.get("global_steps") for meta in trainer.manager.made].count(None))
+"""
+    assert steps(loop) == [1, 1, 2, 2, 3, 3, 6]
+    assert steps(loop) == [1, 1, 2, 2, 3, 3, 2], "step 3 is not listed"
+    dumps = [path.parent for path in (tmp_path / "d").rglob("gen_batch.dp")]
+    trained = {"/".join(p.parts[-2:]) for p in dumps if "rollout_val" not in p.parts}
+    assert {name.removeprefix("GBSany_Nany_inany_outany/") for name in trained} == {
+        *("1", "1/1", "2", "2/1")
+    }
+
+
 def test_a_step_that_the_trainer_states_counts_instead(steps: Callable[[str], object]) -> None:
     loop = """
 for trainer.global_steps in (1, 2):

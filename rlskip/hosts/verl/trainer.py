@@ -63,10 +63,10 @@ _installed: Any = None
 # The step that verl's trainer stated last (0.9).
 _stated: int | None = None
 
-# The trainer that made its workers last, and the step that it counted at its last call; the step
-# is None where the trainer states its steps itself.
+# The trainer that made its workers last, and the step that was set here last: what a batch stated,
+# or the trainer counted. Any other step of SkipManager's was stated by the trainer's loop.
 _trainer: weakref.ref[Any] | None = None
-_counted: int | None = None
+_set_here: int | None = None
 
 
 def attach() -> None:
@@ -230,13 +230,18 @@ def _last_step(trainer: Any) -> int | None:
 
 
 def _set_step_of(prompts: Any) -> None:
-    """Set the step that the batch states; else the one that was set, or the trainer's count."""
-    global _counted
+    """Set the step that the batch states; else that of the trainer's loop, or the trainer's count.
+
+    A batch of validation states its step even in trainers that state none for training.
+    """
+    global _set_here
     step = prompts.meta_info.get("global_steps")
-    if step is None and SkipManager.step in (None, _counted):
-        step = _counted = getattr(_trainer and _trainer(), "global_steps", None)
+    if step is None and SkipManager.step in (None, _set_here):
+        counted = getattr(_trainer and _trainer(), "global_steps", None)
+        step = counted if _stated is None else _stated
     if step is not None:
         SkipManager.set_step(step)
+        _set_here = SkipManager.step
 
 
 def _lacks_scores(manager: Any, rollouts: Any, role: str) -> bool:
