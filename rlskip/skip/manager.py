@@ -64,8 +64,10 @@ class SkipManager:
     # Called by a decorated function whose role is off; None where no role is on.
     _guard: ClassVar[Guard | None] = staticmethod(before_init())
 
-    # The bypassed roles of the last warning about a role that is not called.
+    # The bypassed roles of the last warning about a role that is not called, and whether the
+    # present step is the first one.
     _warned: ClassVar[set[str] | None] = None
+    _at_first_step: ClassVar[bool] = True
 
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
@@ -168,8 +170,10 @@ class SkipManager:
                 f"{step!r} is not a step", "SkipManager.set_step", "pass an integer"
             ) from None
         if cls.step != before:
-            if before is not None and len(cls._recorders) < len(cls.skip_instances):
-                cls._warn_of_uncalled(before)
+            if before is not None:
+                if len(cls._recorders) < len(cls.skip_instances):
+                    cls._warn_of_uncalled(before)
+                cls._at_first_step = False
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
 
@@ -177,12 +181,17 @@ class SkipManager:
     def _warn_of_uncalled(cls, step: int) -> None:
         """Warn once that a role was not called up to `step`, and again of each other role that was.
 
-        Functions of a role with its own steps may be called in another process.
+        Functions of a role with its own steps may be called in another process, validation may
+        come later, or before the first step of training: at step 0, or at that of a checkpoint.
         """
+        validated = any(cls.skip_instances[role].serves_validation for role in cls._recorders)
+        if not cls.bypassed and (step == 0 or (cls._at_first_step and validated)):
+            return
         unused = [
             role
             for role, skip in cls.skip_instances.items()
-            if not cls.was_called(role) and (cls.bypassed or not skip.support_online_step)
+            if not (cls.was_called(role) or skip.serves_validation)
+            if cls.bypassed or not skip.support_online_step
         ]
         if unused and cls.bypassed != cls._warned:
             cls._warned = set(cls.bypassed)
@@ -258,7 +267,7 @@ class SkipManager:
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
         cls._recorders = {}
-        cls.bypassed, cls._warned = set(), None
+        cls.bypassed, cls._warned, cls._at_first_step = set(), None, True
         cls.settings, cls.skip_instances = None, {}
         cls.start_engine = True
         cls._guard = staticmethod(guard)

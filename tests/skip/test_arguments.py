@@ -122,3 +122,35 @@ def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
     SkipManager.set_step(1)
     SkipManager.set_step(2)
     assert warned.text.count("NEVER CONSULTED") == 1
+
+
+@pytest.mark.parametrize(
+    ("validated", "warns"),
+    [(0, False), (7, False), (None, True)],
+    ids=["before training", "at a checkpoint", "never"],
+)
+def test_validation_before_training_is_no_step_that_the_stage_missed(
+    init: Callable[..., Path], warned: Any, validated: int | None, warns: bool
+) -> None:
+    init("rollout", validation="replay")
+    validate = SkipManager.annotate(role="rollout_val")(lambda prompts: prompts)
+    first = 7 if validated is None else validated
+    SkipManager.set_step(first)
+    if validated is not None:
+        validate({"validate": True, "ids": [1]})
+    SkipManager.set_step(first + 1)
+    assert ("NEVER CONSULTED" in warned.text) is warns
+    warned.clear()
+    generate([1])
+    for step in (2, 3):  # validation may come later
+        SkipManager.set_step(first + step)
+    assert "NEVER CONSULTED" not in warned.text
+
+
+def test_a_stage_that_nobody_calls_is_named_after_step_1_of_a_run_that_validated(
+    init: Callable[..., Path], warned: Any
+) -> None:
+    init("rollout", validation="replay")
+    for step in (0, 1, 2):
+        SkipManager.set_step(step)
+    assert "role rollout is enabled and was NEVER CONSULTED up to step 1" in warned.text
