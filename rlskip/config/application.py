@@ -136,6 +136,7 @@ def application_facts(config: Any) -> HostFacts:
         prompt_len=look_up(config, "data.max_prompt_length"),
         response_len=look_up(config, "data.max_response_length"),
         steps=range(1, total + 1) if isinstance(total, int) else (),
+        samples_dynamically=look_up(config, "algorithm.filter_groups.enable") is True,
         model=look_up(config, "actor_rollout_ref.model.path"),
         engine=look_up(config, f"{ROLLOUT}.name"),
         shaping=shaping,

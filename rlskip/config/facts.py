@@ -55,6 +55,10 @@ class HostFacts:
         Longest prompt and longest response in tokens.
     steps, validated
         The steps that the run will take, and those at which it validates, as far as they are known.
+    samples_dynamically
+        Whether a step takes batch after batch until a filter has kept enough: other rewards move
+        prompts to other steps, so ``skip.match`` is ``run`` by default, and `steps` are the most
+        that the run may take.
     validates
         The host's keys that make it validate, each with the value that keeps it from that.
     model, engine
@@ -91,6 +95,7 @@ class HostFacts:
     response_len: int | None = None
     steps: Sequence[int] = ()
     validated: Sequence[int] = ()
+    samples_dynamically: bool = False
     validates: Mapping[str, Any] = attrs.field(factory=dict)
     model: str | None = None
     engine: str | None = None

@@ -94,6 +94,11 @@ class SkipSettings:
         on = {**node, "enable": True, role: own}
         return read_values(on, registry, self.facts.config, self.at)
 
+    def gives(self, key: str, role: str) -> bool:
+        """Whether the node gives `key` for `role`, or for all."""
+        node = self.node or {}
+        return any(place.get(key) is not None for place in (node, node.get(role) or {}))
+
     def complete(self, facts: HostFacts) -> SkipSettings:
         """These settings for a host: each key of a role that is still null takes its fact.
 
@@ -110,6 +115,8 @@ class SkipSettings:
             for key, fact in _FROM_HOST.items():
                 if getattr(role, key) is None:
                     setattr(role, key, getattr(facts, fact))
+            if name == "rollout" and facts.samples_dynamically and not self.gives("match", name):
+                role.match = "run"
         return attrs.evolve(self, facts=facts, roles=roles)
 
 

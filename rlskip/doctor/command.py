@@ -56,6 +56,11 @@ class Command:
             arguments.append(argument)
         return cls(start, arguments, multirun, swept, note)
 
+    @property
+    def module(self) -> str | None:
+        """The module that ``python -m`` runs; None for a script."""
+        return self.start[-1] if self.start[-2:-1] == ["-m"] else None
+
     def findings(self) -> list[Finding]:
         findings = [Finding("command", NOTE, self.note)] if self.note else []
         if self.multirun:

@@ -179,8 +179,7 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
     """What verl's launcher process would refuse before it starts the trainer."""
     try:
-        main = next((word for word in command.start if word.startswith("verl.")), None)
-        judge(settings.facts.config.copy(), settings, main)
+        judge(settings.facts.config.copy(), settings, command.module)
     except RlskipError as error:
         return [_refusal("verl", error)]
     return []
@@ -210,6 +209,17 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         made = sound[step]
         if made is not None and (must := differences(skip.dumps, made)):
             differ.setdefault("; ".join(must), []).append(step)
+    missing = sorted({*listed} - {*there})
+    replayed = {*there}
+    if differ and role.on_mismatch != "ignore":
+        replayed -= {step for steps in differ.values() for step in steps}
+    if differ and role.on_mismatch == "error":  # the job gets no further
+        replayed = {step for step in replayed if step < min(map(min, differ.values()))}
+    if replayed:
+        what = f"steps {compact(sorted(replayed))} have dumps and would be replayed, if their "
+        yield Finding(name, OK, f"{what}prompts are the same (that is compared as the job runs)")
+    elif not sound:
+        yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     level, then = _ON_MISMATCH[role.on_mismatch]
     for what, steps in differ.items():
         yield Finding(name, level, f"dumps of steps {compact(steps)}: {what}: {then}")
@@ -217,15 +227,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     if nameless:
         what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
         yield Finding(name, NOTE, what)
-    missing = sorted({*listed} - {*there})
-    if role.on_mismatch != "ignore":
-        there = sorted({*there}.difference(*differ.values()))
-    if there:
-        what = f"steps {compact(there)} have dumps and would be replayed, if their prompts are "
-        yield Finding(name, OK, f"{what}the same (that is compared as the job runs)")
-    elif not sound:
-        yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
-    if role.on_miss == "generate" and missing and there:
+    if role.on_miss == "generate" and missing and replayed:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
     if role.on_miss == "error" and not listed and not skip.serves_validation:
         what = "on_miss=error, and the job would end at the first step: no dump"

@@ -164,6 +164,7 @@ def _facts(cfg: Any) -> HostFacts:
         response_len=cfg.generator.sampling_params.max_generate_length,
         model=cfg.trainer.policy.model.path,
         engine=cfg.generator.inference_engine.backend,
+        samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
         validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
         keys={"experiment": "trainer.run_name"},
     )
@@ -172,8 +173,8 @@ def _facts(cfg: Any) -> HostFacts:
 def preflight(trainer: Any) -> None:
     """Refuse all that the trainer would have to generate although it must not, at once.
 
-    Steps are refused where they are known before: not with fully async training, dynamic
-    sampling, or a checkpoint in a place other than a local ``trainer.ckpt_path``.
+    Steps are refused where they are known before: not with fully async training, or a checkpoint
+    in a place other than a local ``trainer.ckpt_path``.
 
     Raises
     ------
@@ -190,9 +191,7 @@ def preflight(trainer: Any) -> None:
 def _steps(trainer: Any) -> tuple[Sequence[int], Sequence[int]]:
     """The steps that a trainer will take and those at which it evaluates, where they are known."""
     cfg, total = trainer.cfg.trainer, getattr(trainer, "total_training_steps", None)
-    # With dynamic sampling several batches make up a step.
-    spans = cfg.algorithm.dynamic_sampling.type is not None
-    if total is None or spans or look_up(trainer.cfg, _FULLY_ASYNC):
+    if total is None or look_up(trainer.cfg, _FULLY_ASYNC):
         return (), ()
     if (done := _steps_done(cfg)) is None:
         return (), ()

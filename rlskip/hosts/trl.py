@@ -271,10 +271,8 @@ def _eval_strategy(args: Any) -> Any:
 
 
 def _restore_rng_by_default() -> None:
-    node = (SkipManager.settings and SkipManager.settings.node) or {}
     for role in SkipManager.skip_instances.keys() & {ROLE, VALIDATION_ROLE}:
-        given = [place.get("restore_rng") for place in (node, node.get(role) or {})]
-        if given == [None, None]:
+        if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
             SkipManager.skip_instances[role].local_config.restore_rng = True
 
 

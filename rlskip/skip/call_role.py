@@ -109,7 +109,7 @@ class CallRole(Role):
             if call.found is not None or generates:
                 call.name = visit.count_call(call.identity)
         if call.found is None:
-            self.dumps.notices.other_shapes()
+            self.dumps.notices.log_other_shapes()
             if generates:
                 self._claim(call)
         return call.found is not None

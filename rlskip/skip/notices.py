@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,14 @@ class Notices:
                 "%s=[%s]", ", ".join(scores), as_typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
 
-    def other_shapes(self) -> None:
+    def log_other_shapes(self) -> None:
         """On the first miss, name the run's dumps that another batch size or length hides."""
-        if not self._is_new("shapes"):
-            return
+        if self._is_new("shapes"):
+            for hidden in self.other_shapes():
+                log.warning("rlskip: role %s: %s", self.role, hidden)
+
+    def other_shapes(self) -> Iterator[str]:
+        """The run's directories for another batch size or length that have dumps, and why."""
         ours = self._directory if self.role in TRAINING_ROLES else self._directory.parent
         mine = shape_of(ours.name)
         try:
@@ -108,10 +112,7 @@ class Notices:
                     for name in mine
                     if mine[name] != other[name]
                 )
-                log.warning(
-                    "rlskip: role %s: %s has dumps of %d steps, which are not found: %s",
-                    self.role, path, steps, differs,
-                )  # fmt: skip
+                yield f"{path} has dumps of {steps} steps, which are not found: {differs}"
 
     def _changed(self, meta: DumpMeta) -> None:
         """On the first replay, name the keys of the config that changed and are not compared."""

@@ -107,6 +107,9 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
             continue
         what = f"steps {compact([*missing])} have no usable dump in {dumps.directory}"
         remedy = "generate them once with skip.on_miss=generate skip.start_engine=true"
+        if hidden := list(dumps.notices.other_shapes()) if {*missing} == {*listed} else []:
+            what += "; " + "; ".join(hidden)
+            remedy = f"set back what differs, or {remedy}"
         for reason in sorted({*missing.values()} - {""}):
             others = [step for step, why in missing.items() if why == reason]
             what += f"; those of steps {compact(others)} were made for other rollouts: {reason}"
@@ -152,7 +155,15 @@ def _validation(roles: Roles, facts: HostFacts) -> list[Problem]:
 
 
 def _due(skip: Role, facts: HostFacts) -> list[int]:
-    return list(facts.validated if skip.serves_validation else facts.steps)
+    """The steps at which the run will call the role, as far as they are certain.
+
+    With dynamic sampling its last step is not: the run may end with that of the dumps.
+    """
+    due = list(facts.validated if skip.serves_validation else facts.steps)
+    if due and facts.samples_dynamically and skip.dumps is not None and skip.first_part is None:
+        dumped = StepStore(skip.dumps.directory).listed()
+        due = [step for step in due if step <= max([due[0], *dumped])]
+    return due
 
 
 def _shared(all_dumps: Iterable[Dumps]) -> list[Problem]:

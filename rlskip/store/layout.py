@@ -147,7 +147,7 @@ def journaled_steps(directory: Path) -> list[int]:
         found = map(journaled_step, os.listdir(directory))
     except OSError:
         return []
-    return sorted(step for step in found if step is not None)
+    return sorted({step for step in found if step is not None})
 
 
 def steps_among(names: Iterable[str]) -> list[int]:

@@ -213,6 +213,8 @@ def test_it_says_how_the_config_differs_from_the_dumps(
     assert "steps 1 have dumps and would be replayed" in said_of(said, "rollout")
     assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
     save(app.folder, 3, temperature=0.7)
+    save(app.folder, 4)
+    assert "steps 1 have dumps" in said_of(explain(*arguments, app=app), "rollout"), "it ends at 2"
     assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments, app=app))] == [
         "dumps of steps 2",
         "dumps of steps 3",

@@ -9,9 +9,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError, NoEngineError
+from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, ONE_STEP_OFF
 from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
 from rlskip.hosts.verl.preflight import before_ray, before_workers
 from rlskip.hosts.verl.trainer import begin
+from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
 from rlskip.skip.manager import read_settings
 
@@ -140,6 +142,43 @@ def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -
     with pytest.raises(NoEngineError, match="step 7 asks for validation") as error:
         refuse_to_generate(config, {"global_steps": 7, "validate": True})
     assert error.value.where == "skip.start_engine=false"
+
+
+def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]) -> None:
+    """DAPO's number of batches is known, and not that of its steps."""
+    more = ("algorithm.filter_groups.enable=true", "skip.steps=[1,2]")
+    config = verl(*more, dumped=(1, 2))
+    before_ray(read_settings(config))
+    before_workers(config, 4)
+    assert is_chosen(config)
+    assert SkipManager.skip_instances["rollout"].local_config.match == "run"
+    assert "steps 2 are not listed" in refused(verl(more[0], "skip.steps=[1]", dumped=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("main", "role", "remedy"),
+    [
+        ("dapo.main_dapo", "rollout", None),
+        ("dapo.main_dapo", "rollout_tq", None),
+        ("verl.trainer.main_ppo", "rollout", "or trainer.use_v1=False"),
+        (None, "rollout", "or trainer.use_v1=False"),
+        (ONE_STEP_OFF, "rollout", "train with verl.trainer.main_ppo"),
+        (FULLY_ASYNC_MAIN, "async_rollout", "train with verl.trainer.main_ppo"),
+    ],
+)
+def test_the_application_and_the_role_tell_the_trainer(
+    main: str | None, role: str, remedy: str | None
+) -> None:
+    """A recipe's own task runner makes a V0 trainer, and has verl's default of use_v1."""
+    config = OmegaConf.create(VERL)
+    config.trainer.use_v1 = True
+    config.skip = {"dump_dir": "/d", role: {"enable": True}}
+    if remedy is None:
+        judge(config, read_settings(config), main)
+        return
+    with pytest.raises(ConfigError) as error:
+        judge(config, read_settings(config), main)
+    assert remedy in error.value.remedy
 
 
 @pytest.mark.parametrize(("use_v1", "kept"), [(True, None), (False, "own.Manager")])

@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlskip import SkipManager
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, MismatchError
 
 
-def start(dumps: Path, total: Any = 4, role: str = "rollout", **skip: Any) -> None:
+def start(
+    dumps: Path, total: Any = 4, role: str = "rollout", filters: bool = False, **skip: Any
+) -> None:
     config = {"skip": {"dump_dir": str(dumps), **skip, role: {"enable": True}}}
-    SkipManager.init({**config, "trainer": {"total_training_steps": total}})
+    trainer = {"total_training_steps": total}
+    dynamic = {"filter_groups": {"enable": filters}}
+    SkipManager.init({**config, "trainer": trainer, "algorithm": dynamic})
 
 
 @pytest.fixture
@@ -37,6 +42,35 @@ def test_all_holes_are_named_before_the_first_step(dumps: Path) -> None:
     (dumps / next(f for f in dumps.rglob("1/gen_batch.dp"))).unlink()
     with pytest.raises(ConfigError, match="steps 1,2,4 have"):
         start(dumps, on_miss="error")
+
+
+def test_with_dynamic_sampling_the_dumps_tell_the_last_step(dumps: Path, tmp_path: Path) -> None:
+    """Filters decide how many steps an epoch has."""
+    with pytest.raises(ConfigError, match="steps 2 have no usable dump"):
+        start(dumps, on_miss="error", filters=True, match="step")
+    with pytest.raises(ConfigError, match="steps 1 have no usable dump"):
+        start(tmp_path / "none", on_miss="error", filters=True, match="step")
+
+
+def test_dynamic_sampling_looks_in_the_whole_run_unless_told_otherwise(
+    dumps: Path, Stage: Any
+) -> None:
+    """As where another reward function moves prompts to other steps."""
+    start(dumps, filters=True)
+    stage = Stage()
+    prompts = {"ids": torch.arange(3) + 1}  # those of step 1
+    assert stage.at(3, prompts) == 1
+    assert stage.calls == 0
+    start(dumps, filters=True, match="step")
+    with pytest.raises(MismatchError):
+        stage.at(3, prompts)
+
+
+def test_a_run_that_another_shape_hides_is_named(dumps: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        start(dumps, on_miss="error", n=8)
+    assert "has dumps of 2 steps, which are not found: n is 8 now, any there" in error.value.what
+    assert error.value.remedy.startswith("set back what differs, or ")
 
 
 def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:

@@ -60,14 +60,16 @@ _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SA
 def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
     """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
 
-    `skip` are its settings; `main` is the module of verl's application, if it is known.
+    `skip` are its settings; `main` is the module of the application, if it is known. One that is
+    not verl's has its own task runner, as verl's recipes have, which may make a V0 trainer whatever
+    ``trainer.use_v1`` is: then the role tells which trainer it is.
 
     Raises
     ------
     ConfigError
         Names *every* problem.
     """
-    roles = skip.roles
+    roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     if main in _UNTESTED:
         raise_all(_untested(roles, "skip", _UNTESTED[main]))
     elif main == MAIN_PPO_SYNC:
@@ -79,7 +81,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         problems = _roles_not_called(roles, "async_rollout")
         raise_all(problems + _validation_generates(roles, "the fully async application"))
-    elif look_up(config, "trainer.use_v1"):
+    elif look_up(config, "trainer.use_v1") and not (is_recipe and "rollout" in roles):
         plug_in(config, roles, V1Settings.read(config))
     elif lacks(SERVERS):
         problems = _roles_not_called(roles, "rollout")
@@ -222,7 +224,10 @@ def _validation_generates(roles: Roles, trainer: str) -> list[Problem]:
 def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:
     """A trainer on which no role was ever run."""
     what = f"no replay was tested with {trainer}, whose weights travel to engines on other GPUs"
-    remedy = "use trainer.v1.trainer_mode=colocate_async or sync, or turn skip off"
+    remedy = f"use {MODE_KEY}=colocate_async or sync, or turn skip off"
+    if key != MODE_KEY:
+        remedy = f"train with verl.trainer.main_ppo (+skip=rollout_tq_cache, {MODE_KEY}="
+        remedy += "colocate_async or sync), or turn skip off"
     return [Problem(key, what, remedy)] if roles else []
 
 
