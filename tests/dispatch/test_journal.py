@@ -8,7 +8,6 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity
-from rlskip.testing import each_fault
 
 IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
 
@@ -114,28 +112,6 @@ def test_sessions_of_two_identities_in_one_journal_stay(tmp_path):
     assert steps_of(SessionJournal(path, IDENTITY)) == [0]
     assert steps_of(SessionJournal(path, other)) == [1]
     assert path.exists()
-
-
-@pytest.mark.parametrize("lasting", [False, True])
-def test_a_fault_of_the_file_system_is_an_oserror_and_loses_nothing(tmp_path, lasting):
-    directory = tmp_path / "run"
-    path = directory / "3.journal"
-    directory.mkdir()
-    for fault in each_fault(directory, lasting=lasting):
-        path.unlink(missing_ok=True)
-        write(path, 2)
-        acknowledged = []
-        with fault, suppress(OSError):
-            journal = SessionJournal(path, IDENTITY)
-            assert set(steps_of(journal)) <= {0, 1}, fault
-            for i in (7, 8):
-                with suppress(OSError):
-                    journal.append({("content", 0, i): "x"})
-                    acknowledged.append(i)
-            journal.close()
-        kept = steps_of(SessionJournal(path, IDENTITY))
-        assert kept[:2] == [0, 1], fault
-        assert set(kept) >= set(acknowledged), fault
 
 
 def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import textwrap
 import threading
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from rlskip._files import Folder
 from rlskip.jobs.lease import LEASES, Lease, LeaseWatch, SingleFlight
 from rlskip.jobs.ranks import RankGroup
 from rlskip.store import StepStore
-from rlskip.testing import each_fault
 from tests.clock import MockClock
 
 
@@ -171,33 +169,6 @@ def _soon(happened: Callable[[], bool]) -> bool:
     """Whether it happens, in a thread that goes by the real clock."""
     pause = threading.Event()
     return any(happened() or pause.wait(0.01) for _ in range(2000)) and happened()
-
-
-def test_a_file_system_that_fails_at_times_ends_nothing(
-    store: StepStore, enter: Any, file: Path
-) -> None:
-    """At any moment of taking a dead job's lease over."""
-    for fault in each_fault(store.directory, (errno.ESTALE, errno.EIO)):
-        shutil.rmtree(store.directory, ignore_errors=True)
-        assert Lease(file, ttl_s=1e6).acquire()
-        with fault:
-            lease = enter()
-        assert lease is not None, fault
-        lease.release()
-
-
-def test_a_lease_is_written_and_given_back_or_not_taken(
-    store: StepStore, enter: Any, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for fault in each_fault(store.directory):
-        shutil.rmtree(store.directory, ignore_errors=True)
-        caplog.clear()
-        with fault:
-            lease = enter()
-        assert lease is not None, fault
-        assert file.exists() != ("no lease for step 1" in caplog.text), fault
-        lease.release()
-    assert not file.exists()
 
 
 @pytest.mark.timeout(60)

@@ -19,7 +19,7 @@ from rlskip.jobs.records import (
     tally,
     tally_steps,
 )
-from rlskip.testing import each_fault
+from tests.faults.operations import EVENTS, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +27,11 @@ def _job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOB_VARIABLE, "job")
 
 
-def _write(dump_dir: Path) -> Recorder:
-    recorder = Recorder(dump_dir, "rollout")
-    recorder.write("consulted", run="e_p/shape")
-    recorder.write("hit", step=3, source=2, bytes=10, seconds_saved=1.5)
-    recorder.write("miss", step=4)
-    recorder.write("dumped", step=4, bytes=7)
-    return recorder
-
-
-_EXPECTED = Tally(True, 1, 1, 10, 7, 1.5)
-
-
 def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:
     for _ in range(2):
-        assert _write(tmp_path).unwritten == Tally()
+        assert recorded(tmp_path).unwritten == Tally()
     dump_dirs = {"rollout": str(tmp_path), "other": str(tmp_path)}
-    assert tally(dump_dirs, "job") == {"rollout": _EXPECTED + _EXPECTED, "other": Tally()}
+    assert tally(dump_dirs, "job") == {"rollout": EVENTS + EVENTS, "other": Tally()}
     assert tally(dump_dirs, "another job")["rollout"] == Tally()
     steps = tally_steps(tmp_path)["e_p/shape"]
     assert set(steps) == {(2, None), (4, None)}, "the step whose dump was replayed counts"
@@ -71,41 +59,12 @@ def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
     assert not acknowledged(tmp_path, "rollout", "another job")
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-def test_what_cannot_be_written_is_counted_and_in_nobodys_way(
-    lasting: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for number, fault in enumerate(each_fault(tmp_path, lasting=lasting)):
-        dump_dir = tmp_path / str(number)
-        dump_dir.mkdir()
-        caplog.clear()
-        with fault:
-            recorder = _write(dump_dir)
-        seen = tally({"rollout": str(dump_dir)}, "job")["rollout"] + recorder.unwritten
-        assert seen == _EXPECTED, fault
-        warned = [r for r in caplog.records if "no records can be written" in r.getMessage()]
-        assert len(warned) == (recorder.unwritten != Tally()), fault
-
-
 def test_a_value_that_is_not_json_ends_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("hit", step=object())
     assert recorder.unwritten.hits == 1
     recorder.write("hit", step=3)
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"].hits == 1
-
-
-def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    _write(tmp_path)
-    acknowledge(tmp_path, "rollout")
-    for fault in each_fault(tmp_path):
-        with fault:
-            found = tally({"rollout": str(tmp_path)}, "job")["rollout"]
-            steps = tally_steps(tmp_path)
-            known = acknowledged(tmp_path, "rollout", "job")
-        assert found in (_EXPECTED, Tally()), fault
-        assert set(steps) <= {"e_p/shape"}
-        assert known or fault.happened
 
 
 def _zero(path: Path) -> None:
@@ -128,9 +87,9 @@ def test_nothing_is_followed_or_waited_for(
     (dump_dir / level).parent.mkdir(parents=True)
     make(dump_dir / level)
     before = sorted(tmp_path.rglob("outside/**/*"))
-    recorder = _write(dump_dir)
+    recorder = recorded(dump_dir)
     found = tally({"rollout": str(dump_dir)}, "job")["rollout"]
-    assert found + recorder.unwritten == _EXPECTED
+    assert found + recorder.unwritten == EVENTS
     assert not acknowledged(dump_dir, "rollout", "job")
     if level.endswith("jsonl"):
         acknowledge(dump_dir, "rollout")
@@ -150,8 +109,8 @@ def test_a_forged_number_counts_as_none(value: Any, tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_left_out(tmp_path: Path) -> None:
-    _write(tmp_path)
+    recorded(tmp_path)
     huge = tmp_path / FOLDER / "job" / "huge.jsonl"
     huge.touch()
     os.truncate(huge, 1 << 40)
-    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == _EXPECTED
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == EVENTS

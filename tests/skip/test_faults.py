@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import itertools
 import os
 import random
 import shutil
@@ -21,85 +18,9 @@ import torch
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.store import RankTimeoutError, StepStore
-from rlskip.testing import each_fault
-from rlskip.testing.faults import ERRNOS
+from tests.faults.operations import STAGES, generate
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
-
-
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> dict[str, Any]:
-    return {"ids": prompts, "made": torch.arange(3)}
-
-
-@SkipManager.annotate(role="async_rollout")
-async def generate_one(prompts: list[int], sample_id: str) -> dict[str, Any]:
-    return {"ids": prompts}
-
-
-def _one(step: int) -> dict[str, Any]:
-    got: dict[str, Any] = asyncio.run(generate_one([step], sample_id=f"sample_0_{step}"))
-    return got
-
-
-ROLES = ("rollout", "async_rollout", "rollout_tq")
-
-
-@pytest.fixture
-def stages(Loop: Any) -> dict[str, Callable[[int], dict[str, Any]]]:
-    """A stage of each role, called with a step."""
-
-    def queued(step: int) -> dict[str, Any]:
-        loop = Loop()
-        loop.submit({"uid": ["a", "b"], "text": ["x", str(step)]})
-        return {"ids": [step]} if len(loop.sample()) == 2 else {}
-
-    return {"rollout": lambda step: generate([step]), "async_rollout": _one, "rollout_tq": queued}
-
-
-# By default each pair of role, action and duration once, with one errno each.
-_BY_DEFAULT = {
-    ("rollout", "cache", "once"): errno.EIO,
-    ("rollout", "repeat", "lasting"): errno.EROFS,
-    ("async_rollout", "cache", "lasting"): errno.EMFILE,
-    ("async_rollout", "repeat", "once"): errno.ENOTDIR,
-    ("rollout_tq", "cache", "once"): errno.ENOTDIR,
-    ("rollout_tq", "repeat", "lasting"): errno.EIO,
-}
-_ALL = [
-    pytest.param(*case, ERRNOS, marks=pytest.mark.long)
-    for case in itertools.product(ROLES, ("cache", "repeat"), ("once", "lasting"))
-]
-
-
-@pytest.mark.parametrize(
-    ("role", "action", "how_long", "errnos"),
-    [*((*case, (code,)) for case, code in _BY_DEFAULT.items()), *_ALL],
-)
-def test_a_faulty_file_system_never_ends_training(
-    init: Callable[..., Path],
-    stages: Any,
-    role: str,
-    action: str,
-    how_long: str,
-    errnos: tuple[int, ...],
-    tmp_path: Path,
-) -> None:
-    keys = {"action": action, "n": 1, "wait_s": 0.2}
-    init(role, **keys)
-    SkipManager.set_step(1)
-    stages[role](1)
-    kept = tmp_path / "kept"
-    shutil.copytree(tmp_path / "dumps", kept)
-    for fault in each_fault(tmp_path, errnos, lasting=how_long == "lasting"):
-        shutil.rmtree(tmp_path / "dumps", ignore_errors=True)
-        shutil.copytree(kept, tmp_path / "dumps")
-        init(role, **keys)
-        with fault:
-            for step in (1, 2):
-                SkipManager.set_step(step)
-                assert stages[role](step)["ids"] in ([step], [1]), fault
-            SkipManager.flush()
 
 
 def _spoil(folder: Path, how: str) -> None:
@@ -112,18 +33,18 @@ def _spoil(folder: Path, how: str) -> None:
         os.mkfifo(folder)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", STAGES)
 @pytest.mark.parametrize("how", ["a file", "a looping link", "a FIFO", "nothing"])
 @pytest.mark.parametrize("below", ["", "*_*", "*_*/GBS*", "*_*/GBS*/1"])
 def test_what_takes_a_directorys_place_costs_a_miss(
-    init: Callable[..., Path], stages: Any, role: str, how: str, below: str
+    init: Callable[..., Path], role: str, how: str, below: str
 ) -> None:
     dumps = init(role, n=1, wait_s=0.2)
     SkipManager.set_step(1)
-    stages[role](1)
+    STAGES[role](1)
     (folder,) = dumps.glob(below) if below else [dumps]
     _spoil(folder, how)
-    assert stages[role](1)["ids"] == [1]
+    assert STAGES[role](1)["ids"] == [1]
 
 
 def test_on_miss_error_names_the_step_instead(init: Callable[..., Path]) -> None:
@@ -245,17 +166,17 @@ def test_without_threads_training_goes_on(python: Any, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("role", ["rollout", "async_rollout"])
 def test_whatever_a_dump_says_of_itself_is_replayed(
-    init: Callable[..., Path], stages: Any, role: str, info: dict[str, Any], visit: Any
+    init: Callable[..., Path], role: str, info: dict[str, Any], visit: Any
 ) -> None:
     init(role)
     SkipManager.set_step(1)
     skip: Any = SkipManager.skip_instances[role]
-    stages[role](1)
+    STAGES[role](1)
     identity = skip.store.read_meta(1).identity
     shutil.rmtree(skip.directory)
     skip.store.save(1, {"ids": ["forged"]}, identity=identity, info=info)
     visit(1)
-    assert stages[role](1)["ids"] == ["forged"]
+    assert STAGES[role](1)["ids"] == ["forged"]
 
 
 @pytest.mark.parametrize(
@@ -265,18 +186,18 @@ def test_whatever_a_dump_says_of_itself_is_replayed(
 )
 @pytest.mark.parametrize("content", [None, {"groups": [], "keys": ["x"], "fields": 5}, {}])
 def test_a_forged_part_of_a_queue_is_a_miss(
-    init: Callable[..., Path], stages: Any, groups: Any, content: Any
+    init: Callable[..., Path], groups: Any, content: Any
 ) -> None:
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
-    stages["rollout_tq"](1)
+    STAGES["rollout_tq"](1)
     skip: Any = SkipManager.skip_instances["rollout_tq"]
     meta = skip.store.read_meta(1, 0)
     shutil.rmtree(skip.directory)
     skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups}, part=0)
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
-    assert stages["rollout_tq"](1)["ids"] == [1]
+    assert STAGES["rollout_tq"](1)["ids"] == [1]
 
 
 @pytest.mark.parametrize(

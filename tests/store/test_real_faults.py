@@ -1,4 +1,4 @@
-"""Faults of a real system: a full disk, no descriptors, no threads, a read-only mount."""
+"""Faults of a real system: a full disk, no descriptors or threads, a directory that is gone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
-from rlskip.store import CorruptDumpError, StepStore
+from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore
 from rlskip.store.writer import Writer
+from rlskip.testing import FaultyFiles
 
 
 def _mount(*arguments: object) -> None:
@@ -187,3 +189,47 @@ def test_no_thread_left(python: Any, tmp_path: Path) -> None:
     assert seen == [[1, 2, 3], [True] * 3, []]
     assert "dumps are written without a separate thread: can't start new thread" in log
     assert "no lease for step 4, another job may generate it too: can't start new thread" in log
+
+
+@pytest.mark.parametrize(
+    "look", [StepStore.steps, lambda s: s.nearest(9), lambda s: s.read_meta(1)]
+)
+def test_what_cannot_be_read_is_logged_once(
+    look: Callable[[StepStore], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = StepStore(tmp_path)
+    for step in range(5):
+        store.save(step, step)
+    with FaultyFiles(tmp_path, errno.EIO, lasting=True) as fault:
+        fault.at = 3  # the directory can be listed
+        look(store)
+    (record,) = caplog.records
+    assert "cannot be read at the moment: [Errno 5]" in record.getMessage()
+    assert record.getMessage().endswith("it counts as absent")
+
+
+@pytest.mark.parametrize("instead", ["a file", "a link to itself", "no permission"])
+def test_a_dump_dir_that_is_gone_ends_nothing(
+    instead: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    store = StepStore(run)
+    store.save(1, "x")
+    os.rename(run, tmp_path / "away")
+    if instead == "a file":
+        run.touch()
+    elif instead == "a link to itself":
+        run.symlink_to(run)
+    elif os.getuid() == 0:
+        pytest.skip("root may read everything")
+    else:
+        run.mkdir(0o000)
+    assert (store.read_meta(1), store.steps(), store.nearest(1)) == (None, [], None)
+    assert len(caplog.records) == 3
+    for look in (store.load, store.verify, store.load_sidecar):
+        with pytest.raises(AbsentDumpError) as caught:
+            look(1)
+        assert isinstance(caught.value, UnreadableDumpError)
+    assert store.quarantine(1, "for a test") is None
+    with pytest.raises(OSError):
+        store.save(1, "y")

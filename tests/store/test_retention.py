@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.store import StepStore, commit
-from rlskip.testing import each_fault
 
 
 def test_keep_last_keeps_those_written_last(tmp_path: Path) -> None:
@@ -74,16 +71,6 @@ def test_a_step_being_read_stays(tmp_path: Path) -> None:
         assert store.steps() == [1, 3]
     store.save(4, "z")
     assert store.steps() == [4]
-
-
-def test_a_step_being_read_stays_whatever_fails(tmp_path: Path) -> None:
-    for number, fault in enumerate(each_fault(tmp_path, (errno.EIO, errno.EROFS))):
-        store = StepStore(tmp_path / str(number), keep_last=1)
-        store.save(1, "x")
-        with commit.reading(store.directory, 1):
-            with fault, contextlib.suppress(OSError):
-                store.save(2, "y")
-            assert StepStore(store.directory).load(1) == "x", fault
 
 
 @pytest.mark.parametrize("name", ["reading-x", "reading-", "reading-1", "reading-²", "reading-01"])

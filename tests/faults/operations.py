@@ -1,0 +1,354 @@
+"""The table of operations on files, and what each promises where one of them fails.
+
+An operation is a generator. It yields what to do under each fault, a function without arguments,
+and gets an :class:`Outcome` to check, again and again. It prepares and checks without faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from rlskip import SkipManager
+from rlskip.dispatch.journal import SessionJournal
+from rlskip.jobs.lease import LEASES, Lease, SingleFlight
+from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
+from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
+from rlskip.store.writer import Writer
+from rlskip.testing import FaultyFiles
+from tests.clock import MockClock
+from tests.skip.conftest import Loop
+
+
+@attrs.frozen
+class Outcome:
+    """What came of it under a fault: its value or the error that it raised, and what was logged."""
+
+    value: Any
+    error: Exception | None
+    log: str
+    fault: FaultyFiles
+
+
+Operation = Generator[Callable[[], Any], Outcome, None]
+ROLLOUTS = {"a": [1, 2]}
+
+
+def emptied(directory: Path) -> Path:
+    """The directory, without what an earlier round left."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def paths_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if commit.WORK not in path.parts)
+
+
+# -- a dump is read ------------------------------------------------------------------------
+
+READS: dict[str, tuple[Callable[[StepStore], Any], list[Any]]] = {
+    "read_meta": (lambda s: getattr(s.read_meta(3), "step", None), [3, None]),
+    "steps": (lambda s: s.steps(), [[3, 5], [3], [5], []]),
+    "nearest": (lambda s: s.nearest(4), [3, 5, None]),
+    "load": (lambda s: s.load(3), [ROLLOUTS, AbsentDumpError]),
+    "load_sidecar": (lambda s: s.load_sidecar(3), ["rng", AbsentDumpError]),
+    "load fields": (lambda s: s.load(3, fields=["a"]), [ROLLOUTS, AbsentDumpError]),
+}
+
+
+def read(directory: Path, name: str, ranks: int) -> Operation:
+    """The dump is absent, for the reason that is named, and is never quarantined."""
+    for rank in range(ranks):
+        store = StepStore(directory, rank=rank, world_size=ranks)
+        for step in (3, 5):
+            store.save(step, ROLLOUTS, sidecar="rng", info={"generation": "7"})
+    before = paths_in(directory)
+    call, allowed = READS[name]
+    while True:
+        got = yield lambda: call(StepStore(directory, world_size=ranks))
+        found = got.value
+        if isinstance(got.error, DumpError):
+            assert os.strerror(got.fault.code or 0) in str(got.error) or "no dump" in str(got.error)
+            found = AbsentDumpError if isinstance(got.error, AbsentDumpError) else got.error
+        assert found in allowed
+        assert got.fault.happened or found == allowed[0]
+        assert paths_in(directory) == before
+
+
+# -- a dump is saved -------------------------------------------------------------------------
+
+
+def save(directory: Path, part: int | None, **options: int) -> Operation:
+    """The dump is complete, or OSError is raised and nothing of it is left."""
+    while True:
+        store = StepStore(emptied(directory), **options)
+        StepStore(directory).save(1, "old")
+        got = yield lambda store=store: store.save(3, ROLLOUTS, part=part)
+        if "world_size" in options:
+            StepStore(directory, rank=1, **options).save(3, "the other's", part=part)
+        after = StepStore(directory, **options)
+        if got.error is not None:
+            assert isinstance(got.error, OSError)
+            assert after.read_meta(3, part) is None
+            if not got.fault.lasting:
+                assert not any((directory / commit.WORK).glob("*/*"))
+            after.save(3, ROLLOUTS, part=part)
+        assert after.load(3, part=part) == ROLLOUTS
+        if "keep_last" not in options:
+            assert StepStore(directory).load(1) == "old"
+
+
+def save_where_no_dump_is(directory: Path) -> Operation:
+    """What has the name of a dump and is none is kept under another name."""
+    while True:
+        emptied(directory / "1").joinpath("notes").write_text("mine")
+        got = yield lambda: StepStore(directory).save(1, "new")
+        (kept,) = directory.glob("1*/notes")
+        assert kept.read_text() == "mine"
+        if got.error is not None:
+            assert isinstance(got.error, OSError)
+            StepStore(directory).save(1, "new")
+        assert StepStore(directory).load(1) == "new"
+        emptied(directory)
+
+
+def save_where_a_dump_is(directory: Path) -> Operation:
+    """The dump that is there stays."""
+    while True:
+        StepStore(emptied(directory)).save(1, "old")
+        got = yield lambda: StepStore(directory).save(1, "new")
+        assert got.error is None or isinstance(got.error, OSError)
+        assert StepStore(directory).load(1) == "old"
+        assert not list(directory.glob("1.*"))
+
+
+def save_in_the_background(directory: Path) -> Operation:
+    """No error is raised: the one who waits for the outcome is told."""
+    while True:
+        store, told = StepStore(emptied(directory)), list[Any]()
+
+        def act(store: StepStore = store, told: list[Any] = told) -> None:
+            writer = Writer(store)
+            writer.save(1, [1, 2], done=lambda _, failed: told.append(failed))
+            writer.flush()
+
+        got = yield act
+        (error,) = told
+        assert got.error is None
+        assert error is None or isinstance(error, OSError)
+        assert (store.read_meta(1) is None) == (error is not None)
+
+
+def quarantine(directory: Path) -> Operation:
+    """A warning; the dump is where the return value says."""
+    while True:
+        store = StepStore(emptied(directory))
+        store.save(1, "x")
+        got = yield lambda store=store: store.quarantine(1, "for a test")
+        assert got.error is None
+        assert (got.value is None) == (directory / "1").exists()
+        assert "cannot be used: for a test" in got.log or got.value is None
+
+
+def retention(directory: Path) -> Operation:
+    """A step that is being read stays."""
+    while True:
+        store = StepStore(emptied(directory), keep_last=1)
+        store.save(1, "x")
+        with commit.reading(directory, 1):
+            yield lambda store=store: store.save(2, "y")
+            assert StepStore(directory).load(1) == "x"
+
+
+# -- leases and records ------------------------------------------------------------------------
+
+
+def take_lease(directory: Path) -> Operation:
+    """The step is generated in any case; without a lease there is a warning and no file."""
+    while True:
+        flight = SingleFlight(emptied(directory))
+        got = yield lambda flight=flight: flight.enter(1, lambda: False)
+        taken = "no lease for step 1" not in got.log
+        assert (directory / LEASES / "1").exists() == taken or got.fault.lasting
+        got.value.release()
+        assert not (directory / LEASES / "1").exists() or got.fault.lasting
+
+
+def take_lease_over(directory: Path) -> Operation:
+    """A dead job's lease is taken over, or the step is generated without one."""
+    while True:
+        clock = MockClock()
+        soon = {"ttl_s": 3.0, "poll_s": 2.0, "wait_s": 9.0}
+        flight = SingleFlight(emptied(directory), clock=clock, sleep=clock.sleep, **soon)
+        assert Lease(directory / LEASES / "1", ttl_s=1e6).acquire()
+        got = yield lambda flight=flight: flight.enter(1, lambda: False)
+        got.value.release()
+
+
+EVENTS = Tally(True, 1, 1, 10, 7, 1.5)
+
+
+def recorded(directory: Path) -> Recorder:
+    """A recorder that has written `EVENTS`."""
+    recorder = Recorder(directory, "rollout")
+    recorder.write("consulted", run="e_p/shape")
+    recorder.write("hit", step=3, source=2, bytes=10, seconds_saved=1.5)
+    recorder.write("miss", step=4)
+    recorder.write("dumped", step=4, bytes=7)
+    return recorder
+
+
+def write_records(directory: Path) -> Operation:
+    """What cannot be written is counted by the process itself, with one warning."""
+    for number in itertools.count():
+        dumps = emptied(directory / str(number))
+        got = yield lambda dumps=dumps: recorded(dumps)
+        unwritten = got.value.unwritten
+        assert tally({"rollout": str(dumps)}, "job")["rollout"] + unwritten == EVENTS
+        assert got.log.count("no records can be written") == (unwritten != Tally())
+
+
+def read_records(directory: Path) -> Operation:
+    """What cannot be read is left out."""
+    recorded(emptied(directory))
+    acknowledge(directory, "rollout")
+
+    def act() -> tuple[Any, ...]:
+        found = tally({"rollout": str(directory)}, "job")["rollout"]
+        return found, tally_steps(directory), acknowledged(directory, "rollout", "job")
+
+    while True:
+        got = yield act
+        found, steps, known = got.value
+        assert found in (EVENTS, Tally())
+        assert set(steps) <= {"e_p/shape"}
+        assert known or got.fault.happened
+
+
+# -- a journal ---------------------------------------------------------------------------------
+
+IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
+
+
+def append_to_journal(directory: Path) -> Operation:
+    """OSError; what was acknowledged stays, and so do the earlier sessions."""
+
+    def sessions(journal: SessionJournal) -> list[int]:
+        return [key[2] for key in journal.entries]
+
+    while True:
+        path = emptied(directory) / "3.journal"
+        journal = SessionJournal(path, IDENTITY)
+        for number in (0, 1):
+            journal.append({("content", 0, number): [{"responses": torch.arange(5)}]})
+        journal.close()
+        appended: list[int] = []
+
+        def act(path: Path = path, appended: list[int] = appended) -> None:
+            journal = SessionJournal(path, IDENTITY)
+            assert set(sessions(journal)) <= {0, 1}
+            for number in (7, 8):
+                with contextlib.suppress(OSError):
+                    journal.append({("content", 0, number): "x"})
+                    appended.append(number)
+            journal.close()
+
+        got = yield act
+        assert got.error is None or isinstance(got.error, OSError)
+        kept = sessions(SessionJournal(path, IDENTITY))
+        assert kept[:2] == [0, 1]
+        assert set(kept) >= set(appended)
+
+
+# -- a step of a trainer -------------------------------------------------------------------------
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: list[int]) -> dict[str, Any]:
+    return {"ids": prompts, "made": torch.arange(3)}
+
+
+@SkipManager.annotate(role="async_rollout")
+async def _generate_one(prompts: list[int], sample_id: str) -> dict[str, Any]:
+    return {"ids": prompts}
+
+
+def _generate_by_queue(step: int) -> dict[str, Any]:
+    loop = Loop()
+    loop.submit({"uid": ["a", "b"], "text": ["x", str(step)]})
+    return {"ids": [step]} if len(loop.sample()) == 2 else {}
+
+
+STAGES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "rollout": lambda step: generate([step]),
+    "async_rollout": lambda step: asyncio.run(_generate_one([step], sample_id=f"sample_0_{step}")),
+    "rollout_tq": _generate_by_queue,
+}
+
+
+def train(directory: Path, role: str, action: str) -> Operation:
+    """Storage ends no training."""
+    skip = {"dump_dir": str(directory / "dumps"), "action": action, "n": 1, "wait_s": 0.2}
+
+    def begin() -> None:
+        SkipManager.init({"skip": {**skip, role: {"enable": True}}})
+
+    def act() -> None:
+        for step in (1, 2):
+            SkipManager.set_step(step)
+            assert STAGES[role](step)["ids"] in ([step], [1])
+        SkipManager.flush()
+
+    begin()
+    SkipManager.set_step(1)
+    STAGES[role](1)
+    shutil.copytree(directory / "dumps", directory / "kept")
+    while True:
+        emptied(directory / "dumps").rmdir()
+        shutil.copytree(directory / "kept", directory / "dumps")
+        begin()
+        logging.getLogger("rlskip").setLevel(logging.WARNING)
+        got = yield act
+        assert got.error is None
+
+
+OPERATIONS: dict[str, Callable[[Path], Operation]] = {
+    **{
+        f"{name}, {ranks} ranks": lambda d, name=name, ranks=ranks: read(d, name, ranks)
+        for name in READS
+        for ranks in (1, 2)
+    },
+    **{
+        f"save part {part} {options}": lambda d, part=part, options=options: save(
+            d, part, **options
+        )
+        for part in (None, 2)
+        for options in ({}, {"keep_last": 1}, {"world_size": 2})
+    },
+    "save where no dump is": save_where_no_dump_is,
+    "save where a dump is": save_where_a_dump_is,
+    "save in the background": save_in_the_background,
+    "quarantine": quarantine,
+    "retention": retention,
+    "take a lease": take_lease,
+    "take a lease over": take_lease_over,
+    "write records": write_records,
+    "read records": read_records,
+    "append to a journal": append_to_journal,
+    **{
+        f"{role} {action}": lambda d, role=role, action=action: train(d, role, action)
+        for role in STAGES
+        for action in ("cache", "repeat")
+    },
+}

@@ -1,0 +1,60 @@
+"""A file system that fails, one operation at a time: nothing wrong is read, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.testing import each_fault
+from rlskip.testing.faults import ERRNOS
+from tests.faults.operations import OPERATIONS, Outcome
+
+FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
+
+
+@pytest.fixture(autouse=True)
+def _job(no_fsync: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+    yield
+    SkipManager.reset()
+
+
+def _cases() -> Iterator[object]:
+    """By default few errnos, and of the steps of a trainer one, once or lasting."""
+    for number, (name, lasting) in enumerate(itertools.product(OPERATIONS, (False, True))):
+        title = f"{name}, {'lasting' if lasting else 'once'}"
+        trains = name.endswith(("cache", "repeat"))
+        few = (FEW[number // 2 % 3],) if trains else FEW
+        if not trains or number // 2 % 2 == lasting:
+            yield pytest.param(name, few, lasting, id=title)
+        long = pytest.mark.long
+        yield pytest.param(name, ERRNOS, lasting, id=f"{title}, every errno", marks=long)
+
+
+@pytest.mark.parametrize(("name", "errnos", "lasting"), [*_cases()])
+def test_each_fault_leaves_what_is_promised(
+    name: str, errnos: tuple[int, ...], lasting: bool,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    directory = tmp_path / "run"
+    operation = OPERATIONS[name](directory)
+    act = next(operation)
+    for fault in each_fault(directory, errnos, lasting=lasting):
+        caplog.clear()
+        value, error = None, None
+        with fault:
+            try:
+                value = act()
+            except Exception as raised:
+                error = raised
+        try:
+            act = operation.send(Outcome(value, error, caplog.text, fault))
+        except AssertionError as failed:
+            raise AssertionError(f"{fault}: {error or value!r:.200}") from failed
+    operation.close()
