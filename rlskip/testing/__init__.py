@@ -1,6 +1,6 @@
-"""Public conformance suites for your own queue or store.
+"""A public conformance suite for your own queue.
 
-Subclass a suite in a test module and override its fixture; pytest runs the rest::
+Subclass it in a test module and override its fixture; pytest runs the rest::
 
     from rlskip.testing import QueueTests
 
@@ -28,13 +28,11 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, to_rows
-from rlskip.store import AbsentDumpError, Identity, UnsupportedTypeError
 from rlskip.testing.faults import FaultyFiles, each_fault
 
 __all__ = [
     "FaultyFiles",
     "QueueTests",
-    "StoreTests",
     "each_fault",
 ]
 
@@ -282,79 +280,3 @@ def _next(watch: Any, partition: str) -> Any:
         assert time.monotonic() < end, "no change was reported"
         watch.wait_change(end - time.monotonic())
     return changes[partition]
-
-
-class StoreTests:
-    """Every behaviour of :class:`rlskip.store.StepStore` that the roles rely on."""
-
-    @pytest.fixture
-    def store(self) -> Any:
-        """The store under test, empty."""
-        raise NotImplementedError("override the fixture `store`")
-
-    def test_an_empty_store_has_no_steps(self, store: Any) -> None:
-        assert store.steps() == []
-        assert store.read_meta(1) is None
-        assert store.nearest(1) is None
-        with pytest.raises(AbsentDumpError):
-            store.load(1)
-
-    def test_rollouts_come_back_as_they_were(self, store: Any) -> None:
-        batch = TensorDict({"ids": torch.tensor([[2**40, -1]]), "p": torch.rand(1)}, [1])
-        batch["text"] = NonTensorStack("a")
-        batch["one"] = NonTensorData(data={"x": None}, batch_size=[1])
-        store.save(1, {"batch": batch, "turns": [(1, 2.5, "x")]})
-        loaded = store.load(1)
-        assert loaded["turns"] == [(1, 2.5, "x")]
-        assert set(loaded["batch"].keys()) == set(batch.keys())
-        for name in ("ids", "p"):
-            assert loaded["batch"][name].dtype == batch[name].dtype
-            assert torch.equal(loaded["batch"][name], batch[name])
-        assert loaded["batch"]["text"] == ["a"]
-        assert loaded["batch"]["one"] == {"x": None}
-
-    def test_what_was_loaded_is_a_copy(self, store: Any) -> None:
-        store.save(1, torch.zeros(3))
-        store.load(1).add_(1)
-        assert store.load(1).sum() == 0
-
-    def test_a_dump_has_its_meta(self, store: Any) -> None:
-        identity = Identity(prompts_hash="ab", n=2, sampling={"temperature": 0.7})
-        saved = store.save(3, "x", identity=identity, info={"seconds": 1.5}, sidecar=[1])
-        assert store.read_meta(3) == saved
-        assert (saved.step, saved.identity, saved.info) == (3, identity, {"seconds": 1.5})
-        assert store.load_sidecar(3) == [1]
-
-    def test_repeat_takes_the_nearest_lower_step_then_the_nearest_higher(self, store: Any) -> None:
-        for step in (4, 8):
-            store.save(step, step)
-        assert [store.nearest(step) for step in (1, 4, 7, 8, 99)] == [4, 4, 4, 8, 8]
-
-    def test_the_first_dump_stays(self, store: Any) -> None:
-        first = store.save(1, "first")
-        assert store.save(1, "second") == first
-        assert store.load(1) == "first"
-
-    def test_a_quarantined_step_is_absent_and_can_be_saved_again(self, store: Any) -> None:
-        store.save(1, "bad")
-        store.quarantine(1, "for a test")
-        assert store.read_meta(1) is None
-        assert store.steps() == []
-        store.save(1, "again")
-        assert store.load(1) == "again"
-
-    def test_parts_of_a_step_are_separate(self, store: Any) -> None:
-        for part in (0, 1):
-            store.save(2, part, part=part)
-        assert [store.load(2, part=part) for part in (0, 1)] == [0, 1]
-        assert store.read_meta(2) is None
-        assert store.steps(part=1) == [2]
-
-    def test_only_the_fields_asked_for(self, store: Any) -> None:
-        store.save(1, {"a": torch.ones(2), "b": torch.zeros(2)})
-        assert list(store.load(1, fields=["b"])) == ["b"]
-
-    def test_what_cannot_be_kept_is_refused_and_leaves_nothing(self, store: Any) -> None:
-        with pytest.raises(UnsupportedTypeError):
-            store.save(1, {"a": object()})
-        assert store.steps() == []
