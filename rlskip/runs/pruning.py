@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -13,6 +12,7 @@ import attrs
 from rlskip.runs.on_disk import Run
 from rlskip.store import commit
 from rlskip.store.layout import as_step, journaled_step
+from rlskip.store.retention import Written
 
 
 @attrs.frozen
@@ -52,8 +52,8 @@ def choose(
     quarantined
         Also what is quarantined.
     """
-    steps = [_measured(run, run.directory / str(step)) for run in runs for step in run.steps()]
-    steps_and_journals = steps + [_measured(run, path) for run in runs for path in run.journals()]
+    steps = _measured_in(runs, lambda run: [run.directory / str(step) for step in run.steps()])
+    steps_and_journals = steps + _measured_in(runs, Run.journals)
     chosen: dict[tuple[Path, str], Old] = {}
 
     def add(some: Iterable[Old], why: str) -> None:
@@ -61,7 +61,7 @@ def choose(
             chosen.setdefault((one.run.directory, one.name), attrs.evolve(one, why=why))
 
     if quarantined:
-        add((_measured(run, path) for run in runs for path in run.quarantine()), "quarantined")
+        add(_measured_in(runs, Run.quarantine), "quarantined")
     if older_than is not None:
         limit = time.time() - older_than
         add((one for one in steps_and_journals if one.written < limit), "too old")
@@ -111,12 +111,11 @@ def _is_appended_to(journal: Path) -> bool:
     return False
 
 
-def _measured(run: Run, path: Path) -> Old:
-    found = []
-    for file in path.rglob("*"):
-        with contextlib.suppress(OSError):
-            found.append(file.lstat())
-    with contextlib.suppress(OSError):
-        found = found or [path.lstat()]
-    written = max((f.st_mtime for f in found), default=0.0)
-    return Old(run, str(path.relative_to(run.directory)), sum(f.st_size for f in found), written)
+def _measured_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[Old]:
+    """What there is of the `paths` of each run; what is removed meanwhile is left out."""
+    return [
+        Old(run, str(path.relative_to(run.directory)), written.size, written.when / 1e9)
+        for run in runs
+        for path in paths(run)
+        if (written := Written.of(path)) is not None
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,33 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.frozen
-class _Written:
+class Written:
+    """When a step or a journal was written last, in ns since the epoch, and its size in bytes."""
+
     when: int
     size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Written | None:
+        """A file, or the files below a directory; None where there is nothing (any more).
+
+        Raises
+        ------
+        OSError
+            It cannot be read.
+        """
+        files = [os.fspath(path)]
+        for above, _, names in os.walk(path, onerror=_raise_unless_gone):
+            files += [os.path.join(above, name) for name in names]
+        found = []
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.lstat(file))
+        if len(found) > 1 and stat.S_ISDIR(found[0].st_mode):
+            del found[0]  # what it holds counts, not the directory
+        if not found:
+            return None
+        return cls(max(f.st_mtime_ns for f in found), sum(f.st_size for f in found))
 
 
 class Retention:
@@ -44,7 +69,7 @@ class Retention:
         self._max_size = max_size
         # What each step takes, as measured when this process saw it first, plus the calls that it
         # wrote since. A step that is gone is dropped at the next save.
-        self._known: dict[int, _Written] = {}
+        self._known: dict[int, Written] = {}
 
     def apply(
         self, steps: Callable[[], list[int]], just_written: int, later_call: int | None
@@ -68,8 +93,8 @@ class Retention:
         known = self._known.pop(just_written, None)
         if known is not None and later_call is not None:
             now = os.stat(self._root / str(just_written)).st_mtime_ns
-            self._known[just_written] = _Written(now, known.size + later_call)
-        present = {step: self._measure(step) for step in steps}
+            self._known[just_written] = Written(now, known.size + later_call)
+        present = {step: self._known.get(step) or self._measured(step) for step in steps}
         self._known = {step: written for step, written in present.items() if written is not None}
         spared = commit.being_read(self._root) | {just_written}
         count, size = len(self._known), sum(written.size for written in self._known.values())
@@ -88,21 +113,13 @@ class Retention:
                 removed.append(step)
         return removed
 
-    def _measure(self, step: int) -> _Written | None:
-        """When the step was written and its bytes; None where there is nothing of it."""
-        if step in self._known:
-            return self._known[step]
+    def _measured(self, step: int) -> Written | None:
+        """None without a file: another process may just have made the directory."""
         folder = self._root / str(step)
-        if os.path.islink(folder):
-            return None
-        found = []
-        for above, _, names in os.walk(folder, onerror=_raise_unless_gone):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(os.lstat(os.path.join(above, name)))
-        if not found:
-            return None
-        return _Written(max(s.st_mtime_ns for s in found), sum(s.st_size for s in found))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not folder.is_symlink() and os.listdir(folder):
+                return Written.of(folder)
+        return None
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -13,22 +13,6 @@ from hypothesis import strategies as st
 from rlskip.store import StepStore, commit
 
 
-def test_keep_last_keeps_those_written_last(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=3)
-    for step in (10, 11, 12, 1, 2):  # a run that was started again
-        store.save(step, step)
-    assert store.steps() == [1, 2, 12]
-    assert list((tmp_path / commit.WORK).iterdir()) == [], "removed for good"
-
-
-def test_max_size_counts_what_is_on_disk(tmp_path: Path) -> None:
-    size = StepStore(tmp_path / "one").save(0, torch.rand(10_000)).stored
-    store = StepStore(tmp_path / "run", max_size=int(3.5 * size))
-    for step in range(6):
-        store.save(step, torch.rand(10_000))
-        assert store.steps() == list(range(max(0, step - 2), step + 1))
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_max_size_counts_later_calls_of_all_ranks(tmp_path: Path, ranks: int) -> None:
     call = torch.rand(10_000)
@@ -53,13 +37,6 @@ def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
             os.utime(file, (written, written))
     StepStore(tmp_path, keep_last=2).save(3, 3)
     assert store.steps() == [1, 3]
-
-
-def test_the_step_just_written_always_stays(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, max_size=0)
-    for step in (1, 2):
-        store.save(step, step)
-        assert store.steps() == [step]
 
 
 def test_a_step_being_read_stays(tmp_path: Path) -> None:
@@ -148,23 +125,31 @@ def test_limits_that_make_no_sense(limits: dict[str, int], tmp_path: Path) -> No
         StepStore(tmp_path, **limits)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 3))
+_LIMITS = st.sampled_from([("keep_last", 1), ("keep_last", 3), ("max_size", 0), ("max_size", 3.5)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), _LIMITS, st.integers(0, 3))
 def test_limits_hold_after_every_save(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], keep_last: int, others: int
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[int],
+    limit: tuple[str, float],
+    others: int,
 ) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    for step in range(20, 20 + others):
-        StepStore(folder).save(step, step)
-    store = StepStore(folder, keep_last=keep_last)
-    written: list[int] = []
+    """Those written last stay, up to the limit, and the one just written in any case."""
+    folder, (name, most) = tmp_path_factory.mktemp("run"), limit
+    rollouts = torch.rand(10_000)
+    size = StepStore(folder / "one").save(1, rollouts).stored
+    kept = [*range(20, 20 + others)]
+    for step in kept:
+        StepStore(folder / "run").save(step, rollouts)
+    by_size = name == "max_size"
+    store = StepStore(folder / "run", **{name: int(most * (size + 1000)) if by_size else int(most)})
     for step in steps:
-        if step in written:
+        if step in kept:
             store.quarantine(step, "for a test")
-            written.remove(step)
-        store.save(step, step)
-        written.append(step)
-        kept = store.steps()
-        assert step in kept
-        assert len(kept) <= keep_last
-        assert set(written[-keep_last:]) <= set(kept)
+            kept.remove(step)
+        store.save(step, rollouts)
+        kept = [*kept, step][-max(1, int(most)) :]
+        assert store.steps() == sorted(kept)
+        assert not list((folder / "run" / commit.WORK).iterdir()), "removed for good"
