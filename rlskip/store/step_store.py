@@ -311,12 +311,6 @@ class StepStore:
         with self._reader(step, part) as (reader, _):
             return rebuild(reader, "aside", None)
 
-    def verify(self, step: int, *, part: int | None = None) -> DumpMeta:
-        """Compare every byte with its checksum. Quarantines nothing; raises as :meth:`load`."""
-        with self._place(step, part).opened() as here, open_dump(here) as (reader, meta):
-            reader.verify()
-            return meta
-
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
         place = Place(self.directory, meta.step, meta.part, meta.rank, meta.world_size)

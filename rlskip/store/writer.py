@@ -69,7 +69,7 @@ class Writer:
     ) -> None:
         self.store = store
         self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -122,12 +122,6 @@ class Writer:
                 logger.warning("dumps are written without a separate thread: %s", error)
         self._run()
 
-    @property
-    def pending(self) -> int:
-        """How many dumps are not written yet."""
-        with self._changed:
-            return len(self._jobs)
-
     def wait(self) -> None:
         """Wait until everything is written.
 
@@ -147,10 +141,10 @@ class Writer:
             self._spare = None
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        if not self._changed.wait_for(condition, self._timeout_s):
+        if not self._changed.wait_for(condition, self.timeout_s):
             steps = ", ".join(str(job.dump.place.step) for job in self._jobs)
             raise WriterTimeoutError(
-                f"the dumps of steps {steps} were not written within {self._timeout_s:g} s",
+                f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
                 where=str(self.store.directory),
                 remedy="the file system is slow or hangs; see skip.background_write",
             )

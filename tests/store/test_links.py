@@ -102,7 +102,7 @@ def test_nothing_is_followed_or_waited_for_at_any_level(
         store = stores[0]
         assert store.read_meta(1, part) is None
         assert store.steps(part) == []
-        for read in (store.load, store.load_sidecar, store.verify):
+        for read in (store.load, store.load_sidecar):
             with pytest.raises((AbsentDumpError, CorruptDumpError)):
                 read(1, part=part)
         store.quarantine(1, "for a test", part)
