@@ -22,8 +22,8 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
 from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
+from rlskip.format.fingerprint import contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
-from rlskip.store import fingerprint
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
@@ -228,7 +228,8 @@ def read_batch(
             prompt.known_as = history.key(sample)
             prompt.expected = history.expected(prompt.known_as)
         if journal_key is not None and not validate:
-            content = fingerprint({**sample, DO_SAMPLE: sampled})
+            (content,) = contents_of([sample], {DO_SAMPLE: sampled})
+            assert content is not None  # there is something besides volatile fields
             prompt.journal_key = journal_key(batch.step, content, prompt.uid)
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
