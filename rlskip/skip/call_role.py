@@ -15,8 +15,7 @@ from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
-from rlskip.skip.rng import capture_rng, restore_rng
+from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
 from rlskip.skip.role import Role
 from rlskip.skip.visit import Found, OtherSteps, Visit
 from rlskip.store import (

@@ -1,12 +1,14 @@
-"""A role's directory of dumps: what they record, and which calls are the same."""
+"""A role's directory of dumps: what they record, which calls are the same, what was random."""
 
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from rlskip._version import __version__
@@ -14,11 +16,10 @@ from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of, plain
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
-from rlskip.errors import MismatchError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import job_id
-from rlskip.skip import config_copy
 from rlskip.skip.call import Call
-from rlskip.skip.notices import Notices
+from rlskip.skip.notices import Notices, flat_config, keep_config
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -76,7 +77,7 @@ class Dumps:
             self.directory = role_directory(self.directory, role)
         # Read now, as the config is copied now: rlskip may change the config later.
         self.conditions = self._read_conditions()
-        self._config = config_copy.flat_config(facts.config)
+        self._config = flat_config(facts.config)
         self.notices = Notices(role, c, facts, self.directory, self._config)
         self._shard = shard
 
@@ -100,7 +101,7 @@ class Dumps:
         if lacking := call.stage.lacking(result):
             info["lacks"] = lacking
         try:
-            info["config"] = config_copy.keep(self.directory, self._config)
+            info["config"] = keep_config(self.directory, self._config)
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
@@ -231,3 +232,62 @@ def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
     """What the stage took to make the dumps, less the time to load them; 0 where not known."""
     took = sum(meta.info.get("seconds", 0.0) for meta in metas)
     return took - loading if took else 0.0
+
+
+# -- the global random generators ----------------------------------------------------------
+
+
+def capture_rng() -> dict[str, Any]:
+    """States of the global python, numpy and torch generators (CUDA's too, where in use).
+
+    Returns plain data: ints, strings, and uint8/uint32 arrays and tensors.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": keys,
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_rng(states: dict[str, Any] | None) -> None:
+    """Put the generators where :func:`capture_rng` found them.
+
+    Raises
+    ------
+    ConfigError
+        The dump has none: it was imported.
+    CorruptDumpError
+        They are not states of generators; those of this process are as they were.
+    """
+    if states is None:
+        raise ConfigError(
+            "the dump was imported, so it has no states of the random generators",
+            "skip.restore_rng",
+            "replay it with skip.restore_rng=false",
+        )
+    before = capture_rng()
+    try:
+        _set(states)
+    except Exception as error:  # a file's values may be anything
+        _set(before)
+        raise CorruptDumpError("it does not hold states of the random generators") from error
+
+
+def _set(states: dict[str, Any]) -> None:
+    python, np_state = states["python"], states["numpy"]
+    words = tuple(int(word) for word in python["words"])
+    random.setstate((python["version"], words, python["gauss"]))
+    names = ("name", "keys", "position", "has_gauss", "cached")
+    np.random.set_state(tuple(np_state[name] for name in names))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])

@@ -16,9 +16,8 @@ from rlskip.errors import ConfigError
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
-from rlskip.skip.rng import capture_rng
 from rlskip.store import DumpError, DumpMeta
 
 log = logging.getLogger(__name__)

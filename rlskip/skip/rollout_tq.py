@@ -29,7 +29,7 @@ from rlskip.format.fingerprint import contents_of
 from rlskip.keys import REPLAYED, RUNNING, STATUS, STEP_TAGS, dump_tag
 from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     QueuedGroup,
@@ -48,7 +48,6 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
-from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.visit import Found
 from rlskip.store import (

@@ -20,7 +20,7 @@ from rlskip.config.facts import SHAPING_NAMES
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
-from rlskip.skip.config_copy import MASKED, flat_config
+from rlskip.skip.notices import MASKED, flat_config
 from rlskip.store import UnsupportedTypeError
 
 ROOT = Path(__file__).parents[2]
