@@ -226,6 +226,7 @@ class CallRole(Role):
             found = Found(source, numbers[min(call.place, len(numbers) - 1)])
             if store.read_meta(source, found.part) is not None:
                 return found
+            call.visit.lose(found)
             numbers.remove(found.number)
         return None
 

@@ -102,7 +102,7 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
         if dumps is None or local.on_miss != "error" or skip.support_online_step:
             continue
         listed = [step for step in _due(skip, facts) if step in local.steps]
-        missing = unusable(skip, listed)
+        missing = unusable(skip, listed) if listed else {}
         if not missing:
             continue
         what = f"steps {compact([*missing])} have no usable dump in {dumps.directory}"
