@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rlskip import SkipManager
+from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
@@ -292,3 +293,41 @@ def _prompts() -> Callable[..., dict[str, Any]]:
 @pytest.fixture(name="uids_only")
 def _uids_only() -> Callable[[int], dict[str, Any]]:
     return uids_only
+
+
+# -- simulated ranks --------------------------------------------------------------------------
+
+
+class Hub:
+    """What the simulated ranks share: an exchange ends when all of them have taken part."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.barrier = threading.Barrier(world, timeout=600)
+        self.sent: list[tuple[int, ...]] = [()] * world
+        self.rounds: list[int] = []  # how many numbers each rank sent in it
+
+    def rank(self, number: int) -> RankGroup:
+        return Rank(self, number)
+
+
+class Rank(RankGroup):
+    def __init__(self, hub: Hub, rank: int) -> None:
+        super().__init__()
+        self.hub, self.rank, self.world_size = hub, rank, hub.world
+
+    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
+        self.hub.sent[self.rank] = tuple(map(int, numbers))
+        if self.hub.barrier.wait() == 0:
+            self.hub.rounds.append(len(numbers) + 1)  # and the name of the exchange
+            self.exchange_id = f"{len(self.hub.rounds):015x}"
+        self.hub.barrier.wait()
+        answers = list(self.hub.sent)
+        self.exchange_id = f"{len(self.hub.rounds):015x}"
+        self.hub.barrier.wait()
+        return answers
+
+
+@pytest.fixture(name="Hub")
+def _hub() -> type[Hub]:
+    return Hub

@@ -62,14 +62,6 @@ def test_calls_of_ranks_are_replayed_and_added(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("dumps/*/*/1/3/gen_batch.r*-of-2.dp"))) == 2
 
 
-def test_a_damaged_shard_costs_that_call_on_every_rank(tmp_path: Path) -> None:
-    _run(tmp_path, _rank, "abc", "abc")
-    (shard,) = tmp_path.glob("dumps/*/*/1/1/gen_batch.r1-of-2.dp")
-    shard.write_bytes(shard.read_bytes()[:-9])
-    _run(tmp_path, _rank, "abc", "b")
-    _run(tmp_path, _rank, "abc", "")
-
-
 def _counting(rank: int, world: int, folder: str) -> None:
     generate = _join(rank, world, folder)
     gather, exchanges = dist.all_gather, []

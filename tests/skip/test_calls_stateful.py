@@ -1,151 +1,411 @@
-"""Visits of steps against a simple model: any calls, crashes, damage and policies."""
+"""Visits of steps against a simple model: any calls, crashes, damage, settings, roles and ranks."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError
-from rlskip.skip.visit import State
+from rlskip.errors import MismatchError, MissError
+from rlskip.skip.agreement import SeveralRanks
+from rlskip.skip.call import Call, Stage
+from rlskip.skip.roles import CallRoleByHand
+from rlskip.skip.stage_runner import Miss, dump, replay
+from rlskip.skip.visit import State, Visit
 
-STEPS, LETTERS = (1, 2), "abc"
+STEPS = (1, 2, 3)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
+        "on_miss": st.sampled_from(["generate", "generate", "error"]),
+        "match": st.sampled_from(["step", "run"]),
+        "action": st.sampled_from(["cache", "cache", "repeat"]),
+    }
+)
 
 
-class Visits(RuleBasedStateMachine):
-    """`disk` is the model of what lies there: for each step number -> (prompts, value)."""
+class Failure(Exception):
+    """What a stage raises."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
-        self.disk: dict[int, dict[int, tuple[str, int]]] = {step: {} for step in STEPS}
-        self.generated = 0
 
-        @SkipManager.annotate(role="rollout", stage="generate")
-        def generate(prompts: str) -> int:
-            self.generated += 1
-            return self.generated
+class Decorated:
+    """Calls of a decorated function, plain or async; each has a step of its own, or the loop's."""
 
-        self.stage = generate
+    ranks = 1
 
-    @initialize(policy=st.sampled_from(["error", "regenerate", "ignore"]), run=st.booleans())
-    def begin(self, policy: str, run: bool) -> None:
-        self.start(policy, run)
+    def __init__(self, role: str, plain: bool) -> None:
+        self.role, self.own_steps, self.value = role, role == "async_rollout", 0
+        self.ran = False
 
-    @rule(policy=st.sampled_from(["error", "regenerate", "ignore"]), run=st.booleans())
-    def start(self, policy: str, run: bool) -> None:
-        """A crash, and another run: nothing but the disk is left."""
-        self.policy, self.run = policy, run
-        on = {"enable": True, "on_mismatch": policy, "match": "run" if run else "step"}
-        SkipManager.init({"skip": {"dump_dir": str(self.folder), "wait_s": 0, "rollout": on}})
-        self.step = 0
+        def stage(prompts: str, greedy: bool, fails: bool, sample_id: str) -> int:
+            self.ran = True
+            if fails:
+                raise Failure
+            return self.value
 
-    @rule(step=st.sampled_from(STEPS))
+        async def async_stage(prompts: str, greedy: bool, fails: bool, sample_id: str) -> int:
+            await asyncio.sleep(0)
+            return stage(prompts, greedy, fails, sample_id)
+
+        annotate = SkipManager.annotate(role=role, stage="generate", identity=self.identity)
+        self.stage = annotate(stage if plain else async_stage)
+        self.plain = plain
+
+    @staticmethod
+    def identity(prompts: str, greedy: bool, fails: bool, sample_id: str) -> dict[str, Any]:
+        return {"greedy": greedy}
+
+    def start(self, skip: dict[str, Any]) -> None:
+        SkipManager.init({"skip": {**skip, self.role: {"enable": True}}})
+
     def visit(self, step: int) -> None:
         SkipManager.set_step(0)
         SkipManager.set_step(step)
+
+    def call(self, step: int, prompts: str, greedy: bool, fails: bool) -> tuple[int, bool]:
+        """What it returns, and whether the stage ran."""
+        SkipManager.set_step(step)  # the same step again continues its visit
+        self.ran = False
+        result = self.stage(prompts, greedy, fails, sample_id=f"sample_0_{step}")
+        return (result if self.plain else asyncio.run(result)), self.ran
+
+    def flush(self) -> None:
+        SkipManager.flush()
+
+    def visits(self) -> list[Visit]:
+        roles: list[Any] = [*SkipManager.skip_instances.values()]
+        return [role._visiting for role in roles if role._visiting is not None]
+
+    def close(self) -> None:
+        SkipManager.reset()
+
+
+class Ranks(Decorated):
+    """The same calls, made by two simulated ranks."""
+
+    ranks = 2
+
+    def __init__(self, role: str, plain: bool, Hub: Any) -> None:
+        super().__init__(role, plain)
+        self.Hub, self.roles = Hub, list[Any]()
+        self.threads = ThreadPoolExecutor(self.ranks)
+
+    def start(self, skip: dict[str, Any]) -> None:
+        super().start({**skip, "on_miss": "generate"})  # its own check knows of no ranks
+        read, hub = SkipManager.settings, self.Hub(self.ranks)
+        assert read is not None
+        local = attrs.evolve(read).roles[self.role]
+        local.on_miss = skip["on_miss"]
+        self.roles = [CallRoleByHand(self.role, local, read.facts) for _ in range(self.ranks)]
+        for rank, role in enumerate(self.roles):
+            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
+
+    def visit(self, step: int) -> None:
+        for role in self.roles:
+            role.begin_visit()
+
+    def call(self, step: int, prompts: str, greedy: bool, fails: bool) -> tuple[int, bool]:
+        def one(role: Any) -> Any:
+            def stage(*args: Any) -> int:
+                if fails:
+                    raise Failure
+                return self.value
+
+            described = Stage(stage, self.role, lambda *args: args[0], self.identity, "generate")
+            call = Call(described, (prompts, greedy, fails, ""), {}, step)
+            with call.cleanup:
+                try:
+                    result = replay(role, call)
+                    if result is not Miss:
+                        return result, False
+                    result = stage()
+                except (Failure, MismatchError, MissError) as error:
+                    return type(error)
+                dump(role, call, result)
+                return result, True
+
+        outcomes = set(self.threads.map(one, self.roles))
+        assert len(outcomes) == 1, "replayed on all ranks, or on none"
+        (outcome,) = outcomes
+        if isinstance(outcome, type):
+            raise outcome("of all ranks")
+        return outcome  # type: ignore[no-any-return]
+
+    def flush(self) -> None:
+        for role in self.roles:
+            role.flush()
+
+    def visits(self) -> list[Visit]:
+        return [role._visiting for role in self.roles if role._visiting is not None]
+
+    def close(self) -> None:
+        super().close()
+        self.threads.shutdown()
+
+
+@attrs.define
+class Dump:
+    made_for: tuple[str, bool]  # prompts and whether greedily
+    value: int
+    damage: str = ""  # of its "meta" or its "data"
+
+
+class Visits(RuleBasedStateMachine):
+    """`disk` is the model of what lies there: for each step number -> dump."""
+
+    def __init__(self, make: Callable[[], Decorated], background: bool) -> None:
+        super().__init__()
+        self.stage, self.background = make(), background
+        self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
+        self.disk: dict[int, dict[int, Dump]] = {step: {} for step in STEPS}
+        self.bad = 0  # dumps that were quarantined
+
+    @initialize(skip=SETTINGS)
+    def begin(self, skip: dict[str, Any]) -> None:
+        self.start(skip)
+
+    @rule(skip=SETTINGS)
+    def start(self, skip: dict[str, Any]) -> None:
+        """A crash, and another run: nothing but the disk is left."""
+        if (skip["on_mismatch"], skip["on_miss"]) == ("regenerate", "error"):
+            skip = {**skip, "on_miss": "generate"}  # refused together
+        if self.stage.ranks > 1 and skip["on_mismatch"] == "ignore":
+            skip = {**skip, "on_mismatch": "error"}  # which place a dump has, ranks see apart
+        self.skip, self.step = skip, 0
+        keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
+        self.stage.start({**keys, **skip})
+
+    @rule(step=st.sampled_from(STEPS))
+    def visit(self, step: int) -> None:
+        self.stage.visit(step)
         self.step, self.calls = step, 0
         self.used: set[tuple[int, int]] = set()
         self.listed = sorted(self.disk[step])
-        self.gap = self.listed != list(range(len(self.listed)))
         self.lost: set[int] = set()
 
     @precondition(lambda self: self.step == 0 or self.calls == 0)
-    @rule(step=st.sampled_from(STEPS), number=st.integers(0, 3))
-    def damage(self, step: int, number: int) -> None:
-        """Between two visits a dump is removed."""
+    @rule(
+        step=st.sampled_from(STEPS),
+        number=st.integers(0, 3),
+        how=st.sampled_from(["gone", "meta", "data"]),
+    )
+    def damage(self, step: int, number: int, how: str) -> None:
+        """Between two visits a dump is removed, or a file of it is damaged."""
         if number not in self.disk[step]:
             return
-        del self.disk[step][number]
-        (run,) = self.folder.glob("*_*/GBS*")
-        path = run / str(step)
-        if number:
-            shutil.rmtree(path / str(number))
-        else:
-            (path / "meta.json").unlink()
-            (path / "gen_batch.dp").unlink()
-        SkipManager.set_step(0)
+        self.stage.flush()
+        path = self.run / str(step) / (str(number) if number else "")
+        if how == "gone":
+            del self.disk[step][number]
+            [file.unlink() for file in path.iterdir() if file.is_file()]
+            if number:
+                shutil.rmtree(path)
+        elif not self.disk[step][number].damage:
+            self.disk[step][number].damage = how
+            # Of several ranks one has damage.
+            file = max(path.glob("gen_batch*" if how == "data" else "meta*"))
+            content = file.read_bytes()
+            file.write_bytes(content[:20] + b"\xff\xfe" + content[22:])
+        self.stage.visit(0)
         self.step = 0
 
     @precondition(lambda self: self.step)
-    @rule(prompts=st.sampled_from(LETTERS))
-    def call(self, prompts: str) -> None:
-        expected = self.expect(prompts)
-        before = self.generated
-        if expected == "mismatch":
-            try:
-                self.stage(prompts)
-            except MismatchError:
-                return
-            raise AssertionError("no mismatch")
-        got = self.stage(prompts)
+    @rule(prompts=st.sampled_from("abc"), greedy=st.booleans(), fails=st.integers(0, 7))
+    def call(self, prompts: str, greedy: bool, fails: int) -> None:
+        if self.stage.own_steps:
+            self.visit(self.step)
+        self.stage.value += 1
+        expected = self.expect((prompts, greedy))
+        call = functools.partial(self.stage.call, self.step, prompts, greedy, fails == 0)
+        if isinstance(expected, type):
+            with pytest.raises(expected):
+                call()
+            return
+        self.calls += 1
+        if expected is None and fails == 0:
+            with pytest.raises(Failure):
+                call()
+            return
+        got, ran = call()
         if expected is None:
-            assert got == self.generated == before + 1
+            assert (got, ran) == (self.stage.value, True)
             number = next(n for n in range(99) if n not in self.disk[self.step])
-            self.disk[self.step][number] = (prompts, got)
+            self.disk[self.step][number] = Dump((prompts, greedy), got)
             self.used.add((self.step, number))
         else:
-            assert (got, self.generated) == (self.disk[expected[0]][expected[1]][1], before)
+            assert (got, ran) == (self.disk[expected[0]][expected[1]].value, False)
             self.used.add(expected)
-        self.calls += 1
 
-    def expect(self, prompts: str) -> Any:
-        """The dump that serves the call; None: it is generated."""
-        other = [step for step in STEPS if step != self.step] if self.run else []
-        for step in [self.step, *other]:
-            for number, (its, _) in sorted(self.disk[step].items()):
-                if its == prompts and (step, number) not in self.used:
-                    return step, number
-        if len(self.listed) == len(self.lost):
+    # -- the rules of docs/skip.md -----------------------------------------------------------
+
+    def expect(self, wanted: tuple[str, bool]) -> Any:
+        """The dump that serves the call, the error that it raises; None: it is generated."""
+        missed = None if self.skip["on_miss"] == "generate" else MissError
+        found = self.find(wanted)
+        if isinstance(found, type) or found is None:
+            return found or missed
+        if self.disk[found[0]][found[1]].damage != "data":
+            return found
+        self.quarantine(*found)
+        return missed
+
+    def find(self, wanted: tuple[str, bool]) -> Any:
+        if self.skip["action"] == "repeat":
+            return self.repeated()
+        for number in self.read(self.step):
+            if self.fits(self.step, number, wanted):
+                return self.step, number
+        if self.skip["match"] == "run":
+            for other in self.nearest():
+                for number in self.read(other):
+                    if self.fits(other, number, wanted):
+                        return other, number
+        there = [n for n in self.listed if n not in self.lost]
+        place = min(self.calls, len(self.listed) - 1)
+        if not there:
             return None
-        if self.policy == "ignore":
-            return self.step, self.listed[min(self.calls, len(self.listed) - 1)]
-        if self.calls or self.gap or self.lost:
+        if self.skip["on_mismatch"] == "ignore":
+            return (self.step, self.listed[place]) if self.listed[place] in there else None
+        if self.calls or there != [*range(len(self.listed))]:
             return None
-        if self.policy == "error":
-            return "mismatch"
-        number = self.listed[0]
-        del self.disk[self.step][number]
-        self.lost.add(number)
+        if self.skip["on_mismatch"] == "error":
+            return MismatchError
+        differs = {n: self.differs(self.disk[self.step][n].made_for, wanted) for n in there}
+        self.quarantine(self.step, min(there, key=lambda n: (differs[n], n)))
         return None
+
+    def repeated(self) -> tuple[int, int] | None:
+        """The dump of the same place in the step itself, else in the nearest; else the last."""
+        for step in [self.step, *self.nearest()]:
+            its = self.listed if step == self.step else sorted(self.disk[step])
+            its = [n for n in its if step != self.step or n not in self.lost]
+            if step != self.step and not self.has_first(step):
+                continue
+            while its:
+                number = its[min(self.calls, len(its) - 1)]
+                if self.disk[step][number].damage != "meta":
+                    return step, number
+                self.quarantine(step, number)
+                its.remove(number)
+            if step != self.step:
+                return None
+            if self.has_first(step):
+                return None  # the nearest step is this one, and its dumps are this visit's
+        return None
+
+    def has_first(self, step: int) -> bool:
+        """Whether the step has its first call's dump, which `repeat` goes by."""
+        if 0 in self.disk[step] and self.disk[step][0].damage == "meta":
+            self.quarantine(step, 0)
+        return 0 in self.disk[step]
+
+    def nearest(self) -> list[int]:
+        others = [step for step in STEPS if step != self.step]
+        return sorted(others, key=lambda step: (step > self.step, abs(step - self.step)))
+
+    def read(self, step: int) -> Any:
+        """The numbers of a step's dumps; one whose meta.json is damaged is quarantined."""
+        for number in sorted(self.disk[step]):
+            if self.disk[step][number].damage == "meta":
+                self.quarantine(step, number)
+            else:
+                yield number
+
+    def fits(self, step: int, number: int, wanted: tuple[str, bool]) -> bool:
+        return (step, number) not in self.used and self.disk[step][number].made_for == wanted
+
+    @staticmethod
+    def differs(made_for: tuple[str, bool], wanted: tuple[str, bool]) -> int:
+        return sum(a != b for a, b in zip(made_for, wanted, strict=True))
+
+    def quarantine(self, step: int, number: int) -> None:
+        del self.disk[step][number]
+        if step == self.step:
+            self.lost.add(number)
+
+    # -- what holds after each rule ----------------------------------------------------------
+
+    @property
+    def run(self) -> Path:
+        (run,) = self.folder.glob("*_*/GBS*")
+        return run / self.stage.role if self.stage.role == "reward" else run
 
     @invariant()
     def the_disk_is_as_expected(self) -> None:
-        found = {step: set[int]() for step in STEPS}
-        for path in self.folder.glob("*_*/GBS*/*/**/meta.json"):
-            parts = path.relative_to(next(self.folder.glob("*_*/GBS*"))).parts[:-1]
+        self.stage.flush()
+        found: dict[int, Counter[int]] = {step: Counter() for step in STEPS}
+        if not [*self.folder.glob("*_*/GBS*")]:
+            return
+        for path in self.run.glob("*/**/meta*.json"):
+            parts = path.relative_to(self.run).parts[:-1]
             if all(part.isdigit() for part in parts):
-                found[int(parts[0])].add(int(parts[1]) if len(parts) > 1 else 0)
-        assert found == {step: set(numbers) for step, numbers in self.disk.items()}
+                found[int(parts[0])][int(parts[1]) if len(parts) > 1 else 0] += 1
+        # A shard whose other ranks' were quarantined stays until it is replaced.
+        complete = {
+            step: {n for n, shards in numbers.items() if shards == self.stage.ranks}
+            for step, numbers in found.items()
+        }
+        assert complete == {step: {*numbers} for step, numbers in self.disk.items()}
 
     @invariant()
-    def the_visit_holds_its_invariants(self) -> None:
-        role: Any = SkipManager.skip_instances.get("rollout")
-        visit = role and role._visiting
-        if visit is None:
-            return
-        slots, known = visit.slots, [*visit._by_prompts.values(), [visit._unnamed]]
-        assert visit.listed == sorted({*visit.listed} & slots.keys())
-        ours = (State.RESERVED, State.WRITTEN, State.LOST)
-        assert all(slot.state in ours for n, slot in slots.items() if n not in visit.listed)
-        offered = [(n, alike) for group in known for alike in group for n in alike.numbers]
-        is_open = [(n, slot.alike) for n, slot in slots.items() if slot.state is State.OPEN]
-        assert sorted(offered, key=lambda one: one[0]) == sorted(is_open, key=lambda one: one[0])
-        unread = {n for n, slot in slots.items() if slot.state is State.UNREAD}
-        assert unread <= {*visit._unread}
-        assert [*visit._unread] == sorted(visit._unread)
-        assert not any(visit._is_free(number) for number in range(visit._low))
+    def each_visit_holds_its_invariants(self) -> None:
+        for visit in self.stage.visits():
+            slots, known = visit.slots, [*visit._by_prompts.values(), [visit._unnamed]]
+            assert visit.listed == sorted({*visit.listed} & slots.keys())
+            ours = (State.RESERVED, State.WRITTEN, State.LOST)
+            assert all(slot.state in ours for n, slot in slots.items() if n not in visit.listed)
+            offered = {n: alike for group in known for alike in group for n in alike.numbers}
+            assert len(offered) == sum(len(alike.numbers) for group in known for alike in group)
+            is_open = {n: slot.alike for n, slot in slots.items() if slot.state is State.OPEN}
+            assert offered == is_open
+            unread = [n for n, slot in slots.items() if slot.state is State.UNREAD]
+            assert {*unread} <= {*visit._unread}
+            assert [*visit._unread] == sorted(visit._unread)
+            assert not any(visit._is_free(number) for number in range(visit._low))
 
     def teardown(self) -> None:
-        SkipManager.reset()
+        self.stage.close()
         shutil.rmtree(self.folder)
 
 
-TestVisits = Visits.TestCase
-TestVisits.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize(
+    ("role", "plain", "ranks", "background"),
+    [
+        ("rollout", True, 1, False),
+        ("rollout", False, 1, True),
+        ("rollout", True, 2, False),
+        ("reward", True, 2, True),
+        ("async_rollout", False, 1, False),
+    ],
+)
+def test_calls_are_served_by_the_rules(
+    Hub: Any, role: str, plain: bool, ranks: int, background: bool
+) -> None:
+    make = functools.partial(Decorated, role, plain)
+    if ranks > 1:
+        make = functools.partial(Ranks, role, plain, Hub)
+    run_state_machine_as_test(
+        lambda: Visits(make, background),
+        settings=settings(max_examples=20, stateful_step_count=25, deadline=None),
+    )

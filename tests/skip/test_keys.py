@@ -36,30 +36,6 @@ def test_repeat_picks_by_the_four_rules(
     assert "step 5 REPEATS step 3" in caplog.text
 
 
-def test_repeat_without_any_dump_generates_and_dumps(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
-) -> None:
-    dumps = init(action="repeat")
-    stage = Stage()
-    assert [stage.at(4), stage.at(5)] == [1, 1]
-    assert steps_on_disk(dumps) == ["4"]
-
-
-def test_repeat_looks_anew_on_every_call(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
-) -> None:
-    dumps = init(action="cache")
-    stage = Stage()
-    stage.at(2)
-    init(action="repeat")
-    assert stage.at(5) == 1
-    init(action="cache")
-    stage.at(4)
-    init(action="repeat")
-    assert stage.at(5) == 2
-    assert steps_on_disk(dumps) == ["2", "4"]
-
-
 # -- the other keys ---------------------------------------------------------------------------
 
 

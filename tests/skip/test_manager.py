@@ -56,21 +56,6 @@ def test_cache_replays_the_listed_steps_only(
     assert second.calls == 1
 
 
-def test_a_missing_step_is_generated_again(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
-) -> None:
-    dumps = init()
-    first = Stage()
-    [first.at(step) for step in (1, 2)]
-    import shutil
-
-    (gone,) = [p.parent for p in dumps.rglob("gen_batch.dp") if p.parent.name == "2"]
-    shutil.rmtree(gone)
-    second = Stage()
-    assert [second.at(step) for step in (1, 2)] == [1, 1]
-    assert steps_on_disk(dumps) == ["1", "2"]
-
-
 def test_step_zero_and_numpy_steps(Stage: Any, init: Callable[..., Path]) -> None:
     init()
     stage = Stage()

@@ -12,39 +12,11 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.jobs.ranks import RankGroup
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.roles import CallRoleByHand
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
-
-
-class Hub:
-    """What the simulated ranks share: an exchange ends when all of them have taken part."""
-
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self.barrier = threading.Barrier(world, timeout=600)
-        self.sent: list[tuple[int, ...]] = [()] * world
-        self.rounds: list[int] = []  # how many numbers each rank sent in it
-
-
-class Rank(RankGroup):
-    def __init__(self, hub: Hub, rank: int) -> None:
-        super().__init__()
-        self.hub, self.rank, self.world_size = hub, rank, hub.world
-
-    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
-        self.hub.sent[self.rank] = tuple(map(int, numbers))
-        if self.hub.barrier.wait() == 0:
-            self.hub.rounds.append(len(numbers) + 1)  # and the name of the exchange
-            self.exchange_id = f"{len(self.hub.rounds):015x}"
-        self.hub.barrier.wait()
-        answers = list(self.hub.sent)
-        self.exchange_id = f"{len(self.hub.rounds):015x}"
-        self.hub.barrier.wait()
-        return answers
 
 
 def stage(prompts: list[int]) -> list[int]:
@@ -54,8 +26,8 @@ def stage(prompts: list[int]) -> list[int]:
 class Job:
     """The ranks of a job, one thread each: the role on every rank, with a store of its own."""
 
-    def __init__(self, folder: Path, world: int, **skip: Any) -> None:
-        self.hub = Hub(world)
+    def __init__(self, hub: Any, folder: Path, **skip: Any) -> None:
+        self.hub, world = hub, hub.world
         settings = {"dump_dir": str(folder), **skip, "rollout": {"enable": True}}
         SkipManager.init({"skip": settings})
         read = SkipManager.settings
@@ -63,7 +35,7 @@ class Job:
         local, facts = read.roles["rollout"], read.facts
         self.roles = [CallRoleByHand("rollout", local, facts) for _ in range(world)]
         for rank, role in enumerate(self.roles):
-            role.__dict__["ranks"] = SeveralRanks(Rank(self.hub, rank), role.dumps)
+            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
         self._threads = ThreadPoolExecutor(world)
 
     def each(self, act: Callable[[CallRoleByHand], Any]) -> list[Any]:
@@ -98,8 +70,10 @@ WORLDS = [
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, world: int) -> None:
-    job = Job(tmp_path, world, background_write=False)
+def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(
+    Hub: Any, tmp_path: Path, world: int
+) -> None:
+    job = Job(Hub(world), tmp_path, background_write=False)
     got, exchanges = job.call(1)
     assert got == ["generated"] * world
     assert len(exchanges) == 4
@@ -110,8 +84,10 @@ def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("seen", ["by its own rank", "by another rank meanwhile"])
-def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, seen: str) -> None:
-    job = Job(tmp_path, 3, background_write=False)
+def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(
+    Hub: Any, tmp_path: Path, seen: str
+) -> None:
+    job = Job(Hub(3), tmp_path, background_write=False)
     job.call(1)
     (shard,) = tmp_path.glob("*/*/1/gen_batch.r1-of-3.dp")
     meta = shard.with_name("meta.r1-of-3.json")
@@ -149,8 +125,8 @@ def wait_until_gone(*files: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(tmp_path: Path) -> None:
-    job = Job(tmp_path, 3, background_write=False)
+def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(Hub: Any, tmp_path: Path) -> None:
+    job = Job(Hub(3), tmp_path, background_write=False)
     job.call(1)
     job.each(lambda role: setattr(role.local_config, "on_miss", "error"))
 

@@ -141,15 +141,6 @@ def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
     assert not list(dumps.rglob("*.bad-*"))
 
 
-def test_what_a_step_generates_is_found_from_other_steps(dumped_calls: Any) -> None:
-    dumped_calls({1: "a", 3: "c"}, match="run")
-    step(3, *"cq")  # looks into step 1 for `q`
-    step(1, *"an")
-    made.clear()
-    step(3, *"cn")
-    assert made == []
-
-
 def test_substitutes_come_from_below_then_above_and_by_number() -> None:
     order = [Found(4, 2), Found(3), Found(3, 1), Found(1), Found(5), Found(5, 1), Found(9)]
     found = order[::-1]
@@ -193,13 +184,6 @@ def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
     monkeypatch.setattr(StepStore, "load_with_meta", load_later)
     assert step(1, "a") == ["a1"]
     assert made == ["a"]
-
-
-def test_repeat_passes_over_a_damaged_call(dumped_calls: Any) -> None:
-    dumps = dumped_calls({1: "ab"}, action="repeat", on_miss="error")
-    (next(dumps.glob("*/*/1/1")) / "meta.json").write_text("{}")
-    assert step(5, *"xy") == ["a1", "a1"]
-    assert made == []
 
 
 def test_a_number_that_another_job_took_meanwhile_stays_its_own(init: Callable[..., Path]) -> None:
