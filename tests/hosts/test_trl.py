@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
 
 APP = Path(__file__).with_name("trl_app.py")
 Results = dict[str, Any]
@@ -67,7 +67,7 @@ def run(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         done = subprocess.run(
             [python, *launcher, str(APP), "jobs.json", "results"],
             cwd=folder, env={**os.environ, **here, **env}, capture_output=True, text=True,
-            timeout=240,
+            timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         names = ["results"] if ranks == 1 else [f"results{rank}" for rank in range(ranks)]
