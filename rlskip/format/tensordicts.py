@@ -53,14 +53,15 @@ def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> TensorDict:
         device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
     entries = dict(unpacker.entries(nodes))
     for value in entries.values():
-        _check_entry(value, batch_size)
+        check_entry(value, batch_size)
     out = unpacker.outside(TensorDict, entries, batch_size=batch_size, device=device)
     if names is not None:
         unpacker.outside(setattr, out, "names", names)
     return out
 
 
-def _check_entry(value: Any, batch_size: list[int]) -> None:
+def check_entry(value: Any, batch_size: list[int]) -> None:
+    """Refuse what an entry of a TensorDict of that size cannot be."""
     if isinstance(value, torch.Tensor):
         rows = [value.size(0)] if value.is_nested else list(value.shape)
         if rows[: len(batch_size)] != batch_size[: len(rows)] or len(rows) < len(batch_size) != 0:

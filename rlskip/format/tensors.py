@@ -78,13 +78,18 @@ def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
         return empty
 
     def build(raw: np.ndarray) -> np.ndarray:
-        if dtype.kind == "U":
-            points = raw.view(np.dtype("u4").newbyteorder(dtype.byteorder))
-            if points.max() > _LAST_CODE_POINT:
-                raise ValueError("text of impossible characters")
-        return np.reshape(raw.view(dtype), shape)
+        return np.reshape(check_characters(raw.view(dtype)), shape)
 
     array: np.ndarray = _shared(unpacker, content, (name, shape), build)
+    return array
+
+
+def check_characters(array: np.ndarray) -> np.ndarray:
+    """Return a 1-D `array`; raises if it is text with characters that there are not."""
+    if array.dtype.kind == "U" and array.size:
+        points = array.view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if points.max() > _LAST_CODE_POINT:
+            raise ValueError("text of impossible characters")
     return array
 
 
@@ -129,7 +134,7 @@ add_kind(
 
 # -- torch -------------------------------------------------------------------------------
 
-_TORCH_DTYPES: dict[str, torch.dtype] = {
+TORCH_DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
@@ -152,7 +157,7 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     if value.is_nested:
         return _pack_nested(value, packer)
     name = str(value.dtype).removeprefix("torch.")
-    if name not in _TORCH_DTYPES or not is_plain(value):
+    if name not in TORCH_DTYPES or not is_plain(value):
         raise packer.unsupported(value, f"dtype {name}, {value.layout}, device {value.device}")
     device = None if value.device.type == "cpu" else value.device.type
     number = None
@@ -205,7 +210,7 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
     form, *rest = parts
     if form == "jagged":
         values, offsets, lengths = (unpacker.node(node) for node in rest[:3])
-        _check_jagged(values, offsets, lengths, rest[3])
+        check_jagged(values, offsets, lengths, rest[3])
         make = torch.nested.nested_tensor_from_jagged
         return unpacker.outside(make, values, offsets, lengths, rest[3])
     if form == "nested":
@@ -235,15 +240,15 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> torch.Tensor:
 
 
 def _torch_dtype(name: str) -> torch.dtype:
-    if name not in _TORCH_DTYPES:
+    if name not in TORCH_DTYPES:
         raise UnknownTypeError(
             f"it holds torch.{name}, which torch {torch.__version__} lacks",
             remedy="load it with the torch that the run used, or a newer one",
         )
-    return _TORCH_DTYPES[name]
+    return TORCH_DTYPES[name]
 
 
-def _check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
+def check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
     """Refuse what torch would trust: offsets and lengths that leave the values."""
     if not all(isinstance(t, torch.Tensor) for t in (values, offsets)):
         raise ValueError("values or offsets are not a tensor")

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.batch.columns import DataProtoParts, length_of
+from rlskip.batch.columns import length_of
 from rlskip.errors import ConfigError
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import named_errors, read_data_proto, read_queue_batch
@@ -151,7 +151,7 @@ def _import(foreign: Foreign, dump_dir: Path, places: dict[tuple[str, int], int]
         places[foreign.run, foreign.step] += len(described["groups"])
         rows, role = len(batch["keys"]), "rollout_tq"
     else:
-        rollouts = DataProtoParts(*read_data_proto(foreign.file))
+        rollouts = read_data_proto(foreign.file)
         rows, role = length_of(rollouts), "rollout"
     nbytes = None
     if not Run(directory).dumps(foreign.step, foreign.part):

@@ -50,7 +50,7 @@ FORMS = {
     "with a record twice": "a form that torch.save does not write",
     "with false sizes": "a form that torch.save does not write",
     "big-endian": "another byte order",
-    "with a record cut short": "a storage that ends early",
+    "with a record cut short": "a storage of another size than its record",
     "with a short record": "a storage of another size than its record",
 }
 

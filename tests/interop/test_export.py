@@ -67,7 +67,7 @@ def test_verl_has_one_call_of_a_step(rlskip: Any, tmp_path: Path) -> None:
     one = rlskip("export", "2/1", "-d", tmp_path / RUN, "--to", "verl", "--out", tmp_path / "one",
                  "--json").json  # fmt: skip
     assert one == {"files": [str(tmp_path / "one" / RUN / "2" / "gen_batch.dp")], "left_out": []}
-    batch, _, _ = read_data_proto(tmp_path / "one" / RUN / "2" / "gen_batch.dp")
+    batch = read_data_proto(tmp_path / "one" / RUN / "2" / "gen_batch.dp").batch
     assert batch["prompts"].tolist() == [[1]]
 
 
@@ -112,7 +112,7 @@ def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path)
     assert [row["source"] for row in rows] == ["gsm8k", "gsm8k"]
     assert rows[1]["tools"] == {"names": ["a"]}
     assert rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out").code == 0
-    _, _, meta_info = read_data_proto(tmp_path / "out" / "e_p" / "s" / "1" / "gen_batch.dp")
+    meta_info = read_data_proto(tmp_path / "out" / "e_p" / "s" / "1" / "gen_batch.dp").meta_info
     assert meta_info == {"source": "gsm8k", "tools": {"names": ["a"]}}
 
 
@@ -125,11 +125,11 @@ def test_what_is_written_is_what_was_imported(
     out = tmp_path / "for-verl"
     assert rlskip("export", imported / RUN, "--to", "verl", "--out", out).code == 0
     assert json.loads((out / RUN / "1" / "meta.json").read_text()) == {"global_steps": 1}
-    batch, others, meta_info = read_data_proto(out / RUN / "1" / "gen_batch.dp")
-    before, _, meta_before = read_data_proto(verl_files / "verl-0.9.1-torch.dp")
-    assert all(torch.equal(batch[k], before[k]) for k in list(before.keys()))
-    assert others["uid"].tolist() == ["a", "a", "b", "b"]
-    assert meta_info == meta_before
+    after = read_data_proto(out / RUN / "1" / "gen_batch.dp")
+    before = read_data_proto(verl_files / "verl-0.9.1-torch.dp")
+    assert all(torch.equal(after.batch[k], before.batch[k]) for k in list(before.batch.keys()))
+    assert after.non_tensor_batch["uid"].tolist() == ["a", "a", "b", "b"]
+    assert after.meta_info == before.meta_info
     queue = read_queue_batch(out / RUN / "7" / "0" / "tq_batch.pt")
     original = read_queue_batch(verl_files / "verl-0.9.1-queue.pt")
     assert queue["keys"] == original["keys"]
