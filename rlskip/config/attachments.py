@@ -67,6 +67,9 @@ class AttachConfig:
     # Paths of other values that must be equal for a dump to replace the call.
     identity: list[str] = field(default_factory=list)
 
+    # Names of arguments that are not compared, although they are plain data.
+    ignore: list[str] = field(default_factory=list)
+
     # For rollout_tq: the path of the queue, its partition, and the phase of this function.
     queue: str | None = None
     partition_id: str | None = None

@@ -33,6 +33,7 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
+from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.skip.preflight import preflight as problems
 
@@ -303,7 +304,12 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
     def stage(role: str) -> Callable[..., Any]:
         annotate = SkipManager.annotate(
-            role=role, stage="skyrl.generate", prompts=_prompts, identity=identity, lacks=_lacks
+            role=role,
+            stage="skyrl.generate",
+            prompts=_prompts,
+            identity=identity,
+            lacks=_lacks,
+            ignore=[ALL],
         )
         return on_replay(annotate, _without_times)(_generating(generate))
 

@@ -23,6 +23,7 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl_no_engine import NoGeneration, constructing
+from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.skip.preflight import preflight
 from rlskip.store import fingerprint
@@ -132,6 +133,7 @@ class _Generation:
                 prompts=lambda prompts, *rest: prompts,
                 identity=functools.partial(self._sampling, n),
                 lacks=self._lacks,
+                ignore=[ALL],
             )(self._generate_and_record)
             for role, n in ((ROLE, "num_generations"), (VALIDATION_ROLE, "num_generations_eval"))
         }

@@ -147,6 +147,7 @@ class _Attachment:
             lambda *args, **kwargs: {k: read(*args, **kwargs) for k, read in identity.items()},
             func.__qualname__,
             options=options,
+            ignore=[*config.ignore, *([config.prompts.split(".")[0]] if config.prompts else [])],
             step_of=functools.partial(self._step, func) if config.step else None,
             no_step=functools.partial(self._advise, inspect.signature(func)),
         )

@@ -6,13 +6,14 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
+from rlskip.skip.arguments import ArgumentReader, likely_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,8 @@ class Stage:
     lacks: LacksSpec = None
     #: Keyword options that only the role understands (``BaseSkip.stage_options``).
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    #: Names of arguments that are not compared; None: none is, and no dump records any.
+    ignore: Collection[str] | None = None
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.
     step_of: Callable[..., int | None] | None = None
@@ -46,6 +49,23 @@ class Stage:
     @property
     def name(self) -> str:
         return f"{self.func.__module__}.{self.func.__qualname__}"
+
+    @functools.cached_property
+    def arguments(self) -> ArgumentReader | None:
+        """Reads the arguments of a call that count besides its prompts."""
+        if self.ignore is None:
+            return None
+        named = self.prompts if isinstance(self.prompts, str) else None
+        return ArgumentReader(self.func, named, self.ignore)
+
+    def refuse_unknown_names(self) -> None:
+        """Raise ConfigError if `ignore` names what is no argument of the function."""
+        if self.arguments is not None and self.arguments.unknown:
+            raise ConfigError(
+                f"{self.name} has no argument {', '.join(self.arguments.unknown)}",
+                f"SkipManager.annotate(role={self.role!r}, ignore=...)",
+                f"name some of {', '.join(self._signature.parameters)}",
+            )
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature:
@@ -68,9 +88,7 @@ class Stage:
                     f"name one of {', '.join(bound.arguments)}",
                 )
             return bound.arguments[self.prompts]
-        if "prompts" in bound.arguments:
-            return bound.arguments["prompts"]
-        return next((v for k, v in bound.arguments.items() if k not in ("self", "cls")), None)
+        return next((bound.arguments[name] for name in likely_prompts(bound.arguments)), None)
 
     def identity_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if callable(self.identity):

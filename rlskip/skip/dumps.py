@@ -18,6 +18,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import job_id
+from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
 from rlskip.skip.notices import Notices, flat_config, keep_config
 from rlskip.skip.visit import Found
@@ -118,13 +119,27 @@ class Dumps:
             ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
         """
         conditions = attrs.evolve(self.conditions, stage=call.stage.stage)
+        arguments = self.arguments_of(call)
         try:
             return attrs.evolve(
-                conditions, prompts_hash=fingerprint(call.prompts), extra=self.extra_of(call)
+                conditions,
+                prompts_hash=fingerprint(call.prompts),
+                extra=self.extra_of(call),
+                arguments=None if arguments is None else arguments.given,
+                defaults={} if arguments is None else arguments.defaults,
             )
         except UnsupportedTypeError as error:
             self.refuse_uncomparable(error)
             return conditions
+
+    def arguments_of(self, call: Call) -> Arguments | None:
+        """The stage's other arguments that count; None where they are not known."""
+        reader = call.stage.arguments
+        if reader is None:
+            return None
+        arguments = reader.read(call.args, call.kwargs, call.prompts)
+        self.notices.arguments(call.stage.name, arguments)
+        return arguments
 
     def extra_of(self, call: Call) -> dict[str, Any]:
         """What the call adds to the identity: the stage's own, and sampling that it overrides.

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from rlskip._nodes import ABOVE, as_typed
@@ -280,6 +280,7 @@ class SkipManager:
         identity: IdentitySpec = None,
         stage: str | None = None,
         lacks: LacksSpec = None,
+        ignore: Collection[str] = (),
         **options: Any,
     ) -> Callable[[F], F]:
         """Decorate the function that is stage `role`, plain or ``async``.
@@ -301,6 +302,11 @@ class SkipManager:
             A function of a result that returns the names of the fields which this run needs and
             the result does not have. Any such name of a dump is a mismatch, unless the stage did
             not return that field when it made the dump either.
+        ignore
+            Names of arguments that are not compared. All others that are plain data must be equal
+            for a dump to replace the call, except self, the prompts, and those whose names say
+            that they shape no rollout (:data:`rlskip.skip.arguments.IGNORED`). ``["*"]``: compare
+            none.
         options
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
@@ -310,7 +316,7 @@ class SkipManager:
 
         def decorate(func: F) -> F:
             name = stage or func.__qualname__
-            staged = Stage(func, role, prompts, identity, name, lacks, options)
+            staged = Stage(func, role, prompts, identity, name, lacks, options, ignore)
             return _decorate(staged)  # type: ignore[return-value]
 
         return decorate
@@ -320,6 +326,8 @@ def _decorate(stage: Stage) -> Callable[..., Any]:
     func = stage.func
     if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
         raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
+    if stage.ignore:
+        stage.refuse_unknown_names()
     wrap = _wrap_async if inspect.iscoroutinefunction(func) else _wrap_sync
     return functools.wraps(func)(wrap(stage))
 

@@ -27,6 +27,7 @@ from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip.config.check import leaves
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, SkipAction
+from rlskip.skip.arguments import Arguments
 from rlskip.skip.visit import Found
 from rlskip.store import DumpMeta
 from rlskip.store.layout import shape_of, steps_among
@@ -96,6 +97,17 @@ class Notices:
             what = "replayed rollouts are off-policy for the present weights"
         self.once("off-policy", what)
         self._changed(meta)
+
+    def arguments(self, stage: str, arguments: Arguments) -> None:
+        """Name once what is compared of a stage's arguments, and what is not."""
+        compared, left_out = {**arguments.given, **arguments.defaults}, arguments.left_out
+        if (compared or left_out) and self._is_new(f"arguments of {stage}"):
+            log.info(
+                "rlskip: role %s: %s: besides the prompts these arguments are compared: %s%s",
+                self.role, stage, ", ".join(sorted(compared)) or "none",
+                "; not compared, as they are no plain data: " * bool(left_out)
+                + ", ".join(f"{name} ({what})" for name, what in sorted(left_out.items())),
+            )  # fmt: skip
 
     def dropped(self, unwanted: Iterable[str], there: set[str], scores: Sequence[str]) -> None:
         """Warn of names in ``drop_fields`` that no field has, and of scores that are replayed."""

@@ -257,6 +257,8 @@ class GroupRole(Role):
             # What the config adds is compared once for the whole dump.
             usual = self.dumps.conditions.extra
             extra = {k: v for k, v in self.dumps.extra_of(call).items() if k not in usual}
+            if (arguments := self.dumps.arguments_of(call)) is not None:
+                extra |= {f"arguments.{name}": value for name, value in arguments.given.items()}
             return uids, contents_of(call.prompts, extra, call.stage.stage)
         except UnsupportedTypeError as error:
             self.dumps.refuse_uncomparable(error)

@@ -1,8 +1,8 @@
 """Whether a dump's rollouts are those that this run would generate.
 
-The prompts, the number of sessions per prompt, the lengths, the sampling and what a role adds must
-be equal. The model's name and the versions are recorded, and a difference is only logged. Weights,
-step and learning rate do not count.
+The prompts, the number of sessions per prompt, the lengths, the sampling, the stage's other
+arguments and what a role adds must be equal. The model's name and the versions are recorded, and a
+difference is only logged. Weights, step and learning rate do not count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError, text_of
 from rlskip.format.fingerprint import fingerprint, scalar_of
 
-VERSION = 2
+VERSION = 3
 """Of the keys that an identity has in ``meta.json``."""
 _COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
 _ONLY_LOGGED = ("model", "versions")
@@ -134,6 +134,10 @@ class Identity:
         Recorded; a difference is only logged.
     role, stage
         Whose call made the rollouts: the role, and the name of the stage's function.
+    arguments, defaults
+        The stage's other arguments by name: those with another value than their default, and those
+        that have it. One that the other identity lacks is equal to it if it is at its default.
+        None: not known.
 
     Raises
     ------
@@ -151,6 +155,8 @@ class Identity:
     versions: Mapping[str, Any] = _mapping("versions")
     role: str | None = _field("role")
     stage: str | None = _field("stage")
+    arguments: Mapping[str, Any] | None = _field("arguments")
+    defaults: Mapping[str, Any] = _mapping("defaults")
 
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
         """What makes `other`, a dump's, unfit for this call, and what is only logged.
@@ -173,11 +179,31 @@ class Identity:
             for name in _ONLY_LOGGED
             for difference in _compare(name, getattr(self, name), getattr(other, name))
         ]
+        if self.arguments is not None and other.arguments is not None:
+            must += self._other_arguments(other)
+        elif self.arguments:
+            lacks = ", ".join(sorted(self.arguments))
+            warn.append(f"arguments: the dump does not record its own; now there are {lacks}")
         return must, warn
+
+    def _other_arguments(self, other: Identity) -> list[str]:
+        """The arguments that differ. One at its default is equal to one that is not there."""
+        now = {**self.defaults, **(self.arguments or {})}
+        then = {**other.defaults, **(other.arguments or {})}
+        return [
+            _line(*difference)
+            for name in sorted({*now, *then})
+            if (name in now or name not in other.defaults)
+            and (name in then or name not in self.defaults)
+            for difference in _compare(
+                f"arguments.{name}", now.get(name, _ABSENT), then.get(name, _ABSENT)
+            )
+        ]
 
     def digest(self) -> str:
         """A hash of all that must be equal."""
         compared = [self.prompts_hash, *(getattr(self, name) for name in _COMPARED)]
+        compared += [self.arguments] if self.arguments else []
         return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:

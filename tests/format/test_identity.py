@@ -64,6 +64,29 @@ def test_differences_are_named(changes: dict, must: list[str], warn: list[str]) 
     assert _identity(**changes).differences(_identity()) == (must, warn)
 
 
+@pytest.mark.parametrize(
+    ("now", "then", "must", "warn"),
+    [
+        (({"n": 2}, {}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
+        (({}, {"n": 4}), ({}, {}), [], []),
+        (({}, {}), ({}, {"n": 4}), [], []),
+        (({"n": 4}, {}), ({}, {}), ["arguments.n: 4 now, absent in the dump"], []),
+        (({"n": 4}, {}), ({}, {"n": 4}), [], []),
+        (({}, {"n": 2}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
+        (({"n": 2}, {}), (None, {}), [], ["arguments: the dump does not record its own; "]),
+        (({}, {"n": 2}), (None, {}), [], []),
+        ((None, {}), ({"n": 2}, {}), [], []),
+    ],
+)
+def test_an_argument_at_its_default_equals_an_absent_one(
+    now: Any, then: Any, must: list[str], warn: list[str]
+) -> None:
+    ours, theirs = (_identity(arguments=given, defaults=usual) for given, usual in (now, then))
+    differs, noteworthy = ours.differences(_again(theirs))
+    assert differs == must
+    assert [line[: len(start)] for line, start in zip(noteworthy, warn, strict=True)] == warn
+
+
 def test_numbers_are_compared_by_value_and_flags_are_not_numbers() -> None:
     def sampling(value: Any) -> Identity:
         return _identity(sampling={"x": value})
@@ -175,8 +198,8 @@ def test_role_and_stage_are_compared() -> None:
 
 
 def test_an_identity_of_a_newer_rlskip_is_refused_by_name() -> None:
-    plain = {**_identity().as_json(), "version": 3, "whatever": 1}
-    with pytest.raises(NewerFormatError, match="version 3"):
+    plain = {**_identity().as_json(), "version": 4, "whatever": 1}
+    with pytest.raises(NewerFormatError, match="version 4"):
         Identity.from_json(plain)
 
 

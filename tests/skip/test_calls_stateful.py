@@ -67,13 +67,9 @@ class Decorated:
             await asyncio.sleep(0)
             return stage(prompts, greedy, fails, sample_id)
 
-        annotate = SkipManager.annotate(role=role, stage="generate", identity=self.identity)
+        annotate = SkipManager.annotate(role=role, stage="generate", ignore=["fails"])
         self.stage = annotate(stage if plain else async_stage)
         self.plain = plain
-
-    @staticmethod
-    def identity(prompts: str, greedy: bool, fails: bool, sample_id: str) -> dict[str, Any]:
-        return {"greedy": greedy}
 
     def start(self, skip: dict[str, Any]) -> None:
         SkipManager.init({"skip": {**skip, self.role: {"enable": True}}})
@@ -126,19 +122,18 @@ class Ranks(Decorated):
 
     def call(self, step: int, prompts: str, greedy: bool, fails: bool) -> tuple[int, bool]:
         def one(role: Any) -> Any:
-            def stage(*args: Any) -> int:
+            def stage(prompts: str, greedy: bool) -> int:
                 if fails:
                     raise Failure
                 return self.value
 
-            described = Stage(stage, self.role, lambda *args: args[0], self.identity, "generate")
-            call = Call(described, (prompts, greedy, fails, ""), {}, step)
+            call = Call(Stage(stage, self.role, ignore=()), (prompts, greedy), {}, step)
             with call.cleanup:
                 try:
                     result = replay(role, call)
                     if result is not Miss:
                         return result, False
-                    result = stage()
+                    result = stage(prompts, greedy)
                 except (Failure, MismatchError, MissError) as error:
                     return type(error)
                 dump(role, call, result)

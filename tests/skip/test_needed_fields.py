@@ -32,13 +32,13 @@ def rows(names: str) -> dict[str, Any]:
     return {name: torch.arange(2) for name in names.split()}
 
 
-@SkipManager.annotate(role="rollout", lacks=lacks)
+@SkipManager.annotate(role="rollout", lacks=lacks, ignore=["names"])
 def generate(prompts: list[int], names: str) -> dict[str, Any]:
     made.append(names)
     return rows(names)
 
 
-@SkipManager.annotate(role="async_rollout", lacks=lacks)
+@SkipManager.annotate(role="async_rollout", lacks=lacks, ignore=["names"])
 async def generate_one(prompts: list[int], sample_id: str, names: str) -> dict[str, Any]:
     made.append(names)
     return rows(names)

@@ -34,6 +34,7 @@ from rlskip.hosts.verl.trainer_config import judge
 from rlskip.hosts.verl.v1 import score_dropped
 from rlskip.keys import GLOBAL_STEPS, RUNNING, STATUS, TRAIN
 from rlskip.skip import SkipManager
+from rlskip.skip.arguments import ALL
 
 _KEY = "rlskip.verl_sync"
 _ROLE = "rollout_tq"
@@ -63,6 +64,7 @@ def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
     stage = SkipManager.annotate(
         role=_ROLE,
         stage="verl.submit",
+        ignore=[ALL],
         prompts="prompts",
         queue=lambda *_: run_queue(),
         lacks=lacking_now,

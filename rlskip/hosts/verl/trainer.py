@@ -51,6 +51,7 @@ from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.supported_versions import refuse_old_release
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
+from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import read_settings
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,9 @@ def _check_manager(manager: type) -> None:
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a coroutine function that returns rollouts as a DataProto."""
-    annotate = SkipManager.annotate(role=role, stage="verl.generate", lacks=lacking_now)
+    annotate = SkipManager.annotate(
+        role=role, stage="verl.generate", lacks=lacking_now, ignore=[ALL]
+    )
     return on_replay(annotate, without_times)
 
 

@@ -57,6 +57,7 @@ from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_o
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.skip import SkipManager
+from rlskip.skip.arguments import ALL
 
 _KEY = "rlskip.verl_v1"
 _ROLE = "rollout_tq"
@@ -128,7 +129,7 @@ def _stages(
     """`submit` as a stage, for the first batch of a step and for its refills."""
     return {
         phase: SkipManager.annotate(
-            role, stage=stage, queue=queue, lacks=lacking_now, phase=phase, **options
+            role, stage=stage, queue=queue, lacks=lacking_now, phase=phase, ignore=[ALL], **options
         )(submit)
         for phase in ("submit", "refill")
     }

@@ -1,0 +1,205 @@
+"""A stage's other arguments are a part of what a replay compares."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.skip.arguments import IGNORED
+from rlskip.store import Identity
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mode(enum.Enum):
+    GREEDY = 1
+    SAMPLED = 2
+
+
+@dataclass
+class Sampling:
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def calls(init: Callable[..., Path], visit: Any) -> Callable[..., bool]:
+    """``calls(function, *args, **kwargs)``: in a new run, whether a dump served the call."""
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        ran: list[int] = []
+        init(wait_s=0)
+        visit(1)
+        function(ran, *args, **kwargs)
+        return not ran
+
+    return call
+
+
+def stage(**options: Any) -> Callable[..., Any]:
+    """A stage with two defaults and any further arguments."""
+
+    def generate(
+        ran: list[int], prompts: list[int], n: int = 4, temperature: float = 1.0, **more: Any
+    ) -> int:
+        ran.append(1)
+        return len(ran)
+
+    options.setdefault("ignore", [])
+    annotate = SkipManager.annotate(
+        role="rollout", stage="generate", **{**options, "ignore": ["ran", *options["ignore"]]}
+    )
+    return annotate(generate)
+
+
+def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
+    assert not calls(stage(), [1], 4, 1.0)
+    with pytest.raises(MismatchError) as caught:
+        calls(stage(), [1], 2, 0.0)
+    assert "arguments.n: 2 now, 4 in the dump" in caught.value.what
+    assert "arguments.temperature: 0.0 now, 1.0 in the dump" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"n": 4}),
+        ({"n": 4, "temperature": 1.0}, {}),
+        ({"n": 2}, {"n": np.int64(2)}),
+        ({"temperature": 0.5}, {"temperature": torch.tensor(0.5)}),
+        ({"x": Path("a/b")}, {"x": Path("a/b")}),
+        ({"x": Mode.GREEDY}, {"x": Mode.GREEDY}),
+        ({"x": Sampling(0.5)}, {"x": Sampling(0.5)}),
+        ({"x": [1, {"a": None}]}, {"x": (1, {"a": None})}),
+        ({"x": np.arange(3)}, {"x": np.arange(3)}),
+        ({"step": 1, "seed": 1}, {"global_step": 2, "seed": 2, "device": "cuda"}),
+        ({"x": torch.nn.Linear(1, 1)}, {"x": torch.nn.Linear(1, 1)}),
+        ({"x": print}, {"x": len}),
+        ({"cfg": {"skip": {"steps": 1}}}, {"cfg": {"skip": {"steps": 2}}}),
+        ({"x": np.zeros(10**6)}, {"x": np.ones(10**6)}),
+    ],
+)
+def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, second: Any) -> None:
+    assert not calls(stage(), [1], **first)
+    assert calls(stage(), [1], **second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({"x": 1}, {"x": True}, "x: True now, 1"),
+        ({"x": None}, {}, "x: absent now, None"),
+        ({}, {"top_k": 5}, "top_k: 5 now, absent"),
+        ({"x": Path("a")}, {"x": Path("b")}, "x"),
+        ({"x": Mode.GREEDY}, {"x": Mode.SAMPLED}, "x: 'Mode.SAMPLED' now"),
+        ({"x": Sampling(0.5)}, {"x": Sampling(0.6)}, "x.temperature: 0.6 now, 0.5"),
+        ({"x": SimpleNamespace(k=1)}, {"x": Namespace(k=2)}, "x.k: 2 now"),
+        ({"x": np.arange(3)}, {"x": np.arange(4)}, "x"),
+        ({"x": b"a"}, {"x": b"b"}, "x"),
+        ({"x": {1, 2}}, {"x": {1, 3}}, "x"),
+    ],
+)
+def test_other_values_of_every_kind_are_a_mismatch(
+    calls: Any, first: Any, second: Any, differs: str
+) -> None:
+    assert not calls(stage(), [1], **first)
+    with pytest.raises(MismatchError, match=rf"arguments\.{differs}"):
+        calls(stage(), [1], **second)
+
+
+def test_what_is_ignored_by_name_does_not_count(calls: Any) -> None:
+    assert not calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.5, tag="a")
+    assert calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.6, tag="b")
+    assert calls(stage(ignore=["*"]), [1], 9, 0.7, x=3)
+
+
+def test_an_ignored_name_that_the_function_lacks_is_refused() -> None:
+    def generate(prompts: list[int], temperature: float) -> None: ...
+
+    with pytest.raises(ConfigError, match="temprature"):
+        SkipManager.annotate(role="rollout", ignore=["temprature"])(generate)
+
+
+def test_a_default_that_was_edited_is_a_mismatch_and_a_new_one_is_not(calls: Any) -> None:
+    def edited(ran: list[int], prompts: list[int], n: int = 2) -> None:
+        ran.append(1)
+
+    def extended(
+        ran: list[int], prompts: list[int], n: int = 4, temperature: float = 1.0, top_p: float = 1.0
+    ) -> None:
+        ran.append(1)
+
+    annotate = SkipManager.annotate(role="rollout", stage="generate", ignore=["ran"])
+    assert not calls(stage(), [1])
+    assert calls(annotate(extended), [1])
+    with pytest.raises(MismatchError, match=r"arguments\.top_p: 0\.5 now, absent"):
+        calls(annotate(extended), [1], top_p=0.5)
+    with pytest.raises(MismatchError, match=r"arguments\.n: 2 now, 4 in the dump"):
+        calls(annotate(edited), [1])
+
+
+def test_an_older_dump_without_arguments_is_replayed_with_one_warning(
+    calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not calls(stage(), [1], 2)
+    store = SkipManager.store("rollout")
+    meta = store.read_meta(1)
+    assert meta is not None
+    assert isinstance(meta.identity, Identity)
+    older = attrs.evolve(meta.identity, arguments=None, defaults={})
+    store.quarantine(1, "for a test")
+    store.save(1, 1, identity=older)
+    caplog.clear()
+    assert calls(stage(), [1], 3)
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    (line,) = [line for line in lines if "arguments" in line]
+    assert "the dump does not record" in line
+
+
+def test_what_is_compared_and_what_is_not_is_said_once(
+    calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    calls(stage(), [1], model=torch.nn.Linear(1, 1), reward=print)
+    (line,) = [r.getMessage() for r in caplog.records if "are compared" in r.getMessage()]
+    assert "n, temperature; not compared" in line
+    assert "model (a Linear)" in line
+    assert "reward (a builtin_function_or_method)" in line
+
+
+def test_a_method_compares_neither_self_nor_computed_prompts(calls: Any) -> None:
+    class Trainer:
+        def __init__(self, ran: list[int]) -> None:
+            self.ran = ran
+
+        @SkipManager.annotate(role="rollout", prompts=lambda self, batch, n: batch["ids"])
+        def generate(self, batch: dict[str, Any], n: int) -> None:
+            self.ran.append(1)
+
+    def run(ran: list[int], *args: Any) -> None:
+        Trainer(ran).generate(*args)
+
+    assert not calls(run, {"ids": [1], "uid": "a"}, 1)
+    assert calls(run, {"ids": [1], "uid": "b"}, 1)
+    with pytest.raises(MismatchError, match=r"arguments\.n"):
+        calls(run, {"ids": [1], "uid": "b"}, 2)
+
+
+def test_the_page_shows_the_names_that_are_left_out() -> None:
+    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"(?m)^Left out by their names: (.+(?:\n.+)*)\.$", page)
+    assert re.findall(r"`(\w+)`", line) == [*IGNORED]
