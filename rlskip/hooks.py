@@ -152,7 +152,7 @@ class SkipCallback(OwnKeysCallback):
         for job, role, counts in sorted(rows, key=lambda row: (len(row[0]), row[0], row[1])):
             lines.append(
                 f"{job:<12}{role:<16}{counts['hits']:>6}{counts['misses']:>8}"
-                f"{round(counts['seconds_saved'], 1) + 0.0:>10.1f}"  # never -0.0
+                f"{max(0.0, counts['seconds_saved']):>10.1f}"
             )
         log.info("rlskip, over the jobs of this sweep:\n%s", "\n".join(lines))
 

@@ -174,7 +174,7 @@ class Tally:
         written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
         return (
             f"{self.hits} hits, {self.misses} misses, {size(self.bytes_read)} read{written}, "
-            f"{round(self.seconds_saved, 1) + 0.0:.1f} s of generation saved"  # never -0.0
+            f"{max(0.0, self.seconds_saved):.1f} s of generation saved"
         )
 
 

@@ -75,22 +75,25 @@ class Notices:
             log.warning(f"rlskip: role {self.role}: {message}", *values)
 
     def replayed(self, step: int, meta: DumpMeta, found: Found) -> None:
-        """Name the dump that is replayed; the first time, say what a replay does not show."""
-        written = datetime.fromisoformat(meta.created).timestamp()
-        source = self._directory / found.path
-        made = f"made {age(written)} ago by job {meta.info.get('job', 'unknown')}"
+        """Name the dump that is replayed; the first time, say what a replay does not show.
+
+        The first dump of each job is named with its path and its age. The others of that job have
+        a short line, because a run of hundreds of steps has as many.
+        """
+        job, source = meta.info.get("job", "unknown"), ""
+        if self._is_new(f"dumps of {job}"):
+            written = datetime.fromisoformat(meta.created).timestamp()
+            source = f" from {self._directory / found.path}, made {age(written)} ago by job {job}"
         if found.step == step:
-            log.info("rlskip: %s replayed from %s, %s", found, source, made)
+            log.info("rlskip: %s replayed%s", found, source)
         elif self._local_config.action == SkipAction.REPEAT:
             log.info(
-                "rlskip: step %d REPEATS %s from %s, %s; its prompts were not checked",
-                step, found, source, made,
-            )  # fmt: skip
+                "rlskip: step %d REPEATS %s%s; its prompts were not checked", step, found, source
+            )
         else:
             log.info(
-                "rlskip: a call of step %d replayed from %s of the run (match=run), %s, %s",
-                step, found, source, made,
-            )  # fmt: skip
+                "rlskip: a call of step %d replayed from %s (match=run)%s", step, found, source
+            )
         if self.role == VALIDATION_ROLE:
             what = "replayed validation does not show how the weights have changed since"
         else:

@@ -64,7 +64,7 @@ def test_a_swept_option_skips_if_the_callback_is_chosen(app: Any) -> None:
 
 
 def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    counts = {"hits": 1, "misses": 2, "seconds_saved": -0.001}
+    counts = {"hits": 1, "misses": 2, "seconds_saved": -0.1}
     callback = SkipCallback()
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
     callback.on_multirun_start(config)
@@ -76,4 +76,4 @@ def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFi
         callback.on_multirun_end(config)
     # Job 1 of an earlier sweep is in the same directory and is not counted.
     assert [row[0] for row in table(caplog.text)] == ["2", "10"]
-    assert "-0.0" not in caplog.text
+    assert "-" not in caplog.text, "loading may take longer than generating"

@@ -110,7 +110,7 @@ def test_match_run_looks_in_other_steps(
         assert step(2, *"def") == ["d4", "e5", "f6"]
         assert step(3, *"fgh") == ["f6", "g1", "h2"]
     assert made == ["g", "h"]
-    assert "a call of step 1 replayed from step 2 of the run (match=run)" in caplog.text
+    assert "a call of step 1 replayed from step 2 (match=run)" in caplog.text
     assert on_disk(dumps) == ["1", "1/1", "2", "2/1", "3", "3/1", "3/2", "3/3"]
 
 
