@@ -45,6 +45,12 @@ MAX_ALIKE = 64
 
 _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 _USER = "user:"
+_ALL_ITEMS = "return a list of its items: an iterator can be read only once"
+_OTHERWISE = (
+    "return what it holds as numbers, text, arrays, tensors, or lists, mappings or dataclasses of "
+    "these; or drop it from the result; or register a codec for its type: "
+    "rlskip.store.register_codec(type, name, encode, decode)"
+)
 # JSON would read these two code points as one character.
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
@@ -230,8 +236,7 @@ class Packer:
         return UnsupportedTypeError(
             f"cannot keep a {kind.__module__}.{kind.__qualname__}" + (f": {why}" if why else ""),
             where="".join(path),
-            remedy="drop it from the result, or register a codec for its type: "
-            "rlskip.store.register_codec(type, name, encode, decode)",
+            remedy=_ALL_ITEMS if hasattr(kind, "__next__") else _OTHERWISE,
         )
 
 

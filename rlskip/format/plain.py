@@ -47,7 +47,7 @@ def _cost_of_set(parts: list[Node], nbytes: Callable[[int], int]) -> int:
     return 192 + cost_of_list(parts, nbytes) + _IN_SET * places_in(parts, nbytes)
 
 
-def _cost_of_mapping(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def cost_of_mapping(parts: list[Node], nbytes: Callable[[int], int]) -> int:
     return 256 + IN_MAPPING * len(parts[-1])
 
 
@@ -170,10 +170,8 @@ def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
     """
     module, qualname, fields, nodes = parts
     names = tuple(fields)
-    kind: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        kind = _members(kind).get(name)
-    if _members(kind).get("_fields") != names or kind.__bases__ != (tuple,):
+    kind = program_class(module, qualname)
+    if members_of(kind).get("_fields") != names or kind.__bases__ != (tuple,):
         kind = _twin(qualname, names, unpacker)
     if len(nodes) != len(names):
         raise ValueError("a named tuple of another length")
@@ -188,7 +186,15 @@ def _twin(qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
     return unpacker.twins[qualname, names]
 
 
-def _members(place: Any) -> Mapping[str, Any]:
+def program_class(module: str, qualname: str) -> Any:
+    """What a module that the program has imported has under a name; None without it."""
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = members_of(found).get(name)
+    return found
+
+
+def members_of(place: Any) -> Mapping[str, Any]:
     """The names in a module or class; no ``__getattr__`` of either is called."""
     if isinstance(place, type):
         return type.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
@@ -218,7 +224,7 @@ def _mapping(tag: str, kind: Any) -> Kind:
         tag,
         lambda value, packer: [pack_entries(value.items(), packer)],
         lambda parts, unpacker: kind(unpacker.entries(parts[0])),
-        _cost_of_mapping,
+        cost_of_mapping,
     )
 
 
@@ -235,7 +241,7 @@ for _kind, _type in (
     (_unique("frozenset", frozenset), frozenset),
     (_mapping("dict", dict), dict),
     (_mapping("ordereddict", OrderedDict), OrderedDict),
-    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, _cost_of_mapping), defaultdict),
+    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, cost_of_mapping), defaultdict),
     (_raw("bytes", bytes), bytes),
     (_raw("bytearray", bytearray), bytearray),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.

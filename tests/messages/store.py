@@ -89,7 +89,8 @@ meta.json: a dump of format 2; this rlskip reads up to 1
         "rollouts['a'][0]",
         """\
 rollouts['a'][0]: cannot keep a builtins.type
-  -> drop it from the result, or register a codec for its type: \
+  -> return what it holds as numbers, text, arrays, tensors, or lists, mappings or dataclasses of \
+these; or drop it from the result; or register a codec for its type: \
 rlskip.store.register_codec(type, name, encode, decode)""",
     ),
 ]

@@ -1,0 +1,149 @@
+"""The kinds of a program's own data: dataclasses, members of enums, paths, UUIDs.
+
+The class of a value is looked up among those that the program has imported, as that of a named
+tuple is. It is never imported, and an instance is made without a call of its code. Where the
+reader asks for no host's classes, a dataclass comes as a mapping, and a member as its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import operator
+import pathlib
+import types
+import uuid
+from typing import Any
+
+from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind
+from rlskip.format.dump_errors import UnknownTypeError
+from rlskip.format.plain import cost_of_mapping, members_of, program_class
+
+# -- dataclasses -------------------------------------------------------------------------
+
+
+def _attribute(kind: type, name: str) -> Any:
+    """What a class has under a name, itself or from a base; no descriptor is asked."""
+    mro = type.__getattribute__(kind, "__mro__")
+    return next((members_of(base)[name] for base in mro if name in members_of(base)), None)
+
+
+def _fields_of(kind: Any) -> list[str] | None:
+    """The names of a dataclass's fields; None for any other value.
+
+    Classes with their own way to make or to end instances (``__new__``, ``__del__``) are left out.
+    """
+    if not isinstance(kind, type) or _attribute(kind, "__new__") is not object.__new__:
+        return None
+    if _attribute(kind, "__del__") or not isinstance(
+        _attribute(kind, "__dataclass_fields__"), dict
+    ):
+        return None
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
+    kind = type(value)
+    _check_findable(value, packer)
+    names = _fields_of(kind) or []
+    others = {
+        name
+        for name in getattr(value, "__dict__", ())
+        if not isinstance(_attribute(kind, name), functools.cached_property)
+    } - set(names)
+    if others:
+        raise packer.unsupported(
+            value, f"it has attributes besides its fields: {', '.join(others)}"
+        )
+    nodes = [[n, packer.node(object.__getattribute__(value, n), f".{n}")] for n in names]
+    return [kind.__module__, kind.__qualname__, nodes]
+
+
+def _unpack_dataclass(parts: list[Node], unpacker: Unpacker) -> Any:
+    module, qualname, nodes = parts
+    values = dict(unpacker.entries(nodes))
+    if not unpacker.host_classes:
+        return values
+    kind = program_class(module, qualname)
+    if _fields_of(kind) != list(values):
+        raise _unknown(module, qualname, f"a dataclass of {', '.join(map(str, values))}")
+    made = object.__new__(kind)
+    for name, value in values.items():
+        if isinstance(_attribute(kind, name), types.MemberDescriptorType):  # of __slots__
+            object.__setattr__(made, name, value)
+        else:
+            object.__getattribute__(made, "__dict__")[name] = value
+    return made
+
+
+# -- enums -------------------------------------------------------------------------------
+
+
+def _pack_member(value: enum.Enum, packer: Packer) -> list[Node]:
+    kind = type(value)
+    _check_findable(value, packer)
+    if kind._member_map_.get(value.name) is not value:
+        raise packer.unsupported(value, "it is a combination of members")
+    return [kind.__module__, kind.__qualname__, value.name, packer.node(value.value, ".value")]
+
+
+def _unpack_member(parts: list[Node], unpacker: Unpacker) -> Any:
+    module, qualname, name, node = parts
+    value = unpacker.node(node)
+    if not unpacker.host_classes:
+        return value
+    kind = program_class(module, qualname)
+    known = members_of(kind).get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
+    member = known.get(name)
+    if member is None or unpacker.outside(operator.eq, member._value_, value) is not True:
+        raise _unknown(module, qualname, f"an enum with {name} = {value!r:.60}")
+    return member
+
+
+# -- both --------------------------------------------------------------------------------
+
+
+def _check_findable(value: Any, packer: Packer) -> None:
+    kind = type(value)
+    if program_class(kind.__module__, kind.__qualname__) is not kind:
+        raise packer.unsupported(value, "its class is not where its name says, in a module")
+
+
+def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
+    return UnknownTypeError(
+        f"it holds a {module}.{qualname}, which is not known here as {what}",
+        remedy=f"import {module} before the step; if the class has changed, generate it again",
+    )
+
+
+add_kind(
+    Kind("dataclass", _pack_dataclass, _unpack_dataclass, cost_of_mapping),
+    test=lambda value: _fields_of(type(value)) is not None,
+)
+add_kind(
+    Kind("member", _pack_member, _unpack_member, 0), test=lambda value: isinstance(value, enum.Enum)
+)
+
+# -- of the standard library -------------------------------------------------------------
+
+_PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath)} | {
+    type(pathlib.Path()).__name__: type(pathlib.Path())
+}
+
+
+def _unpack_path(parts: list[Node], unpacker: Unpacker) -> pathlib.PurePath:
+    name, text = parts
+    if type(text) is not str:
+        raise ValueError("a path that is not text")
+    if name not in _PATHS:
+        raise UnknownTypeError(f"it holds a {name}, which this platform lacks")
+    return _PATHS[name](text)
+
+
+def _unpack_uuid(parts: list[Node], unpacker: Unpacker) -> uuid.UUID:
+    return uuid.UUID(int=int(parts[0], 16))
+
+
+add_kind(Kind("path", lambda v, _: [type(v).__name__, str(v)], _unpack_path), _PATHS.values())
+add_kind(Kind("uuid", lambda v, _: [v.hex], _unpack_uuid), [uuid.UUID])
