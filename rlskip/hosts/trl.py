@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +17,12 @@ from typing import Any
 
 import attrs
 
-from rlskip._wrap import AttachError
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
-from rlskip.hosts.trl_no_engine import NoGeneration, constructing
+from rlskip.hosts.trl_trainers import NoGeneration, constructing, seam_of, stage_name
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.skip.preflight import preflight
@@ -32,6 +32,7 @@ from rlskip.store import fingerprint
 # the same distribution is an equally good sample.
 _SAMPLING = (
     "max_completion_length",
+    "max_new_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -45,13 +46,15 @@ _SAMPLING = (
 
 
 def attach(trainer: Any, config: Any = None) -> None:
-    """Skip the generation of a ``GRPOTrainer`` or ``RLOOTrainer``; call this before ``train()``.
+    """Skip the generation of a trainer of TRL; call this before ``train()``.
+
+    GRPO, RLOO, GMPO, SDPO, SDFT, OnlineDPO, GKD, Distillation and what derives from them.
 
     Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step has several calls. Evaluation is replayed under
-    ``skip.validation: replay`` only, as role ``rollout_val`` of the step that was trained last.
-    ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
-    the global random generators.
+    ``gradient_accumulation_steps`` a step has several calls, and in OnlineDPO and GKD it has one
+    for each batch that is accumulated. Evaluation is replayed under ``skip.validation: replay``
+    only, as role ``rollout_val`` of the step that was trained last. ``skip.restore_rng`` defaults
+    to true here, because the trainer shuffles generated batches with the global random generators.
 
     Parameters
     ----------
@@ -68,28 +71,32 @@ def attach(trainer: Any, config: Any = None) -> None:
         Names every problem of the `skip` node, including a role that the trainer never calls; or
         the trainer has environments, whose state a replay does not restore.
     AttachError
-        This version of the trainer does not have the seam.
+        The trainer has no method that a replay can take the place of: another kind of trainer,
+        another version, or one of those that generate within a method that does more.
     """
     config = read_config(config)
     if config is not None:
         settings = read_settings(config, HostFacts())
         if ROLE in settings.roles:
-            _check(trainer)  # before the facts, which only such trainers have
+            seam_of(trainer)  # before the facts, which only such trainers have
             settings = settings.complete(_facts(trainer))
         SkipManager.init(settings)
     if not is_on(config is not None, "TRL's trainer"):
         return
-    _check(trainer)
+    seam = seam_of(trainer)
+    _refuse_environments(trainer)
     if not SkipManager.start_engine:
         _check_without_engine(trainer)
     _restore_rng_by_default()
-    if not isinstance(trainer._generate, _Generation):  # true on the first call
-        trainer._generate = _Generation(trainer, trainer._generate)
+    for name in seam.methods:
+        generate = getattr(trainer, name, None)
+        if generate is not None and not isinstance(generate, _Generation):  # the first call
+            setattr(trainer, name, _Generation(trainer, generate, seam.evaluates))
 
 
 @contextlib.contextmanager
 def attached(config: Any = None) -> Iterator[None]:
-    """Within it, :func:`attach` follows the construction of every trainer.
+    """Within it, :func:`attach` follows the construction of every trainer that generates.
 
     ::
 
@@ -110,7 +117,8 @@ def attached(config: Any = None) -> Iterator[None]:
     ConfigError
         As :func:`attach`; or a trainer without an engine would evaluate.
     AttachError
-        This version of TRL does not have the seams.
+        As :func:`attach`, for every such trainer that is made within; or this version of TRL makes
+        its engine elsewhere.
     """
     given = read_config(config)
     settings = given if given is None else read_settings(given, HostFacts())
@@ -120,17 +128,19 @@ def attached(config: Any = None) -> Iterator[None]:
 
 
 class _Generation:
-    """Replaces the trainer's `_generate`."""
+    """Replaces a method of the trainer that generates."""
 
-    def __init__(self, trainer: Any, generate: Callable[..., Any]) -> None:
+    def __init__(self, trainer: Any, generate: Callable[..., Any], evaluates: bool) -> None:
         self.trainer = trainer
         self.generate = generate
+        self._evaluates = evaluates
+        self._arguments = inspect.signature(generate)
         self._checked = False
         self._stages = {
             role: SkipManager.annotate(
                 role=role,
-                stage="trl.generate",
-                prompts=lambda prompts, *rest: prompts,
+                stage=stage_name(trainer),
+                prompts=self._prompts,
                 identity=functools.partial(self._sampling, n),
                 lacks=self._lacks,
                 ignore=[ALL],
@@ -138,51 +148,64 @@ class _Generation:
             for role, n in ((ROLE, "num_generations"), (VALIDATION_ROLE, "num_generations_eval"))
         }
 
-    def __call__(self, *args: Any) -> Any:
-        training = self.trainer.model.training
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        training = self.trainer.model.training or not self._evaluates
         role = ROLE if training else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
-            return self.generate(*args)
+            return self.generate(*args, **kwargs)
         step = self.trainer.state.global_step + training
         if training and not self._checked:
             self._preflight(step)
         SkipManager.set_step(step)
-        done = self._stages[role](*args)
+        done = self._stages[role](*args, **kwargs)
         # Generated or replayed, it is logged the same way.
-        state, metrics = self.trainer.state, self.trainer._metrics[self._mode]
-        state.num_input_tokens_seen += done["num_tokens"]
-        metrics["num_tokens"] = [state.num_input_tokens_seen]
+        state, metrics = self.trainer.state, self._metrics.get(self._mode, {})
+        if done["num_tokens"] is not None:
+            state.num_input_tokens_seen += done["num_tokens"]
+            metrics["num_tokens"] = [state.num_input_tokens_seen]
         for name, values in done["metrics"].items():
             metrics[name] += values
         return done["output"]
 
     @property
+    def _metrics(self) -> dict[str, Any]:
+        """What the trainer will log, by mode; some trainers keep it elsewhere."""
+        found: dict[str, Any] = getattr(self.trainer, "_metrics", {})
+        return found
+
+    @property
     def _mode(self) -> str:
         return "train" if self.trainer.model.training else "eval"
 
-    def _generate_and_record(self, *args: Any) -> dict[str, Any]:
+    def _generate_and_record(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
-        state, metrics = self.trainer.state, self.trainer._metrics
-        mode = self._mode
-        logged, seen = metrics[mode], state.num_input_tokens_seen
+        state, metrics, mode = self.trainer.state, self._metrics, self._mode
+        logged, seen = metrics.get(mode), state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own
         try:
-            output = self.generate(*args)
+            output = self.generate(*args, **kwargs)
             num_tokens = state.num_input_tokens_seen - seen
         finally:
             metrics[mode], state.num_input_tokens_seen = logged, seen
-        own.pop("num_tokens", None)  # the sum so far, not what this call adds
-        return {"output": output, "metrics": dict(own), "num_tokens": num_tokens}
+        # The sum so far is logged, not what this call adds; some trainers log none.
+        counts = own.pop("num_tokens", None) is not None
+        return {
+            "output": output,
+            "metrics": dict(own),
+            "num_tokens": num_tokens if counts else None,
+        }
 
     def _preflight(self, first: int) -> None:
         """Refuse steps from `first` to the last that would generate and must not."""
         self._checked = True
         args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
         # One generation may serve several steps, and a step may have several.
-        served = args.steps_per_generation * getattr(self.trainer, "num_iterations", 1)
         a_step = args.gradient_accumulation_steps
+        served = getattr(args, "steps_per_generation", a_step)
+        served *= getattr(self.trainer, "num_iterations", 1)
         every, irregular = divmod(max(served, a_step), a_step)
+        irregular |= getattr(args, "lmbda", 1) < 1  # GKD leaves it to chance which steps generate
         alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
         if alone and not irregular:
             steps = range(first, last + 1, every)
@@ -200,8 +223,18 @@ class _Generation:
         every = self.trainer.state.eval_steps
         return [s for s in range(first, last + 1) if s % every == 0 and s >= args.eval_delay]
 
-    def _sampling(self, n: str, *_: Any) -> dict[str, Any]:
+    def _prompts(self, *args: Any, **kwargs: Any) -> Any:
+        """What the trainer asks completions for: text or tokens, and images."""
+        given = self._arguments.bind(*args, **kwargs).arguments
+        if "inputs" in given:  # of GKD
+            return {name: given["inputs"][name] for name in ("prompts", "prompt_attention_mask")}
+        asked = {name: given[name] for name in given if name != "model" and given[name] is not None}
+        return next(iter(asked.values())) if len(asked) == 1 else asked
+
+    def _sampling(self, n: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         trainer = self.trainer
+        model = self._arguments.bind(*args, **kwargs).arguments.get("model")
+        teacher = getattr(trainer, "teacher_model", None)
         template = getattr(trainer, "chat_template", None) or getattr(
             getattr(trainer, "processing_class", None), "chat_template", None
         )
@@ -209,6 +242,8 @@ class _Generation:
             "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
             "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
             "chat_template": template and fingerprint(template),
+            "teacher": None not in (model, teacher)
+            and model is trainer.accelerator.unwrap_model(teacher),
         }
         return {
             **{name: getattr(trainer.args, name, None) for name in (n, *_SAMPLING)},
@@ -236,16 +271,7 @@ def _name_of(function: Any) -> str | None:
     return function and str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _check(trainer: Any) -> None:
-    missing = [
-        name for name in ("_generate", "_metrics", "state", "args") if not hasattr(trainer, name)
-    ]
-    if missing or not hasattr(trainer.args, "steps_per_generation"):
-        raise AttachError(
-            f"{type(trainer).__name__} has no {', '.join(missing) or 'steps_per_generation'}",
-            "rlskip.hosts.trl.attach",
-            "pass a GRPOTrainer or RLOOTrainer of TRL 1.x",
-        )
+def _refuse_environments(trainer: Any) -> None:
     if getattr(trainer, "environment_factories", None) is not None:
         raise ConfigError(
             "the trainer has environments: rewards may read their state, which a replay does "
@@ -256,13 +282,15 @@ def _check(trainer: Any) -> None:
 
 
 def _check_without_engine(trainer: Any) -> None:
-    if not getattr(trainer, "use_vllm", False):
+    if not getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)):
         return  # what generates is the model itself
-    if not isinstance(trainer.vllm_generation, NoGeneration):
+    if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
         raise ConfigError(
             "the trainer has made its engine already",
             "skip.start_engine=false",
-            "make the trainer within `with rlskip.hosts.trl.attached(config):`",
+            "make the trainer within `with rlskip.hosts.trl.attached(config):`, which leaves out "
+            "the engine of GRPO, RLOO and Distillation; for another one set use_vllm=False: then "
+            "it has no engine",
         )
     raise_all(preflight(SkipManager.skip_instances, _facts(trainer), engine=False))
 
@@ -285,13 +313,17 @@ def _facts(trainer: Any) -> HostFacts:
         ("eval_strategy", _eval_strategy(args) != "no", "'no'"),
         ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
     )
+    n = getattr(args, "num_generations", None)
+    # OnlineDPO, GKD and Distillation generate for each batch.
+    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size
+    length = getattr(args, "max_completion_length", None) or getattr(args, "max_new_tokens", None)
     return HostFacts(
         experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
         project="trl",
-        prompts=args.generation_batch_size // args.num_generations,
-        n=args.num_generations,
-        response_len=args.max_completion_length,
+        prompts=rows // (n or 1),
+        n=n,
+        response_len=length,
         model=model or None,
         engine="vllm" if getattr(args, "use_vllm", False) else "transformers",
-        validates={key: off for key, does, off in evaluates if does},
+        validates={k: off for k, does, off in evaluates if does and seam_of(trainer).evaluates},
     )

@@ -30,7 +30,7 @@ from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts import trl
 from rlskip.hosts.standalone_config import is_on
-from rlskip.hosts.trl_no_engine import _TRAINERS
+from rlskip.hosts.trl_trainers import TRAINERS
 from rlskip.hosts.verl import v1
 from rlskip.hosts.verl.names import V1
 
@@ -171,8 +171,8 @@ def test_trl_reads_skip_once_for_all_trainers(
 
         def _generate(self) -> None: ...
 
-    for name, trainer in _TRAINERS.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{trainer: Trainer}))
+    for name, trainer in TRAINERS.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__name__=name, **{trainer: Trainer}))
     config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
     with trl.attached(config):
         for run in ("a", "b"):

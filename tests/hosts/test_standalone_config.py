@@ -57,8 +57,11 @@ def test_trl_trainers_that_cannot_be_attached_are_refused(tmp_path: Path) -> Non
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
     other = SimpleNamespace(args=SimpleNamespace(output_dir="out"))  # of OnlineDPO or GKD, say
     for refused in (trainer(), other):
-        with pytest.raises(AttachError, match="SimpleNamespace has no _generate, _metrics"):
+        with pytest.raises(AttachError, match=r"SimpleNamespace has no .*_generate, _metrics"):
             trl.attach(refused, on)
+    gold = type("GOLDTrainer", (SimpleNamespace,), {})(**vars(trainer(_generate=print)))
+    with pytest.raises(AttachError, match="GOLDTrainer generates within methods that do more"):
+        trl.attach(gold, on)
     environments = trainer(_generate=print, _metrics={}, environment_factories={None: object})
     with pytest.raises(ConfigError, match="the trainer has environments"):
         trl.attach(environments, on)

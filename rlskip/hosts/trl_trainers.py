@@ -1,0 +1,199 @@
+"""TRL's trainers: by which method each generates, and their construction, without an engine too."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
+
+import attrs
+
+from rlskip._wrap import AttachError, around, when_imported
+from rlskip.errors import NoEngineError
+
+
+@attrs.frozen
+class Seam:
+    """How a trainer generates.
+
+    Parameters
+    ----------
+    methods
+        The methods that return completions; a trainer calls one of them.
+    evaluates
+        Whether evaluation calls them, too.
+    """
+
+    methods: tuple[str, ...] = ("_generate",)
+    evaluates: bool = True
+
+
+#: Trainers by the name of their class; a subclass has the seam of its base.
+SEAMS = {
+    "GRPOTrainer": Seam(),  # and GMPOTrainer
+    "RLOOTrainer": Seam(),
+    "DistillationTrainer": Seam(),  # and ServerDistillationTrainer
+    "SDPOTrainer": Seam(),
+    "SDFTTrainer": Seam(),
+    "OnlineDPOTrainer": Seam(("_generate", "_generate_vllm"), evaluates=False),
+    "GKDTrainer": Seam(("generate_on_policy_outputs",), evaluates=False),
+}
+#: Trainers that generate, and have no method that returns what they generated.
+REFUSED = (
+    "A2POTrainer",
+    "AsyncDistillationTrainer",
+    "AsyncGRPOTrainer",
+    "GOLDTrainer",
+    "IWOPDTrainer",
+)
+# Where they are. The first three have the name of the engine, which is made in `__init__`.
+_WITH_ENGINE = {
+    "trl.trainer.grpo_trainer": "GRPOTrainer",
+    "trl.trainer.rloo_trainer": "RLOOTrainer",
+    "trl.trainer.distillation_trainer": "DistillationTrainer",
+}
+_FOLDERS = {
+    "a2po": "A2POTrainer",
+    "async_distillation": "AsyncDistillationTrainer",
+    "async_grpo": "AsyncGRPOTrainer",
+    "gkd": "GKDTrainer",
+    "gold": "GOLDTrainer",
+    "iw_opd": "IWOPDTrainer",
+    "online_dpo": "OnlineDPOTrainer",
+    "sdft": "SDFTTrainer",
+    "sdpo": "SDPOTrainer",
+}
+TRAINERS = {
+    **_WITH_ENGINE,
+    **{f"trl.experimental.{name}.{name}_trainer": made for name, made in _FOLDERS.items()},
+}
+_ENGINE = "VLLMGeneration"
+_IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
+# What is imported before a trainer is made without an engine.
+_GRPO_AND_RLOO = tuple(_WITH_ENGINE)[:2]
+
+
+def seam_of(trainer: Any) -> Seam:
+    """How `trainer` generates.
+
+    Raises
+    ------
+    AttachError
+        It is none of those that are known, or has no method that a replay could take the place of.
+    """
+    names = [made.__name__ for made in type(trainer).__mro__]
+    known = next((name for name in names if name in SEAMS or name in REFUSED), None)
+    if known in REFUSED:
+        raise AttachError(
+            f"{known} generates within methods that do more, so no replay can replace them",
+            "rlskip.hosts.trl.attach",
+            "train it without skip",
+        )
+    seam = Seam() if known is None else SEAMS[known]
+    wanted = ["state", "args", "model"]
+    # A class that is not known is one of GRPO's kind, or of none.
+    wanted += [seam.methods[0]] if known else [seam.methods[0], "_metrics"]
+    missing = [name for name in wanted if not hasattr(trainer, name)]
+    if known is None and not missing and not hasattr(trainer.args, "steps_per_generation"):
+        missing = ["args.steps_per_generation"]
+    if missing:
+        raise AttachError(
+            f"{type(trainer).__name__} has no {', '.join(missing)}",
+            "rlskip.hosts.trl.attach",
+            f"pass a trainer of TRL 1.x that generates: {', '.join(SEAMS)}",
+        )
+    return seam
+
+
+def stage_name(trainer: Any) -> str:
+    """The name of the trainer's stage: that of TRL's class, which a user's own may derive from."""
+    classes = type(trainer).__mro__
+    of_trl = (made for made in classes if made.__module__.partition(".")[0] == "trl")
+    return f"trl.{next(of_trl, classes[0]).__name__}"
+
+
+class NoGeneration:
+    """Keeps no weights, sends none, and refuses to generate; for both of TRL's vLLM modes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        # The trainer asks a server once whether its log-probs are those after temperature.
+        info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        self.vllm_client = SimpleNamespace(get_server_info=lambda: info)
+
+    def sync_weights(self) -> None:
+        """Do nothing."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NoEngineError.of("TRL's trainer asks for a generation, in evaluation perhaps")
+
+
+@contextlib.contextmanager
+def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
+    """Within it, ``made(trainer)`` ends the construction of each trainer that generates.
+
+    `engine` tells whether the trainers start their engine.
+
+    Raises
+    ------
+    AttachError
+        This version of TRL makes its engine elsewhere.
+    """
+
+    @around
+    def and_then(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        made(self)
+
+    def follow(module: ModuleType) -> None:
+        if left:  # a module that is imported later
+            return
+        trainer = getattr(module, TRAINERS[module.__name__])
+        if not engine and module.__name__ in _WITH_ENGINE:
+            if not hasattr(module, _ENGINE):
+                raise AttachError(
+                    f"{module.__name__} has no {_ENGINE}, in whose place rlskip starts no engine",
+                    "skip.start_engine=false",
+                    "use TRL 1.16, or set skip.start_engine=true",
+                )
+            undo.callback(setattr, module, _ENGINE, getattr(module, _ENGINE))
+            setattr(module, _ENGINE, NoGeneration)
+        undo.callback(setattr, trainer, "__init__", trainer.__init__)
+        trainer.__init__ = and_then(trainer.__init__)
+
+    left: list[bool] = []
+    if not engine:
+        _import_without_vllm()
+    with contextlib.ExitStack() as undo:
+        undo.callback(left.append, True)
+        for name in TRAINERS:
+            when_imported(name, follow)
+        for name in () if engine else _GRPO_AND_RLOO:
+            import_module(name)
+        yield
+
+
+def _import_without_vllm() -> None:
+    """Import TRL's trainers, but not vLLM, which takes seconds.
+
+    Does nothing where they have been imported already, or need more of what imports vLLM.
+    """
+    if sys.modules.keys() & {*_IMPORTS_VLLM, *_WITH_ENGINE}:
+        return
+    stand_in = ModuleType(_IMPORTS_VLLM[-1])
+    setattr(stand_in, _ENGINE, _genuine_engine)
+    sys.modules.update(dict.fromkeys(_IMPORTS_VLLM, stand_in))
+    try:
+        with contextlib.suppress(ImportError):
+            for module_name in _GRPO_AND_RLOO:
+                import_module(module_name)
+    finally:
+        for name in _IMPORTS_VLLM:
+            del sys.modules[name]
+
+
+def _genuine_engine(*args: Any, **kwargs: Any) -> Any:
+    """Make TRL's own, for a trainer with an engine in the same process."""
+    return getattr(import_module(_IMPORTS_VLLM[-1]), _ENGINE)(*args, **kwargs)

@@ -1,0 +1,89 @@
+"""Every trainer of TRL that generates: the second run generates nothing, or it is refused by name.
+
+Real trainers of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it), under `attached`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trl
+
+APP = Path(__file__).with_name("trl_trainers_app.py")
+# Each with the generations of two steps of two accumulated batches.
+GENERATE = {
+    "GRPOTrainer": 2,
+    "RLOOTrainer": 2,
+    "GMPOTrainer": 2,
+    "SDPOTrainer": 2,
+    "SDFTTrainer": 2,
+    "DistillationTrainer": 2,
+    "OnlineDPOTrainer": 4,
+    "GKDTrainer": 3,  # lmbda is 0.5: the others are of the data set
+}
+SAME_PLACE = ("GRPOTrainer", "RLOOTrainer")
+
+
+def skip(name: str) -> dict[str, Any]:
+    return {"dump_dir": f"dumps/{name}", "rollout": {"enable": True}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    python = os.environ.get("RLSKIP_TRL")
+    if not python:
+        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+    folder = tmp_path_factory.mktemp("trl_trainers")
+    jobs = {
+        f"{which} {name}": {"trainer": name, "skip": None if which == "bare" else skip(name)}
+        for name in GENERATE
+        for which in ("bare", "first", "second")
+    }
+    jobs |= {
+        name: {"trainer": name, "skip": skip("others")} for name in ("A2POTrainer", "SFTTrainer")
+    }
+    jobs |= {f"same place {name}": {"trainer": name, "skip": skip("same")} for name in SAME_PLACE}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, str(APP), "jobs.json", "results"], cwd=folder, env=env, capture_output=True,
+        text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    results: dict[str, Any] = json.loads((folder / "results").read_text())
+    return results
+
+
+@pytest.mark.parametrize("name", GENERATE)
+def test_the_second_run_generates_nothing_and_logs_the_same(
+    name: str, runs: dict[str, Any]
+) -> None:
+    bare, first, second = (runs[f"{which} {name}"] for which in ("bare", "first", "second"))
+    assert bare["error"] is first["error"] is second["error"] is None
+    assert bare["generated"] == first["generated"] == GENERATE[name]
+    assert second["generated"] == 0
+    assert len([line for line in bare["log"] if "loss" in line]) == 2
+    assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
+
+
+def test_a_trainer_without_a_method_to_replace_is_refused_by_name(runs: dict[str, Any]) -> None:
+    assert runs["A2POTrainer"]["generated"] == 0
+    assert runs["A2POTrainer"]["error"].startswith("AttachError: rlskip.hosts.trl.attach: A2PO")
+
+
+def test_a_trainer_that_never_generates_is_left_alone(runs: dict[str, Any]) -> None:
+    assert runs["SFTTrainer"]["error"] is None
+    assert len(runs["SFTTrainer"]["log"]) == 3
+
+
+def test_one_trainers_rollouts_are_not_anothers(runs: dict[str, Any]) -> None:
+    first, second = (runs[f"same place {name}"] for name in SAME_PLACE)
+    assert first["error"] is None
+    assert second["generated"] == 0
+    assert "stage: 'trl.RLOOTrainer' now, 'trl.GRPOTrainer' in the dump" in second["error"]
