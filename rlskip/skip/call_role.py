@@ -126,6 +126,7 @@ class CallRole(Role):
         except (DumpError, OSError, MemoryError):
             call.visit.lose(call.found)
             if self.local_config.on_miss == "generate":
+                self._begin(call)
                 self._reserve(call)
             raise
         call.facts.update(
@@ -313,11 +314,20 @@ class CallRole(Role):
 
     def _claim(self, call: Call) -> None:
         """Prepare to generate; another job may have done so meanwhile: then `found` is set."""
+        self._begin(call)
         if self.flight is not None and not self._may_generate(call, self.flight):
             with call.visit.lock:
                 call.found = self._choose(call)
         if call.found is None:
             self._reserve(call)
+        else:
+            call.visit.end(call, dumped=True)
+
+    def _begin(self, call: Call) -> None:
+        call.visit.begin(call, call.identity)
+        # One that fails, or is cancelled, leaves no dump: the next run must not take its place for
+        # that of another call.
+        call.cleanup.add(functools.partial(call.visit.end, call, dumped=False))
 
     def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
         """Whether this job may generate the call; False once another job has dumped it.
@@ -374,14 +384,20 @@ class CallRole(Role):
 
         return {
             "identity": identity,
-            "info": {**self.dumps.info(call, result), **self.ranks.info()},
+            "info": {
+                **self.dumps.info(call, result),
+                **self.ranks.info(),
+                "calls": call.visit.known_calls(),
+            },
             "sidecar": capture_rng(),
             "part": call.number or None,
             "on_conflict": on_conflict,
         }
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
-        call.visit.wrote(call.number)
+        with call.visit.lock:
+            call.visit.wrote(call.number)
+            call.visit.end(call, dumped=True)
         self._others.forget(call.step)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, part=meta.part or 0, bytes=size)

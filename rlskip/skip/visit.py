@@ -88,13 +88,16 @@ class Visit:
         was lost stays: the places of the others do not change.
     slots
         What is known of each number; one that is not in it is free.
+    expected
+        How many calls the step had at least, by what its dumps record that were read.
     """
 
     # Always, while `lock` is not held:
     # - every listed number has a slot; a slot that is not listed is RESERVED, WRITTEN or LOST;
     # - a number is in its slot's `alike.numbers` if and only if the slot is OPEN, and in no other;
     # - every UNREAD number is in `_unread`, which is ascending;
-    # - no number below `_low` is free.
+    # - no number below `_low` is free;
+    # - `_states` counts the slots by their state.
 
     def __init__(self, store: StepStore, step: int) -> None:
         self.lock = threading.RLock()
@@ -109,6 +112,12 @@ class Visit:
         self._counted: Counter[str] = Counter()
         self._used_elsewhere: set[Found] = set()
         self._low = 0
+        self._states = Counter({State.UNREAD: len(self.listed)})
+        # Calls that began and are not dumped: those that still run, and by what is compared of
+        # them those that failed.
+        self._under_way: dict[object, str] = {}
+        self._failed: Counter[str] = Counter()
+        self.expected = 0
 
     # -- which dumps there are, and which fit --------------------------------------------
 
@@ -125,7 +134,7 @@ class Visit:
     def is_damaged(self) -> bool:
         """Whether a dump is missing: it may have been that of a call that fits none."""
         there = [*filter(self.is_usable, self.listed)]
-        return there != [*range(len(self.listed))]
+        return there != [*range(len(self.listed))] or len(there) < self.expected
 
     def kth(self, place: int) -> Found | None:
         """The dump of that place in the step, else the last one; None if it is lost."""
@@ -184,6 +193,25 @@ class Visit:
         self.calls += 1
         self._counted[digest] += 1
         return f"{digest}-{self._counted[digest] - 1}"
+
+    def begin(self, call: object, identity: Identity) -> None:
+        """A call is going to be generated; a repetition of one that failed replaces it."""
+        with self.lock:
+            digest = self._under_way[call] = identity.digest()
+            self._failed[digest] -= self._failed[digest] > 0
+
+    def end(self, call: object, dumped: bool) -> None:
+        """It ended. One that was not dumped may be made again in a later run."""
+        with self.lock:
+            digest = self._under_way.pop(call, None)
+            if digest is not None and not dumped:
+                self._failed[digest] += 1
+
+    def known_calls(self) -> int:
+        """How many calls the step has: those with a dump, and those that began without one."""
+        with self.lock:
+            dumped = self._states.total() - self._states[State.LOST] - self._states[State.RESERVED]
+            return dumped + len(self._under_way) + self._failed.total()
 
     def take(self, found: Found) -> None:
         """This dump serves a call, and no other one."""
@@ -258,10 +286,15 @@ class Visit:
 
     def _become(self, number: int, state: State) -> None:
         """Give a number its state. An open one is offered no longer."""
-        slot = self.slots.setdefault(number, Slot(State.LOST))
-        if slot.state is State.OPEN and slot.alike is not None:
-            slot.alike.numbers.remove(number)
+        slot = self.slots.get(number)
+        if slot is None:
+            slot = self.slots[number] = Slot(state)
+        else:
+            self._states[slot.state] -= 1
+            if slot.state is State.OPEN and slot.alike is not None:
+                slot.alike.numbers.remove(number)
         slot.state = state
+        self._states[state] += 1
 
     def _read_next(self) -> bool:
         """Read one more of the listed dumps; False after the last one."""
@@ -284,8 +317,9 @@ class Visit:
         return True
 
     def _open(self, number: int, meta: DumpMeta) -> None:
+        self._become(number, State.OPEN)
         slot, identity = self.slots[number], meta.identity
-        slot.state, slot.alike = State.OPEN, self._unnamed
+        slot.alike = self._unnamed
         if identity is not None:
             group = self._by_prompts.setdefault(identity.prompts_hash, [])
             slot.alike = next((alike for alike in group if alike.identity == identity), None)
@@ -293,6 +327,13 @@ class Visit:
                 slot.alike = Alike(identity)
                 group.append(slot.alike)
         slot.alike.numbers.append(number)
+        self.expected = max(self.expected, calls_recorded(meta))
+
+
+def calls_recorded(meta: DumpMeta) -> int:
+    """How many calls the step had, as far as was known when this dump was written."""
+    calls = meta.info.get("calls")
+    return calls if type(calls) is int else 0
 
 
 class OtherSteps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,83 @@ def test_calls_side_by_side_in_tasks(init: Callable[..., Path]) -> None:
     first = asyncio.run(visit())
     assert sorted(asyncio.run(visit())) == sorted(first)
     assert len(made) == 8
+
+
+@pytest.mark.parametrize("how", ["killed", "cancelled", "raised"])
+@pytest.mark.parametrize("dumped", ["a", "b", "c", "bc"])
+def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
+    init: Callable[..., Path], tmp_path: Path, how: str, dumped: str
+) -> None:
+    """Of calls side by side some are dumped; the next run makes one of the others first."""
+    killed = tmp_path / "killed"
+
+    @SkipManager.annotate(role="rollout", ignore=["done"])
+    async def stage(prompts: str, done: asyncio.Event) -> str:
+        made.append(prompts)
+        await done.wait()
+        if prompts not in dumped and how == "raised":
+            raise RuntimeError("out of memory")
+        return prompts
+
+    async def first_run() -> None:
+        SkipManager.set_step(1)
+        events = {name: asyncio.Event() for name in "abc"}
+        # Those that are dumped begin first, so their numbers leave no gap.
+        order = dumped + "".join(name for name in "abc" if name not in dumped)
+        tasks = {}
+        for k, name in enumerate(order, 1):
+            tasks[name] = asyncio.create_task(stage(name, events[name]))
+            while len(made) < k:
+                await asyncio.sleep(0.001)
+        for name in dumped:
+            events[name].set()
+            await tasks[name]
+        shutil.copytree(tmp_path / "dumps", killed)
+        for name in set("abc") - {*dumped}:
+            events[name].set() if how == "raised" else tasks[name].cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    init(wait_s=0)
+    asyncio.run(first_run())
+    init(wait_s=0, **({"dump_dir": str(killed)} if how == "killed" else {}))
+    made.clear()
+    missing = "".join(name for name in "abc" if name not in dumped)
+
+    async def second_run() -> None:
+        SkipManager.set_step(1)
+        event = asyncio.Event()
+        event.set()
+        for name in missing + dumped:
+            if how == "raised" and name not in dumped:
+                with pytest.raises(RuntimeError):
+                    await stage(name, event)
+            else:
+                assert await stage(name, event) == name
+
+    asyncio.run(second_run())
+    assert made == [*missing]
+    SkipManager.set_step(2)
+    SkipManager.set_step(1)
+    if how != "raised":
+        with pytest.raises(MismatchError):
+            asyncio.run(stage("x", asyncio.Event()))
+
+
+def test_a_repetition_takes_the_place_of_the_call_that_failed(init: Callable[..., Path]) -> None:
+    fails = [True]
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        if fails:
+            raise RuntimeError(fails.pop())
+        return prompts
+
+    init()
+    SkipManager.set_step(1)
+    with pytest.raises(RuntimeError):
+        stage("a")
+    assert [stage("a"), stage("b")] == ["a", "b"]
+    init()
+    SkipManager.set_step(1)
+    with pytest.raises(MismatchError):
+        stage("x")
