@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.config.steps import compact
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
+from rlskip.skip.visit import Found, calls_recorded
 from rlskip.store import DumpError, Identity, StepStore
-from rlskip.store.layout import journal_name
+from rlskip.store.layout import as_step, journal_name, name_before_quarantine
 
 Roles = Mapping[str, Role]
 
@@ -52,10 +54,10 @@ def preflight(
 def unusable(skip: Role, steps: Iterable[int]) -> dict[int, str]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
-    A step can be replayed if it is listed and has a readable dump that was made under the same
-    conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat`` and
-    ``match: run``, if any step has a readable dump. The text says how the step's dump differs; it
-    is empty where there is none.
+    A step can be replayed if it is listed and has a readable dump of every call, made under the
+    same conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat``
+    and ``match: run``, if any step has a readable dump. The text says what the step's dumps lack or
+    how they differ; it is empty where there is none.
     """
     dumps = skip.dumps
     if dumps is None:
@@ -70,16 +72,45 @@ def unusable(skip: Role, steps: Iterable[int]) -> dict[int, str]:
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
-def _why_not(dumps: Dumps, store: StepStore, step: int, part: int | None) -> str | None:
+def _why_not(dumps: Dumps, store: StepStore, step: int, first_part: int | None) -> str | None:
+    """Why a step cannot be replayed, None if it can: every call, or part of a queue, is looked at.
+
+    Its last calls may be missing: a dump records how many calls there were when it was written.
+    """
     try:
-        meta = store.read_meta(step, part)
+        if first_part is None:
+            numbers = store.calls(step) or [0]
+            metas = [store.read_meta(step, Found(step, number).part) for number in numbers]
+        else:
+            metas = [store.read_meta(step, first_part)]
+            while metas[-1] is not None:
+                metas.append(store.read_meta(step, first_part + len(metas)))
+            numbers, metas = [*range(len(metas[:-1] or metas))], metas[:-1] or metas
     except DumpError:  # a newer format
         return ""
-    if meta is None:
+    there = [meta for meta in metas if meta is not None]
+    if not there:
         return ""
-    if meta.identity is None or dumps.local_config.on_mismatch == "ignore":
+    calls = max(numbers[-1] + 1, *map(calls_recorded, there), 0)
+    lost = {number for number, meta in zip(numbers, metas, strict=True) if meta is None}
+    lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - {*numbers}
+    if lost:
+        return f"lack call {compact(sorted(lost))}, whose dump is missing or damaged"
+    if dumps.local_config.on_mismatch == "ignore":
         return None
-    return "; ".join(differences(dumps, meta.identity)) or None
+    differing = [
+        line for meta in there if meta.identity for line in differences(dumps, meta.identity)
+    ]
+    named = "; ".join(dict.fromkeys(differing))
+    return f"were made for other rollouts: {named}" if named else None
+
+
+def _quarantined(directory: Path) -> set[int]:
+    """The numbers of a step's later calls that have a quarantined dump."""
+    with contextlib.suppress(OSError):
+        names = map(name_before_quarantine, os.listdir(directory))
+        return {number for name in names if (number := as_step(name)) is not None}
+    return set()
 
 
 def differences(dumps: Dumps, made: Identity) -> list[str]:
@@ -112,9 +143,10 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
             remedy = f"set back what differs, or {remedy}"
         for reason in sorted({*missing.values()} - {""}):
             others = [step for step, why in missing.items() if why == reason]
-            what += f"; those of steps {compact(others)} were made for other rollouts: {reason}"
-            remedy = "set back what differs, or name another skip.dump_dir and generate them there "
-            remedy += "once with skip.on_miss=generate skip.start_engine=true"
+            what += f"; those of steps {compact(others)} {reason}"
+            if reason.startswith("were made"):
+                remedy = "set back what differs, or name another skip.dump_dir and generate them "
+                remedy += "there once with skip.on_miss=generate skip.start_engine=true"
         killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
         if killed:
             remedy += f"; step {compact(killed)} has a journal, which that run completes"

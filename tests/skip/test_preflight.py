@@ -122,6 +122,46 @@ def test_a_loop_may_ask(dumps: Path) -> None:
     assert not SkipManager.will_replay("rollout", [1])
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_every_call_of_a_step_is_looked_at(
+    init: Callable[..., Path], Stage: Any, number: int, how: str
+) -> None:
+    dumps, stage = init(), Stage()
+    SkipManager.set_step(1)
+    for prompts in ([1], [2], [3]):
+        stage.generate({"ids": prompts})
+    start(dumps, 1, on_miss="error")
+    assert SkipManager.will_replay("rollout", [1])
+    (first,) = dumps.glob("*/*/1")
+    folder = first / str(number) if number else first
+    for file in [*folder.glob("*.dp"), *folder.glob("*.json")]:
+        file.unlink() if how == "gone" else file.write_bytes(file.read_bytes()[:-9])
+    start(dumps, 1)
+    if (number, how) != (2, "gone"):  # the others were written before it, and do not know of it
+        assert not SkipManager.will_replay("rollout", [1])
+        with pytest.raises(ConfigError) as error:
+            start(dumps, 1, on_miss="error")
+        assert f"steps 1 lack call {number}, " in error.value.what
+
+
+def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path, Stage: Any) -> None:
+    def begin(temperature: float, **skip: Any) -> None:
+        rollout = {"actor_rollout_ref": {"rollout": {"temperature": temperature}}}
+        node = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
+        SkipManager.init({**rollout, "skip": node, "trainer": {"total_training_steps": 1}})
+
+    begin(1.0)
+    SkipManager.set_step(1)
+    for prompts in ([1], [2]):
+        Stage().generate({"ids": prompts})
+    with pytest.raises(ConfigError) as error:
+        begin(0.7, on_miss="error")
+    assert "sampling.temperature: 0.7 now, 1.0 in the dump" in error.value.what
+    assert error.value.what.count("temperature") == 1
+    assert "set back what differs" in error.value.remedy
+
+
 def test_what_the_user_compares_counts(tmp_path: Path, Stage: Any) -> None:
     def will_replay(reward: str, on_mismatch: str = "error") -> bool:
         on = {"enable": True, "on_mismatch": on_mismatch}
