@@ -110,7 +110,7 @@ class RolloutDispatcher:
         self._closed = False
         self._closing = threading.Lock()
         self._ended = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
         self._sessions = Sessions(
             self._loop,
             pool,

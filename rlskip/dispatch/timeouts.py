@@ -109,7 +109,8 @@ class DaemonThreads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            if not _exiting:
+                call()
             del call  # and with it what the call was given, such as tensors
             with self._lock:
                 self.pending -= 1
@@ -126,7 +127,9 @@ def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
         except BaseException as error:
             outcome.set_exception(portable(error))
 
-    threading.Thread(target=work, name="rlskip-bounded", daemon=True).start()
+    thread = threading.Thread(target=work, name="rlskip-bounded", daemon=True)
+    _bounded.add(thread)
+    thread.start()
     return result_of(outcome, seconds, call)
 
 
@@ -143,12 +146,40 @@ def name_of(call: Callable[..., object]) -> str:
     return getattr(call, "__qualname__", repr(call))
 
 
+# Nothing of ours runs when the interpreter ends: a thread that it stops within a C++ library, which
+# frees tensors, say, aborts the process.
 _all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
+_bounded: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+_exiting = False
+
+
+def stops_at_exit(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """An event loop that runs on a daemon thread, and calls nothing more at the process's end."""
+    _loops.add(loop)
+    return loop
 
 
 @atexit.register
 def _let_calls_end() -> None:
-    """Wait briefly: a daemon thread that exits within a C++ library may abort the process."""
+    """Begin no more calls, and wait briefly for those that run."""
+    global _exiting
+    _exiting = True
+    stopped = []
+    for loop in list(_loops):
+        event = threading.Event()
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(_stop_here, event)
+            stopped.append(event)
     deadline = time.monotonic() + EXIT_S
-    while any(threads.pending for threads in list(_all)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (
+        all(event.is_set() for event in stopped)
+        and not any(threads.pending for threads in list(_all))
+        and not any(thread.is_alive() for thread in list(_bounded))
+    ):
         time.sleep(0.01)
+
+
+def _stop_here(stopped: threading.Event) -> None:
+    stopped.set()
+    threading.Event().wait()

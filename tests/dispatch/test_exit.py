@@ -1,0 +1,121 @@
+"""The end of the process: it waits for nothing that hangs, and nothing of ours runs then."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+HANGS = """
+    import sys, threading, torch
+    from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
+    from rlskip.queue import MemoryQueue
+
+    timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = (0.2, 0.2), 0.5, 0.5
+    what, closing = sys.argv[1:]
+    forever = threading.Event()
+
+    def worker(prompt, sampling, session):
+        if what == "worker":
+            forever.wait()
+        return {"responses": torch.ones(3)}
+
+    class Queue(MemoryQueue):
+        def put(self, *args, **more):
+            if what == "queue":
+                forever.wait()
+            return super().put(*args, **more)
+
+    dispatcher = RolloutDispatcher(
+        LocalPool(worker, 2), Queue(), {"dispatch": {"session_timeout_s": 0.2, "max_retries": 0}}
+    )
+    batch = dispatcher.submit([{"uid": "a"}], step=1)
+    if closing == "close":
+        dispatcher.close()
+    print("last line", flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("closing", ["close", "none"])
+@pytest.mark.parametrize("what", ["worker", "queue"])
+def test_a_process_ends_whatever_hangs(python, what, closing):
+    process = python.start("-c", textwrap.dedent(HANGS), what, closing, env=ENV)
+    assert process.stdout.readline() == "last line\n"
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert "never awaited" not in errors
+
+
+# What is registered first is called last: after rlskip has let its calls end.
+FREES = """
+    import atexit, os, sys, time
+
+    freed = 0
+
+    def nothing_is_freed_any_more():
+        before = freed
+        time.sleep(0.3)
+        if freed != before:
+            print("still running", flush=True)
+            os._exit(3)
+
+    atexit.register(nothing_is_freed_any_more)
+
+    from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
+    from rlskip.queue import MemoryQueue
+
+    timeouts.EXIT_S = 60
+
+    class KeepsNoRows(MemoryQueue):
+        def put(self, keys, partition, fields=None, tags=None):
+            return super().put(keys, partition, None, tags)
+
+    class Row:
+        def __del__(self):
+            global freed
+            time.sleep(0.001)
+            freed += 1
+
+    def worker(prompt, sampling, session):
+        return [{"odd": Row()} for _ in range(1000)]
+
+    dispatcher = RolloutDispatcher(LocalPool(worker, 1), KeepsNoRows())
+    assert dispatcher.submit([{"uid": "u"}], step=1).result().succeeded == 1
+    if sys.argv[1] == "close":
+        dispatcher.close()
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("closing", ["close", "none"])
+def test_nothing_is_freed_while_the_interpreter_ends(python, closing):
+    done = python.run("-c", textwrap.dedent(FREES), closing, env=ENV)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+TENSORS = """
+    import torch
+    from rlskip.dispatch import LocalPool, RolloutDispatcher
+
+    def worker(prompt, sampling, session):
+        return [{"responses": torch.ones(4)} for _ in range(5000)]
+
+    config = {"dispatch": {"rollout_level": True, "n": 4}}
+    dispatcher = RolloutDispatcher(LocalPool(worker, 2), config=config)
+    prompts = [{"uid": f"u{i}"} for i in range(3)]
+    assert dispatcher.submit(prompts, step=1).result().succeeded == 12
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_process_with_many_rows_does_not_abort(python):
+    """Which thread frees the last tensors is a matter of luck, so it ends several times."""
+    for _ in range(6):
+        done = python.run("-c", textwrap.dedent(TENSORS), env=ENV)
+        assert done.returncode == 0, done.stderr
