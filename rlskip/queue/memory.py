@@ -102,7 +102,8 @@ class MemoryQueue(TrajectoryQueue):
         common = _common_fields(found)
         wanted = common if fields is None else fields
         if found and not (wanted and set(wanted) <= set(common)):
-            raise MissingKeysError.of_fields(wanted, common, partition)
+            rows = {key: entry.row for key, entry in zip(keys, found, strict=True)}
+            raise MissingKeysError.of_fields(wanted, common, partition, rows)
         return to_batch([{name: entry.row[name] for name in wanted} for entry in found])
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from tensordict import TensorDict
@@ -29,18 +31,26 @@ class MissingKeysError(RlskipError, LookupError):
 
     @classmethod
     def of_keys(cls, missing: Sequence[str], partition: str) -> MissingKeysError:
-        names = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        return cls(f"{len(missing)} keys are not in partition {partition!r}: {names}")
+        return cls(f"{len(missing)} keys are not in partition {partition!r}: {_names(missing)}")
 
     @classmethod
     def of_fields(
-        cls, wanted: Sequence[str], held: Sequence[str], partition: str
+        cls,
+        wanted: Sequence[str],
+        held: Sequence[str],
+        partition: str,
+        rows: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> MissingKeysError:
+        """`held` are the fields of all rows; `rows` are those of each key, where they are known."""
         missing = [name for name in wanted if name not in held]
+        usual = Counter(name for fields in rows.values() for name in fields).most_common(1)
+        needed = set(missing) or {name for name, _ in usual}
+        lacking = [key for key, fields in rows.items() if not needed <= set(fields)]
+        named = f"; {_names(lacking)} do not hold {', '.join(needed)}" if lacking else ""
         return cls(
-            f"not every requested row in partition {partition!r} holds {', '.join(missing)}"
+            f"not every requested row in partition {partition!r} holds {', '.join(missing)}{named}"
             if missing
-            else f"the requested keys in partition {partition!r} have no field in common",
+            else f"the requested keys in partition {partition!r} have no field in common{named}",
             remedy=f"fields that all of them hold: {', '.join(held) or 'none'}",
         )
 
@@ -237,3 +247,7 @@ def check_put(
     for name, values in (("fields", fields), ("tags", tags)):
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
+
+
+def _names(keys: Sequence[str]) -> str:
+    return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")

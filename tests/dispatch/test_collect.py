@@ -207,10 +207,10 @@ def test_without_prompts_a_step_is_required(make):
 
 def test_it_waits_for_sessions_as_long_as_the_buffer_does(make, make_prompts, monkeypatch):
     async def worker(prompt, sampling, session):
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(0.5)
         return await echo(prompt, sampling, session)
 
-    monkeypatch.setattr(timeouts, "write_seconds", lambda config: 1.0)
+    monkeypatch.setattr(timeouts, "write_seconds", lambda config: 0.2)
     rows, _ = make(worker).collect(make_prompts(1), step=1, batch_size=1)
     assert len(rows) == 6
 

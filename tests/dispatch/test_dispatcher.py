@@ -12,20 +12,15 @@ import torch
 from tensordict import NonTensorStack
 
 from rlskip.dispatch import (
-    BatchError,
-    DispatcherClosedError,
     LocalPool,
     Placement,
 )
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
-from rlskip.errors import ConfigError
 from rlskip.keys import split_session, split_trajectory
-from rlskip.replay import ReplayBuffer
 
 
-@pytest.mark.parametrize("policy", ["chunk", "round_robin", "least_loaded", "longest_first"])
-def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, policy, echo):
-    dispatcher = make_dispatcher(echo, policy=policy, max_concurrent_rollouts_per_worker=2)
+def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, echo):
+    dispatcher = make_dispatcher(echo, max_concurrent_rollouts_per_worker=2)
     report = dispatcher.generate_sequences(make_prompts(6), step=3)
     assert (report.prompts, report.sessions, report.succeeded) == (6, 24, 24)
     assert report.failed == {}
@@ -42,15 +37,6 @@ def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, q
     roots = [tag for key, tag in queue.log if not split_session(key) and not split_trajectory(key)]
     root = {"is_prompt": True, "global_steps": 3, "n": 4, "expected_rollouts": 4}
     assert roots == [root] * 6
-
-
-def test_the_replay_buffer_takes_the_groups(make_dispatcher, make_prompts, queue, echo):
-    dispatcher = make_dispatcher(echo)
-    buffer = ReplayBuffer(queue)
-    dispatcher.submit(make_prompts(5), step=1)
-    batch, _ = buffer.sample(1, "train")
-    assert len(batch) == 5 * 4 * 2
-    assert sorted(batch.extra_info["rollout_root_keys"]) == [f"u_{i}" for i in range(5)]
 
 
 def test_without_rollout_level_the_sessions_of_a_prompt_stay_on_one_worker(
@@ -201,38 +187,6 @@ def test_a_batch_can_be_awaited(make_dispatcher, make_prompts, echo):
         return await dispatcher.submit(make_prompts(2), step=1)
 
     assert asyncio.run(main()).succeeded == 8
-
-
-def test_what_is_not_a_batch_is_refused(make_dispatcher, make_prompts, echo):
-    dispatcher = make_dispatcher(echo)
-    prompts = make_prompts(2)
-    for bad, what in [
-        (prompts.exclude("uid"), "no uids"),
-        ([{"uid": "a"}, {"uid": "a"}], "duplicate uids: a"),
-        ([], "no prompts"),
-        ([{"uid": "a", "__rollout_n__": 0}], "0 sessions"),
-    ]:
-        with pytest.raises(BatchError, match=what):
-            dispatcher.submit(bad, step=1)
-    with pytest.raises(BatchError, match="no step"):
-        dispatcher.submit(prompts)
-    assert (
-        dispatcher.submit([{"uid": "a", "global_steps": 4, "input_ids": torch.ones(1)}]).step == 4
-    )
-
-
-def test_a_closed_dispatcher_refuses_batches_and_broadcasts(make_dispatcher, make_prompts, echo):
-    dispatcher = make_dispatcher(echo)
-    dispatcher.close()
-    with pytest.raises(DispatcherClosedError, match="closed"):
-        dispatcher.submit(make_prompts(1), step=1)
-    with pytest.raises(DispatcherClosedError, match="closed"):
-        dispatcher.broadcast("load")
-
-
-def test_a_journal_needs_a_store(queue, echo):
-    with pytest.raises(ConfigError, match=r"dispatch\.journal"):
-        Dispatcher(LocalPool(echo), queue, {"dispatch": {"journal": True}})
 
 
 def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):

@@ -70,15 +70,6 @@ def test_kinds_of_failures_and_their_retries(
     assert report.failed == {("u_0", 0): tag["error"]}
 
 
-@pytest.mark.parametrize("result", [[], 3, ["text"]])
-def test_a_worker_that_returns_no_rows_failed(make_dispatcher, make_prompts, result):
-    async def worker(prompt, sampling, session):
-        return result
-
-    report = make_dispatcher(worker, n=1).generate_sequences(make_prompts(1), step=1)
-    assert "data: the worker returned" in report.failed["u_0", 0]
-
-
 def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
     make_dispatcher, make_prompts, queue
 ):
@@ -303,23 +294,6 @@ def test_a_policy_that_fails_fails_the_batch_and_marks_every_session(make_prompt
     assert len(queue.markers()) == 4
 
 
-@pytest.mark.parametrize("kind", ["async", "blocking"])
-def test_a_worker_that_exits_fails_its_session_only(make_dispatcher, make_prompts, kind):
-    def blocking(prompt, sampling, session):
-        if session.session_id == 1:
-            raise SystemExit(2)  # argparse in an environment, say
-        return {"responses": torch.ones(3)}
-
-    async def coroutine(*args):
-        return blocking(*args)
-
-    dispatcher = make_dispatcher(blocking if kind == "blocking" else coroutine)
-    report = dispatcher.generate_sequences(make_prompts(2), step=1)
-    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
-    assert "data: SystemExit: 2" in report.failed["u_0", 1]
-    assert report.succeeded == 6
-
-
 def test_the_sessions_given_up_last_are_remembered(
     monkeypatch, make_dispatcher, make_prompts, queue
 ):
@@ -343,43 +317,6 @@ def test_the_sessions_given_up_last_are_remembered(
     assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
     attempts = sorted(attempt for _, attempt in started[2:])
     assert attempts == [0, 1], "only one of the two was remembered"
-
-
-class NotRunning(MemoryQueue):
-    """Takes all but the status that a prompt has once its first session has started."""
-
-    def put(self, keys, partition, fields=None, tags=None):
-        if any(tag.get("status") == "running" for tag in tags or ()):
-            raise RuntimeError("no space")
-        return super().put(keys, partition, fields, tags)
-
-
-def test_a_pool_forgets_a_prompt_once_after_its_last_session(make_prompts, queue):
-    ended, forgotten = Counter(), []
-
-    async def worker(prompt, sampling, session):
-        ended[session.uid] += 1
-        return {"responses": torch.ones(3)}
-
-    class Pool(LocalPool):
-        def forget(self, sample):
-            forgotten.append((sample.fields["uid"], ended[sample.fields["uid"]]))
-            super().forget(sample)
-
-    config = {"dispatch": {"rollout_level": True, "n": 4, "max_concurrent_rollouts": 1}}
-    with Dispatcher(Pool(worker, 1), queue, config) as dispatcher:
-        dispatcher.generate_sequences(make_prompts(2), step=1)
-    assert sorted(forgotten) == [("u_0", 4), ("u_1", 4)]
-
-
-def test_each_kind_of_failure_has_its_own_retries(make_dispatcher, make_prompts):
-    async def worker(prompt, sampling, session):
-        if session.attempt < 2:
-            raise [OSError("no route"), ValueError("bad luck")][session.attempt]
-        return {"responses": torch.ones(3)}
-
-    dispatcher = make_dispatcher(worker, max_retries=1, max_data_retries=1)
-    assert dispatcher.generate_sequences(make_prompts(1), step=1).failed == {}
 
 
 def test_rows_that_a_worker_writes_itself_are_not_counted(make_dispatcher, make_prompts, queue):

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import gc
 import os
-import textwrap
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -412,48 +410,6 @@ def test_close_ends_what_waits_for_a_batch(make_prompts):
     batch.cancel()  # too late, and harmless
     dispatcher.close()
     fault.released.set()
-
-
-EXIT = """
-    import sys, threading, torch
-    from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
-    from rlskip.queue import MemoryQueue
-
-    timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = (0.2, 0.2), 0.5, 0.5
-    what, closing = sys.argv[1:]
-    forever = threading.Event()
-
-    def worker(prompt, sampling, session):
-        if what == "worker":
-            forever.wait()
-        return {"responses": torch.ones(3)}
-
-    class Queue(MemoryQueue):
-        def put(self, *args, **more):
-            if what == "queue":
-                forever.wait()
-            return super().put(*args, **more)
-
-    dispatcher = RolloutDispatcher(
-        LocalPool(worker, 2), Queue(), {"dispatch": {"session_timeout_s": 0.2, "max_retries": 0}}
-    )
-    batch = dispatcher.submit([{"uid": "a"}], step=1)
-    if closing == "close":
-        dispatcher.close()
-    print("last line", flush=True)
-"""
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("closing", ["close", "none"])
-@pytest.mark.parametrize("what", ["worker", "queue"])
-def test_the_process_exits(python, what, closing):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = python.start("-c", textwrap.dedent(EXIT), what, closing, env=env)
-    assert process.stdout.readline() == "last line\n"
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0
-    assert "never awaited" not in errors
 
 
 def test_a_timeline_that_hangs_keeps_nobody_waiting(tmp_path, caplog):

@@ -50,6 +50,22 @@ uid: the batch has no uids
         "uid: duplicate uids: a",
     ),
     (
+        "a batch without prompts",
+        lambda _: submit([], step=1),
+        BatchError,
+        "",
+        "the batch has no prompts",
+    ),
+    (
+        "a prompt without sessions",
+        lambda _: submit([{"uid": "a", "__rollout_n__": 0}], step=1),
+        BatchError,
+        "__rollout_n__",
+        """\
+__rollout_n__: 0 sessions for prompt 0
+  -> set at least one""",
+    ),
+    (
         "a closed dispatcher",
         submit_to_closed,
         DispatcherClosedError,

@@ -1,0 +1,300 @@
+"""Whatever sessions, callers and the queue do: each batch gets its own rows, and no other's.
+
+Two callers collect batches of the same step from one queue, a third cancels one. Workers reuse
+their buffers, fail in every way, and cancel each other's tasks. What must come out depends on
+what each session does at each of its attempts, which is drawn by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
+from rlskip.keys import split_session, split_trajectory
+from rlskip.queue import MemoryQueue
+from rlskip.replay import IncompleteRolloutError
+
+RETRIES, DATA_RETRIES = 2, 1
+
+
+class Odd:
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("cannot be copied")
+
+
+def refused(buffer: torch.Tensor) -> Any:
+    return {"x": buffer, "odd": (i for i in "abc")}
+
+
+def raises(error: type[BaseException]) -> Any:
+    def fault(buffer: torch.Tensor) -> Any:
+        raise error("fault")
+
+    return fault
+
+
+# What an attempt does with its worker's buffer; None: it succeeds.
+DATA = {
+    "error": raises(ValueError),
+    "data": raises(DataFailure),
+    "exit": raises(SystemExit),
+    "interrupt": raises(KeyboardInterrupt),
+    "generator": raises(GeneratorExit),
+    "stop": raises(StopIteration),
+    "nothing": lambda buffer: [],
+    "no field": lambda buffer: {},
+    "text": lambda buffer: "text",
+    "nan": lambda buffer: {"response_mask": torch.tensor([float("nan")])},
+    "a number as a name": lambda buffer: {1: buffer},
+}
+MACHINE = {
+    "io": raises(ConnectionError),
+    "memory": raises(MemoryError),
+    "infrastructure": raises(InfrastructureFailure),
+}
+# The queue refuses the rows: the session fails without another attempt.
+FINAL = {"refused": refused, "uncopyable": lambda buffer: {"x": buffer, "odd": Odd()}}
+FAULTS = {**DATA, **MACHINE, **FINAL}
+FINE = {
+    "row": lambda buffer: {"x": buffer, "meta": {"again": [buffer]}},
+    "rows": lambda buffer: [{"x": buffer, "turn": i} for i in range(3)],
+}
+
+
+@attrs.frozen
+class Plan:
+    """What each attempt at each session does."""
+
+    seed: int
+    faulty: float
+    blocking: bool
+    cancels: bool
+
+    def does(self, uid: str, session: int, attempt: int) -> str:
+        draw = random.Random(f"{self.seed}/{uid}/{session}/{attempt}")
+        return draw.choice(list(FAULTS if draw.random() < self.faulty else FINE))
+
+    def attempts(self, uid: str, session: int) -> tuple[int, bool]:
+        """The number of the last attempt, and whether it succeeds."""
+        failed: Counter[bool] = Counter()
+        for attempt in range(RETRIES + DATA_RETRIES + 2):
+            what = self.does(uid, session, attempt)
+            if what in FINE:
+                return attempt, True
+            failed[what in MACHINE] += 1
+            if what in FINAL or failed[True] > RETRIES or failed[False] > DATA_RETRIES:
+                break
+        return attempt, False
+
+
+class Pool(LocalPool):
+    """Checks that a prompt is forgotten once, after its last session."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.known: set[int] = set()
+        self.forgotten: list[int] = []
+
+    def start(self, worker: int, job: Any) -> Any:
+        assert job.sample.id not in self.forgotten
+        self.known.add(job.sample.id)
+        return super().start(worker, job)
+
+    def forget(self, sample: Any) -> None:
+        self.forgotten.append(sample.id)
+
+
+class Logged(MemoryQueue):
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
+
+    def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
+        meta = super().put(keys, partition, fields, tags)
+        for key in keys:
+            form = split_trajectory(key) or split_session(key)
+            self.puts[form[0] if form else key].append(key)
+        return meta
+
+
+def make_worker(plan: Plan) -> type:
+    class Worker:
+        def __init__(self) -> None:
+            self.local = threading.local()
+
+        def generate(self, session: Any) -> Any:
+            if not hasattr(self.local, "buffer"):
+                self.local.buffer = torch.zeros(4, dtype=torch.int64)
+            buffer = self.local.buffer
+            caller, batch, prompt = map(int, session.uid.split("-"))
+            buffer.copy_(torch.tensor([caller, batch, prompt, session.session_id]))
+            what = plan.does(session.uid, session.session_id, session.attempt)
+            return {**FAULTS, **FINE}[what](buffer)
+
+    class Blocking(Worker):
+        def __call__(self, prompt: Any, sampling: Any, session: Any) -> Any:
+            return self.generate(session)
+
+    class Async(Worker):
+        async def __call__(self, prompt: Any, sampling: Any, session: Any) -> Any:
+            if plan.cancels and session.attempt == 0 and session.session_id == 1:
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+            await asyncio.sleep(0)
+            return self.generate(session)
+
+    return Blocking if plan.blocking else Async
+
+
+@settings(max_examples=60)
+@given(
+    plan=st.builds(
+        Plan,
+        seed=st.integers(0, 10**6),
+        faulty=st.sampled_from([0.0, 0.1, 0.4]),
+        blocking=st.booleans(),
+        cancels=st.booleans(),
+    ),
+    apart=st.booleans(),
+    n=st.integers(1, 3),
+    policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
+    cap=st.sampled_from([None, 1, 3]),
+)
+def test_each_caller_gets_its_own_rows(plan, apart, n, policy, cap):
+    dispatch = {
+        "rollout_level": True, "n": n, "policy": policy, "max_concurrent_rollouts": cap,
+        "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
+    }  # fmt: skip
+    config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
+    queue, pools = Logged(), [Pool(make_worker(plan), 2) for _ in range(2 if apart else 1)]
+    dispatchers = [RolloutDispatcher(pool, queue, config) for pool in pools]
+    of_caller = [dispatchers[0], dispatchers[-1]]
+
+    def collect(caller: int) -> None:
+        for number in range(2):
+            uids = [f"{caller}-{number}-{i}" for i in range(2)]
+            ends = {(u, s): plan.attempts(u, s) for u in uids for s in range(n)}
+            try:
+                rows, _ = of_caller[caller].collect([{"uid": uid} for uid in uids], step=1)
+            except IncompleteRolloutError as error:
+                failed = {(p.uid, s) for p in error.prompts for s, _ in p.failed}
+                expected = {place for place, (_, fine) in ends.items() if not fine}
+                assert failed == expected or plan.cancels, (failed, expected)
+                continue
+            assert plan.cancels or all(fine for _, fine in ends.values())
+            expected = sorted(
+                [caller, number, prompt, session]
+                for prompt, uid in enumerate(uids)
+                for session in range(n)
+                for _ in range(rows_of(plan, uid, session, rows))
+            )
+            assert sorted(row.tolist() for row in rows["x"]) == expected
+
+    def rows_of(plan: Plan, uid: str, session: int, rows: Any) -> int:
+        if plan.cancels:  # any of its attempts may be the one that counts
+            places = zip(rows["uid"], rows["session_id"].tolist(), strict=True)
+            return sum(place == (uid, session) for place in places)
+        return 3 if plan.does(uid, session, plan.attempts(uid, session)[0]) == "rows" else 1
+
+    def cancel() -> None:
+        batch = dispatchers[0].submit([{"uid": f"2-0-{i}"} for i in range(3)], step=1)
+        time.sleep(random.Random(plan.seed).random() / 200)
+        batch.cancel()
+        report = batch.result(60)
+        assert report.succeeded + len(report.failed) == report.sessions == 3 * n
+        dispatchers[0].buffer.evict([f"2-0-{i}" for i in range(3)], "train")
+
+    with ThreadPoolExecutor(3) as callers:
+        done = [callers.submit(collect, caller) for caller in range(2)]
+        done.append(callers.submit(cancel))
+        for call in done:
+            call.result(120)
+    for dispatcher in dispatchers:
+        dispatcher.close()
+    assert queue.list("train") == {}
+    for uid, keys in queue.puts.items():
+        assert keys[0] == uid, "its root is put first"
+        marked = [key for key in keys if split_session(key)]
+        assert len(marked) == len(set(marked)) == n, "each session has one marker"
+        for session in range(n):
+            mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
+            assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
+    for pool in pools:
+        assert len(pool.forgotten) == len(set(pool.forgotten))
+        assert pool.known <= set(pool.forgotten)
+
+
+class Faulty(MemoryQueue):
+    """`count` calls of its method `name` raise, from call number `first` on."""
+
+    def __init__(self, name: str, first: int, count: int) -> None:
+        super().__init__()
+        self.name, self.failing, self.calls = name, range(first, first + count), 0
+
+    def _may(self, name: str) -> None:
+        if name == self.name:
+            self.calls += 1
+            if self.calls - 1 in self.failing:
+                raise OSError("no route to the queue")
+
+    def put(self, *args: Any, **more: Any) -> Any:
+        self._may("put")
+        return super().put(*args, **more)
+
+    def get(self, *args: Any, **more: Any) -> Any:
+        self._may("get")
+        return super().get(*args, **more)
+
+    def delete(self, *args: Any) -> None:
+        self._may("delete")
+        super().delete(*args)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("put", 1), ("put", 2), ("put", 5), ("put", 999), ("get", 1), ("delete", 1)]
+)
+def test_a_fault_of_the_queue_leaves_nothing_in_it(name, count):
+    """Whichever call fails: the rows come, or an error, and in both cases the queue is empty."""
+
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        return {"x": torch.tensor(session.session_id)}
+
+    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts": 2}}
+    raised, first, queue = 0, 0, Faulty(name, 0, count)
+    while first == 0 or first <= queue.calls:
+        queue = Faulty(name, first, count)
+        first += 1
+        with RolloutDispatcher(LocalPool(worker, 2), queue, config) as dispatcher:
+            prompts = [{"uid": f"u{i}"} for i in range(3)]
+            try:
+                assert len(dispatcher.collect(prompts, step=1)[0]) == 9
+            except (OSError, IncompleteRolloutError):
+                raised += 1
+            assert queue.list("train") == {}, f"call {first}"
+    assert raised
+
+
+@pytest.mark.parametrize("fields", [{}, {"y": 1}])
+def test_a_row_without_fields_names_its_session(fields):
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        return fields if (session.uid, session.session_id) == ("u1", 2) else {"x": 1}
+
+    config = {"dispatch": {"rollout_level": True, "n": 3}}
+    with RolloutDispatcher(LocalPool(worker, 2), config=config) as dispatcher:
+        with pytest.raises(Exception) as error:
+            dispatcher.collect([{"uid": f"u{i}"} for i in range(3)], step=1)
+        assert "u1" in str(error.value)
+        assert "session 2" in str(error.value) or "u1_2_0" in str(error.value)
+        assert dispatcher.queue.list("train") == {}
