@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ from tensordict import NonTensorStack, TensorDict
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.keys import split_session
 from rlskip.queue import MemoryQueue
+from tests.clock import MockClock
 
 
 @pytest.fixture
@@ -51,6 +53,15 @@ def echo():
         return [{"responses": seed}, {"responses": torch.cat([seed, prompt["input_ids"]])}]
 
     return echo
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of dispatchers made from now on: the deadlines of sessions go by it."""
+    clock = MockClock()
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (1e9, 1e9))  # writes take real time
+    monkeypatch.setattr(asyncio, "new_event_loop", clock.new_event_loop)
+    return clock
 
 
 @pytest.fixture

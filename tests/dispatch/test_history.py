@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
+from rlskip.dispatch.history import History
 from rlskip.store import StepStore
 
 
@@ -48,3 +49,16 @@ def test_dumps_of_the_same_prompts_order_the_batch(make_dispatcher, make_prompts
     )
     dispatcher.generate_sequences(make_prompts(3, index=torch.arange(3)), step=3)
     assert order == [1, 1, 2, 2, 0, 0]
+
+
+def test_odd_columns_of_a_dump_teach_nothing(tmp_path):
+    store = StepStore(tmp_path)
+    store.save(1, {"index": [1, 2], "response_mask": [[1, 1], [float("nan")]]})
+    store.save(2, {"index": [3], "response_mask": ["text"]})
+    store.save(3, {"index": torch.tensor(4), "response_mask": torch.tensor(1)})
+    store.save(4, [1, 2, 3])
+    store.save(5, {"index": [5], "response_mask": [None]})
+    history = History(["index"])
+    assert history.learn_dumps(store) >= 1
+    assert history.expected(history.key({"index": 1})) == 2
+    assert history.expected(history.key({"index": 2})) is None

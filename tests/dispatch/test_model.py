@@ -29,7 +29,40 @@ from rlskip.replay import IncompleteRolloutError
 RETRIES, DATA_RETRIES = 2, 1
 
 
-class Odd:
+class Raises:
+    """Raises whatever is asked of it."""
+
+    def __init__(self, error=RuntimeError):
+        self.error = error
+
+    def _fail(self, *args):
+        raise self.error("odd")
+
+    __len__ = __iter__ = __getitem__ = __array__ = sum = _fail
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Unnamed(DataFailure):
+    """Does not call its base class's constructor."""
+
+    def __init__(self):
+        pass
+
+
+class OddMapping(dict):
+    def __iter__(self):
+        raise RuntimeError("no keys")
+
+    keys = __iter__
+
+
+class Uncopyable:
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("cannot be copied")
 
@@ -38,34 +71,52 @@ def refused(buffer: torch.Tensor) -> Any:
     return {"x": buffer, "odd": (i for i in "abc")}
 
 
-def raises(error: type[BaseException]) -> Any:
+def raises(error: Any, *args: Any) -> Any:
     def fault(buffer: torch.Tensor) -> Any:
-        raise error("fault")
+        raise error(*args)
 
     return fault
 
 
-# What an attempt does with its worker's buffer; None: it succeeds.
+# What an attempt does with its worker's buffer.
 DATA = {
-    "error": raises(ValueError),
-    "data": raises(DataFailure),
-    "exit": raises(SystemExit),
+    "error": raises(ValueError, "bad prompt"),
+    "data": raises(DataFailure, "bad prompt"),
+    "exit": raises(SystemExit, 2),
     "interrupt": raises(KeyboardInterrupt),
     "generator": raises(GeneratorExit),
     "stop": raises(StopIteration),
-    "nothing": lambda buffer: [],
+    "unprintable": raises(Unprintable),
+    "unnamed": raises(Unnamed),
+    "long": raises(ValueError, "x" * 10_000_000),
+    "text that is no text": raises(DataFailure, object()),
+    "no rows": lambda buffer: [],
     "no field": lambda buffer: {},
     "text": lambda buffer: "text",
-    "nan": lambda buffer: {"response_mask": torch.tensor([float("nan")])},
+    "a set": lambda buffer: {"responses"},
+    "a list of lists": lambda buffer: [[1, 2]],
+    "pairs": lambda buffer: [("responses", buffer)],
+    "a row and a string": lambda buffer: [{"responses": buffer}, "responses"],
+    "a mapping without keys": lambda buffer: OddMapping(a=1),
     "a number as a name": lambda buffer: {1: buffer},
+    "no name": lambda buffer: {None: buffer},
+    "NaN mask": lambda buffer: {"response_mask": torch.tensor([1.0, float("nan")])},
+    "infinite mask": lambda buffer: {"response_mask": torch.tensor([float("inf")])},
+    "NaN in a list": lambda buffer: {"response_mask": [float("nan")]},
+    "meta mask": lambda buffer: {"response_mask": torch.ones(3, device="meta")},
+    "mask that raises": lambda buffer: {"response_mask": Raises()},
+    "mask that interrupts": lambda buffer: {"response_mask": Raises(KeyboardInterrupt)},
+    "responses that raise": lambda buffer: {"responses": Raises()},
+    "responses that exit": lambda buffer: {"responses": Raises(SystemExit)},
 }
 MACHINE = {
-    "io": raises(ConnectionError),
+    "io": raises(ConnectionError, "no route"),
     "memory": raises(MemoryError),
-    "infrastructure": raises(InfrastructureFailure),
+    "infrastructure": raises(InfrastructureFailure, "gone"),
+    "unprintable I/O": raises(type("UnprintableOSError", (Unprintable, OSError), {})),
 }
 # The queue refuses the rows: the session fails without another attempt.
-FINAL = {"refused": refused, "uncopyable": lambda buffer: {"x": buffer, "odd": Odd()}}
+FINAL = {"refused": refused, "uncopyable": lambda buffer: {"x": buffer, "odd": Uncopyable()}}
 FAULTS = {**DATA, **MACHINE, **FINAL}
 FINE = {
     "row": lambda buffer: {"x": buffer, "meta": {"again": [buffer]}},
@@ -158,7 +209,7 @@ def make_worker(plan: Plan) -> type:
     return Blocking if plan.blocking else Async
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     plan=st.builds(
         Plan,
@@ -189,9 +240,15 @@ def test_each_caller_gets_its_own_rows(plan, apart, n, policy, cap):
             try:
                 rows, _ = of_caller[caller].collect([{"uid": uid} for uid in uids], step=1)
             except IncompleteRolloutError as error:
-                failed = {(p.uid, s) for p in error.prompts for s, _ in p.failed}
+                causes = {(p.uid, s): cause for p in error.prompts for s, cause in p.failed}
+                assert all(10 < len(cause) < 3000 for cause in causes.values())
+                failed = set(causes)
                 expected = {place for place, (_, fine) in ends.items() if not fine}
-                assert failed == expected or plan.cancels, (failed, expected)
+                assert failed == expected or plan.cancels
+                for (uid, session), cause in causes.items():
+                    what = plan.does(uid, session, ends[uid, session][0])
+                    kind = "infrastructure: " if what in MACHINE else "data: "
+                    assert cause.startswith(kind) or plan.cancels
                 continue
             assert plan.cancels or all(fine for _, fine in ends.values())
             expected = sorted(
