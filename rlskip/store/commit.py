@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 STALE_S = 120.0
 """Seconds without renewal after which a staging directory or a reader's mark counts as left behind
 by a process that died."""
+_ATTEMPTS = 10
+_JOIN_POLL_S = 0.05
 
 
 class _Pulse:
@@ -111,11 +113,52 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 def publish(staging: Folder, final: Path) -> bool:
     """Rename the staging directory to `final`, durably; False where something is there already."""
     _sync(staging)
-    make_directory(final.parent)
-    if not _rename_to_free_name(staging.path, final):
-        return False
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            make_directory(final.parent)
+            os.rename(staging.path, final)
+            break
+        except FileNotFoundError:
+            # The step's directory was removed, or the step's first call was renamed over it while
+            # it was empty: it is made, or found, by the next attempt.
+            if attempt == _ATTEMPTS:
+                raise
+        except OSError as error:
+            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+            if taken and os.path.lexists(final):
+                return False
+            raise
     sync_directory(final.parent)
     return True
+
+
+@contextlib.contextmanager
+def joining(root: Path, step: int) -> Iterator[None]:
+    """Within the block no other process or thread moves files into the step's directory.
+
+    Two that did so at once would mix their files. The claim of a process that died holds the others
+    up until it is stale.
+
+    Raises
+    ------
+    OSError
+        The claim cannot be written, or others have had it all the time.
+    """
+    claim = root / WORK / f"joining-{step}"
+    for _ in range(math.ceil(2 * STALE_S / _JOIN_POLL_S)):
+        with contextlib.suppress(FileExistsError), open_folder(root, WORK) as work:
+            work.open(claim.name, "x").close()
+            break
+        sweep(root)
+        time.sleep(_JOIN_POLL_S)
+    else:
+        raise OSError(errno.EBUSY, "other processes dump it again and again", str(claim))
+    try:
+        with _PULSE.renews(claim):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(claim)
 
 
 def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
@@ -126,16 +169,6 @@ def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
     os.replace(staging.path / dump, final / dump)
     os.replace(staging.path / meta, final / meta)
     sync_directory(final)
-
-
-def _rename_to_free_name(path: Path, final: Path) -> bool:
-    try:
-        os.rename(path, final)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(final):
-            return False
-        raise
-    return True
 
 
 def make_directory(path: Path) -> None:

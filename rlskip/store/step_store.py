@@ -248,21 +248,10 @@ class StepStore:
         for _ in range(_ATTEMPTS):
             if commit.publish(staging, place.directory):
                 return None
-            unread: list[DumpError] = []
-            other = self._meta(place.step, place.part, unread)
-            if unread:  # it may be a sound dump, which nobody quarantines
-                raise OSError(errno.EIO, unread[0].what, unread[0].where) from unread[0]
-            if other is not None:
-                logger.info(
-                    "%s: another process dumped it meanwhile; its dump stays", place.directory
-                )
+            if (other := self._others(place)) is not None:
                 return other
-            calls = [] if place.part is not None else self.calls(place.step)
-            if any(calls):  # the directory is theirs, too
-                if 0 in calls:
-                    self.quarantine(place.step, "it is not complete")
-                commit.publish_files(staging, place.directory, place.meta, place.dump)
-                return None
+            if place.part is None and any(self.calls(place.step)):  # the directory is theirs, too
+                return self._join(staging, place)
             # What is there is no dump that can be read. Another process may be quicker to move it.
             with contextlib.suppress(FileNotFoundError):
                 kept = commit.move_away(self.directory, place.parts, (), alone=True)
@@ -270,6 +259,32 @@ class StepStore:
         raise FileExistsError(
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
         )
+
+    def _join(self, staging: Folder, place: Place) -> DumpMeta | None:
+        """As :meth:`_publish`, for the first call of a step that has later ones."""
+        with commit.joining(self.directory, place.step):
+            if (other := self._others(place)) is not None:
+                return other
+            if 0 in self.calls(place.step):
+                self.quarantine(place.step, "it is not complete")
+            commit.publish_files(staging, place.directory, place.meta, place.dump)
+        return None
+
+    def _others(self, place: Place) -> DumpMeta | None:
+        """The meta of the dump that another process has written to `place`.
+
+        Raises
+        ------
+        OSError
+            What is there cannot be read. It may be a sound dump, which nobody quarantines.
+        """
+        unread: list[DumpError] = []
+        other = self._meta(place.step, place.part, unread)
+        if unread:
+            raise OSError(errno.EIO, unread[0].what, unread[0].where) from unread[0]
+        if other is not None:
+            logger.info("%s: another process dumped it meanwhile; its dump stays", place.directory)
+        return other
 
     # -- loading -------------------------------------------------------------------------
 

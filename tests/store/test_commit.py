@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.store import StepStore, commit
+from rlskip.store import DumpMeta, StepStore, commit
 
 # Forks save one dump after the other and are killed in the middle of it. What is there afterwards
 # must load; that something is found half written shows that the kill hit.
@@ -251,6 +251,61 @@ def test_of_several_that_dump_one_step_one_wins(python: Any, tmp_path: Path) -> 
     assert sum(seen["wins"]) == 40
     assert max(seen["wins"]) < 40, "they must really have raced"
     assert seen["names"] == sorted([".work", *map(str, range(40))])
+
+
+def test_a_call_outlives_that_its_steps_directory_is_replaced(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call is renamed over the directory, still empty, that a later call has made."""
+    real, stale = os.rename, list[int]()
+
+    def rename(source: Any, target: Any, **at: int) -> None:
+        if not stale and Path(target) == store.directory / "1" / "2":
+            stale.append(os.open(store.directory / "1", os.O_RDONLY))  # as the kernel found it
+            StepStore(store.directory).save(1, "first")
+            real(source, "2", dst_dir_fd=stale[0])
+        else:
+            real(source, target, **at)
+
+    monkeypatch.setattr(os, "rename", rename)
+    store.save(1, "later", part=2)
+    os.close(stale[0])
+    assert [store.load(1), store.load(1, part=2)] == ["first", "later"]
+
+
+@pytest.mark.parametrize("at", ["gen_batch.dp", "meta.json"])
+def test_of_two_first_calls_beside_later_ones_one_wins(
+    at: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other begins as the first is about to move this file."""
+    store.save(1, "later", part=1)
+    real, metas = os.replace, dict[str, DumpMeta]()
+    rival = threading.Thread(target=lambda: metas.update(other=store.save(1, "other")))
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(target).name == at and threading.current_thread() is not rival and not metas:
+            rival.start()
+            rival.join(0.5)  # it ends, or waits
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    metas["one"] = store.save(1, "one")
+    rival.join()
+    assert store.load(1) == "one"
+    assert metas["one"] == metas["other"] == store.read_meta(1)
+    assert store.load(1, part=1) == "later"
+    assert [path.name for path in store.directory.glob("*.bad-*")] == []
+
+
+def test_the_claim_of_a_dead_process_holds_nobody_up(store: StepStore) -> None:
+    store.save(1, "later", part=1)
+    claim = store.directory / commit.WORK / "joining-1"
+    claim.touch()
+    past = time.time() - commit.STALE_S - 10
+    os.utime(claim, (past, past))
+    store.save(1, "first")
+    assert store.load(1) == "first"
+    assert not claim.exists()
 
 
 # -- memory ------------------------------------------------------------------------------
