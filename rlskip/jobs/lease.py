@@ -1,13 +1,14 @@
 """Single flight: of several jobs that lack a step one generates it, and the others wait for it.
 
 A lease is a file that its owner rewrites now and then. Nothing else is relied on: no locks, no
-process ids, no common clock. A waiting job watches the file by its own clock, and takes it over
-once it has not changed for long enough. Leases save work; they are not what keeps dumps safe. If
-two jobs ever generate the same step, one dump is kept.
+common clock. A waiting job watches the file by its own clock, and takes it over once it has not
+changed for long enough, or at once where it can see that the owner's process has ended. Leases save
+work; they are not what keeps dumps safe. If two jobs ever generate the same step, one dump is kept.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.jobs.ranks import RankGroup
@@ -27,12 +29,14 @@ logger = logging.getLogger(__name__)
 
 LEASES = ".leases"
 _MAX_LEASE = 4096  # bytes
+_EXIT_S = 2.0
 
 
 class Lease(AbstractContextManager["Lease"]):
-    """The right to generate a step, kept alive until released.
+    """The right to generate a step, kept alive until released or until the process ends.
 
-    One without a path (another rank's, or taken after the wait timed out) holds nothing.
+    One without a path (another rank's, or taken after the wait timed out) holds nothing. Nor does
+    the copy in a forked child: the lease is its parent's.
     """
 
     def __init__(self, path: Path | None = None, ttl_s: float = 60.0) -> None:
@@ -43,6 +47,8 @@ class Lease(AbstractContextManager["Lease"]):
         self._token = secrets.token_hex(8)
         self._beats = 0
         self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -63,28 +69,37 @@ class Lease(AbstractContextManager["Lease"]):
             try:
                 with file:
                     file.write(self._text())
-                threading.Thread(target=self._beat, name="rlskip-lease", daemon=True).start()
+                thread = threading.Thread(target=self._beat, name="rlskip-lease", daemon=True)
+                thread.start()
             except (OSError, RuntimeError):
                 self._released.set()
                 os.unlink(self._path.name, dir_fd=folder.handle)
                 raise
+        self._thread = thread
+        _held.add(self)
         return True
 
-    def release(self) -> None:
-        """Let other jobs have it. Doing so again, or without a path, does nothing."""
-        if self._released.is_set() or self._path is None:
+    def release(self, wait_s: float = 0.0) -> None:
+        """Let other jobs have it. Doing so again, or without a path, does nothing.
+
+        `wait_s` is how long to wait for the thread that has kept it alive to end, in seconds.
+        """
+        if self._released.is_set() or self._path is None or self._process != os.getpid():
             return
         self._released.set()
+        _held.discard(self)
         with contextlib.suppress(OSError), _folder_of(self._path) as folder:
             if self._token.encode() in folder.read(self._path.name, _MAX_LEASE):
                 os.unlink(self._path.name, dir_fd=folder.handle)
+        if self._thread is not None:
+            self._thread.join(wait_s)
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
     def _text(self) -> bytes:
         # Always of the same length: rewritten in place, it is never seen shorter.
-        owner = {"owner": self._token, "host": socket.gethostname(), "beat": f"{self._beats:012d}"}
+        owner = {"owner": self._token, **_this_process(), "beat": f"{self._beats:012d}"}
         return json.dumps(owner).encode()
 
     def _beat(self) -> None:
@@ -112,6 +127,17 @@ class Lease(AbstractContextManager["Lease"]):
             file.seek(0)
             file.write(self._text())
         return True
+
+
+# Those of this process, which are released as it ends.
+_held: set[Lease] = set()
+
+
+@atexit.register
+def _release_all() -> None:
+    """Leave no lease behind, and no thread that runs as the interpreter ends."""
+    for lease in list(_held):
+        lease.release(wait_s=_EXIT_S)
 
 
 class SingleFlight:
@@ -211,15 +237,15 @@ class SingleFlight:
         try:
             if lease.acquire():
                 return lease, True
+            if (why := watch.why_dead()) is not None:
+                logger.warning("the job that generated step %d %s; taking over", step, why)
+                watch.take_away()
+                if lease.acquire():
+                    return lease, True
         except (OSError, RuntimeError) as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
             return Lease(), True
-        if watch.has_expired():
-            logger.warning(
-                "the job that generated step %d shows no sign of life; taking over", step
-            )
-            watch.take_away()
-        elif waited > self._wait_s:
+        if waited > self._wait_s:
             logger.warning(
                 "timed out after %.0f s of waiting for step %d; generating it", waited, step
             )
@@ -246,11 +272,18 @@ class LeaseWatch:
         self._text: bytes | None = None
         self._since = 0.0
 
-    def has_expired(self) -> bool:
+    def why_dead(self) -> str | None:
+        """What shows that the owner is dead; None while it may be alive."""
         text = self._read(self._path.name)
         if text is None or text != self._text:
             self._text, self._since = text, self._clock()
-        return text is not None and self._clock() - self._since > self._ttl_s
+        if text is None:
+            return None
+        if (process := _ended_process(text)) is not None:
+            return f"has ended (process {process} on this host)"
+        if self._clock() - self._since > self._ttl_s:
+            return "shows no sign of life"
+        return None
 
     def take_away(self) -> None:
         """Remove the very lease that was watched; of several watchers one succeeds."""
@@ -277,3 +310,54 @@ class LeaseWatch:
 
 def _folder_of(path: Path, *, create: bool = False) -> AbstractContextManager[Folder]:
     return open_folder(path.parent.parent, path.parent.name, create=create)
+
+
+# -- processes of this host ------------------------------------------------------------------
+
+
+def _this_process() -> dict[str, Any]:
+    """What names this process, for those that can see it: on this host, in its container."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "began": _began(os.getpid()),
+        "sees": _sees(),
+    }
+
+
+def _ended_process(text: bytes) -> int | None:
+    """The process that wrote a lease, if it is one that this one could see, and has ended."""
+    try:
+        owner = json.loads(text)
+        pid, began, sees = owner["pid"], owner["began"], owner["sees"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if type(pid) is not int or pid <= 0 or None in (began, sees) or sees != _sees():
+        return None
+    try:
+        os.kill(pid, 0)  # not the entry in /proc, which may be hidden
+    except ProcessLookupError:
+        return pid
+    except (OSError, OverflowError):
+        pass
+    now = _began(pid)
+    return None if now in (None, began) else pid
+
+
+def _sees() -> str | None:
+    """Which processes can be seen here: those of a boot and a pid namespace. None: not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux, or no /proc
+        return None
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in ticks since the boot, or that it has ended; None: not known."""
+    try:
+        # Behind the name in parentheses, which may hold anything, comes the state.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return "ended" if state in "ZX" else fields[18]

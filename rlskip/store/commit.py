@@ -7,6 +7,7 @@ will do.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
@@ -31,13 +32,15 @@ STALE_S = 120.0
 """Seconds without renewal after which a staging directory or a reader's mark counts as left behind
 by a process that died."""
 _ATTEMPTS = 10
+_EXIT_S = 2.0
 _JOIN_POLL_S = 0.05
 
 
 class _Pulse:
     """Renews the times of what this process writes or reads, in a thread, as long as it does.
 
-    One write or sync of a large dump may take longer than STALE_S.
+    One write or sync of a large dump may take longer than STALE_S. The thread ends before the
+    interpreter does.
     """
 
     def __init__(self, every_s: float = STALE_S / 4) -> None:
@@ -47,19 +50,21 @@ class _Pulse:
     def forget(self) -> None:
         """Start empty: a forked child has neither the parent's thread nor its dumps."""
         self._lock = threading.Lock()
-        # Both under the lock. While there is a path, a thread beats; where it could not be started,
-        # the next call of `renews` tries again.
+        # Both under the lock. While there is a path, the thread beats; where it could not be
+        # started, the next call of `renews` tries again.
         self._paths: set[Path] = set()
-        self._beats = False
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
 
     @contextlib.contextmanager
     def renews(self, path: Path) -> Iterator[None]:
         with self._lock:
             self._paths.add(path)
-            if not self._beats:
+            if self._thread is None and not self._ending.is_set():
+                thread = threading.Thread(target=self._beat, name="rlskip-pulse", daemon=True)
                 with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
-                    threading.Thread(target=self._beat, name="rlskip-pulse", daemon=True).start()
-                    self._beats = True
+                    thread.start()
+                    self._thread = thread
         try:
             yield
         finally:
@@ -68,20 +73,26 @@ class _Pulse:
 
     def _beat(self) -> None:
         # It outlives one dump: a thread for each would cost more than loading a small one.
-        while True:
-            time.sleep(self._every_s)
+        while not self._ending.wait(self._every_s):
             with self._lock:
                 paths = list(self._paths)
                 if not paths:
-                    self._beats = False
+                    self._thread = None
                     return
             for path in paths:
                 with contextlib.suppress(OSError):
                     os.utime(path, follow_symlinks=False)
 
+    def end(self) -> None:
+        """Stop for good; a disk that hangs is waited for briefly."""
+        self._ending.set()
+        if (thread := self._thread) is not None:
+            thread.join(_EXIT_S)
+
 
 _PULSE = _Pulse()
 os.register_at_fork(after_in_child=lambda: _PULSE.forget())
+atexit.register(lambda: _PULSE.end())
 
 
 # -- writing -------------------------------------------------------------------------------

@@ -108,6 +108,89 @@ def test_a_dead_generator_is_taken_over(
     assert list(file.parent.iterdir()) == []
 
 
+_OWNER = """
+    import os, sys
+    from pathlib import Path
+    from rlskip.jobs.lease import Lease
+    assert Lease(Path(sys.argv[1]), ttl_s=1e6).acquire()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
+def test_the_lease_of_a_process_that_was_killed_on_this_host_is_taken_over_at_once(
+    enter: Any, file: Path, python: Any, clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = python.run("-c", textwrap.dedent(_OWNER), file)
+    assert killed.returncode == -9, killed.stderr
+    with caplog.at_level(logging.INFO):
+        lease = enter()
+    assert clock.now == 0
+    assert "the job that generated step 1 has ended (process " in caplog.text
+    assert "waiting for it" not in caplog.text
+    lease.release()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ({}, False),
+        ({"began": "1"}, True),  # the number belongs to another process by now
+        ({"pid": 1 << 40}, False),
+        ({"pid": "1"}, False),
+        ({"pid": 2**22 + 1}, True),  # more than Linux gives
+        ({"pid": 2**22 + 1, "sees": "another host"}, False),
+        ({"pid": 2**22 + 1, "sees": None}, False),
+        ({"pid": 2**22 + 1, "began": None}, False),
+    ],
+    ids=str,
+)
+def test_only_a_process_that_could_be_seen_has_ended(
+    change: dict[str, Any], at_once: bool, enter: Any, other: Lease, file: Path, clock: MockClock
+) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    enter().release()
+    assert (clock.now == 0) == at_once
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_gives_nothing_back(other: Lease, file: Path) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            with other:
+                raise SystemExit
+        except SystemExit:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert file.exists()
+    other.release()
+    assert not file.exists()
+
+
+_ENDS = """
+    import atexit, json, sys, threading
+    @atexit.register
+    def last():
+        print(json.dumps([t.name for t in threading.enumerate() if t.name.startswith("rlskip")]))
+    from pathlib import Path
+    from rlskip.jobs.lease import Lease
+    from rlskip.store import StepStore
+    from rlskip.store.writer import Writer
+    Lease(Path(sys.argv[1], ".leases", "1")).acquire()
+    Writer(StepStore(sys.argv[1])).save(1, list(range(100_000)))
+"""
+
+
+def test_nothing_runs_and_no_lease_is_left_when_the_interpreter_ends(
+    python: Any, tmp_path: Path
+) -> None:
+    running, _ = python.json(_ENDS, tmp_path)
+    assert running == []
+    assert list((tmp_path / LEASES).iterdir()) == []
+
+
 @pytest.mark.parametrize("owner", ["hangs and renews", "cannot be read"])
 def test_waiting_is_bounded(
     owner: str, enter: Any, other: Lease, file: Path, clock: MockClock,
@@ -219,7 +302,7 @@ def test_without_a_lease_the_step_is_generated_all_the_same(
 
 def test_a_lease_taken_over_by_mistake_is_given_back(other: Lease, file: Path) -> None:
     watch = LeaseWatch(file, 0.0, itertools.count().__next__)
-    watch.has_expired()
+    watch.why_dead()
     other.release()
     new = Lease(file, ttl_s=1e6)
     assert new.acquire()
