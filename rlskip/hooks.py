@@ -123,14 +123,15 @@ class SkipCallback(OwnKeysCallback):
         )
         for role, counts in tallies.items():
             if counts.consulted:
-                log.info("rlskip: role %s: %s", role, counts)
+                level = logging.WARNING if counts.lost else logging.INFO
+                log.log(level, "rlskip: role %s: %s", role, counts)
             elif job_return.status == JobStatus.COMPLETED:
                 log.warning(
                     "rlskip: role %s is enabled and was NEVER CONSULTED, so nothing was skipped or "
                     "cached in this job: %s",
                     role, uncalled,
                 )  # fmt: skip
-        if any(counts.misses and not counts.hits for counts in tallies.values()):
+        if any(counts.misses > counts.lost and not counts.hits for counts in tallies.values()):
             log.info("rlskip: run it again to replay: %s", _command(config))
         _write_summary(Path(config.hydra.runtime.output_dir), job, tallies)
 

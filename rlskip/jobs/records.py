@@ -59,7 +59,7 @@ class Event:
     Parameters
     ----------
     kind
-        ``consulted``, ``hit``, ``miss``, ``dumped``.
+        ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
     run
         The role's directory below the dump_dir; None in records of releases that did not name it.
     step
@@ -143,7 +143,8 @@ def _lines(dump_dir: str | Path, job: str, name: str) -> list[str]:
 class Tally:
     """Events counted: of a role in a job, or of a call or a whole step of a run.
 
-    `seconds_saved` is the generation time that was not spent, less the time to load.
+    `seconds_saved` is the generation time that was not spent, less the time to load; `lost` are the
+    misses whose rollouts could not be dumped.
     """
 
     consulted: bool = False
@@ -152,10 +153,12 @@ class Tally:
     bytes_read: int = 0
     bytes_written: int = 0
     seconds_saved: float = 0.0
+    lost: int = 0
 
     @classmethod
     def of(cls, event: Event) -> Tally:
-        hit, miss, dumped = (event.kind == kind for kind in ("hit", "miss", "dumped"))
+        kinds = ("hit", "miss", "dumped", "lost")
+        hit, miss, dumped, lost = (event.kind == kind for kind in kinds)
         return cls(
             consulted=True,
             hits=int(hit),
@@ -163,6 +166,7 @@ class Tally:
             bytes_read=event.nbytes if hit else 0,
             bytes_written=event.nbytes if dumped else 0,
             seconds_saved=event.seconds_saved,
+            lost=int(lost),
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -172,8 +176,9 @@ class Tally:
 
     def __str__(self) -> str:
         written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
+        lost = f" ({self.lost} NOT dumped)" if self.lost else ""
         return (
-            f"{self.hits} hits, {self.misses} misses, {size(self.bytes_read)} read{written}, "
+            f"{self.hits} hits, {self.misses} misses{lost}, {size(self.bytes_read)} read{written}, "
             f"{max(0.0, self.seconds_saved):.1f} s of generation saved"
         )
 

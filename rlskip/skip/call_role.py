@@ -17,6 +17,7 @@ from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
 from rlskip.skip.role import Role
+from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.visit import Found, OtherSteps, Visit
 from rlskip.store import (
     AbsentDumpError,
@@ -149,6 +150,8 @@ class CallRole(Role):
         def done(meta: DumpMeta | None, error: BaseException | None) -> None:
             if meta is not None:
                 self._note_written(call, meta)
+            elif error is not None:
+                not_dumped(self, call, error)
             release()
 
         try:

@@ -53,6 +53,8 @@ class Role:
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
         self.local_config = local_config
+        #: The kinds of errors that kept a dump from being written, which have been logged.
+        self.failures: set[str] = set()
 
     @property
     def directory(self) -> Path | None:

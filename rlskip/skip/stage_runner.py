@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import threading
@@ -20,6 +21,14 @@ log = logging.getLogger(__name__)
 
 # Roles whose stage encloses the present call.
 inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
+
+
+_FULL = "\n  -> free space there, or bound the dumps with skip.keep_last or skip.max_size"
+_FORBIDDEN = "\n  -> make it writable for this user, or name another skip.dump_dir"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
+}
 
 
 class Miss:
@@ -72,11 +81,24 @@ def dump(role: Role, call: Call, result: Any) -> None:
     try:
         role.keep(call, result)
     except Exception as error:
-        log.warning(
-            "rlskip: step %d of role %s was NOT dumped, training goes on: %s: %s",
-            call.step, role.role, type(error).__name__, error,
-            exc_info=not isinstance(error, RlskipError),
-        )  # fmt: skip
+        not_dumped(role, call, error)
+
+
+def not_dumped(role: Role, call: Call, error: BaseException) -> None:
+    """Count rollouts that could not be dumped; say why, and what helps, once for each kind."""
+    call.record("lost", step=call.step)
+    code = error.errno if isinstance(error, OSError) else None
+    kind = f"{type(error).__name__} {code}"
+    if kind in role.failures:
+        log.debug("rlskip: step %d of role %s was NOT dumped: %s", call.step, role.role, error)
+        return
+    role.failures.add(kind)
+    log.warning(
+        "rlskip: step %d of role %s was NOT dumped, training goes on (said once; the summary of "
+        "the job counts such steps): %s: %s%s",
+        call.step, role.role, type(error).__name__, error, _REMEDIES.get(code or 0, ""),
+        exc_info=None if isinstance(error, RlskipError | OSError) else error,
+    )  # fmt: skip
 
 
 @contextmanager

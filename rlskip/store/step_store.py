@@ -217,7 +217,12 @@ class StepStore:
         """The second half: write it, sync it, rename it into place."""
         commit.sweep(self.directory)
         while True:
-            meta, ours = self._write(dump)
+            try:
+                meta, ours = self._write(dump)
+            except OSError as error:
+                if error.filename is None:  # of a full disk, for example
+                    error.filename = str(dump.place.directory)
+                raise
             part = None if ours or dump.on_conflict is None else dump.on_conflict(meta)
             if part is None:
                 return meta

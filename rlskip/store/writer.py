@@ -93,7 +93,7 @@ class Writer:
         ----------
         done
             Called in the writer's thread with the dump's meta and None, or with None and the
-            error. An error is logged as a warning in either case.
+            error. Without it, an error is logged as a warning.
 
         Raises
         ------
@@ -186,7 +186,8 @@ class Writer:
             meta = self.store.write(job.dump)
         except BaseException as raised:
             error = raised
-            logger.warning("step %d is NOT dumped, it will be generated again: %s", step, raised)
+            if job.done is None:
+                logger.warning("step %d is NOT dumped: %s", step, raised)
         else:
             logger.debug("step %d dumped in %.2f s", step, time.perf_counter() - began)
         if job.done is not None:

@@ -48,6 +48,27 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
     assert (counts["hits"], counts["misses"], counts["bytes_written"]) == (2, 0, 0)
 
 
+_FULL_DISK = """
+from rlskip.store.prepared import Prepared
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+Prepared.write_files = full
+"""
+
+
+def test_a_job_that_could_dump_nothing_does_not_advise_to_run_it_again(make_app: Any) -> None:
+    app = make_app(functions=_FULL_DISK)
+    run = app.run(*ON)
+    assert run.returncode == 0, "the application's own"
+    assert "rlskip: role rollout: 0 hits, 2 misses (2 NOT dumped)" in run.out
+    assert "run it again" not in run.said
+    assert app.summary()["rollout"]["lost"] == 2
+    assert run.said.count("No space left on device: '") == 1
+    assert "skip.keep_last" in run.said
+
+
 def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..., Any]) -> None:
     app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
     run = app.run(*ON, "skip.stepz=[1]", "skip.on_miss=never", "skip.rollout.steps=[[1],2]")

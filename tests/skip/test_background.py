@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import textwrap
 import threading
@@ -16,7 +17,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
-from rlskip.jobs.records import tally
+from rlskip.jobs.records import JOB_VARIABLE, tally
 from rlskip.store.writer import Writer
 
 
@@ -122,11 +123,13 @@ def test_a_full_disk_does_not_end_training(
     steps_on_disk: Any, leases: Any, python: Any, tmp_path: Path, writing: str
 ) -> None:
     """Really: no file may grow past 100 KB."""
-    done = python.run("-c", textwrap.dedent(_FULL), tmp_path, writing)
+    env = {**os.environ, JOB_VARIABLE: "job"}
+    done = python.run("-c", textwrap.dedent(_FULL), tmp_path, writing, env=env)
     assert done.returncode == 0, done.stderr
     assert steps_on_disk(tmp_path) == ["3"]
-    for step in (1, 2):
-        assert re.search(rf"step {step} .*NOT dumped.*File too large", done.stderr)
+    assert re.search(r"step 1 .*NOT dumped.*File too large: '.*/1'\n  -> free space", done.stderr)
+    assert done.stderr.count("NOT dumped") == 1, "said once"
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"].lost == 2
     assert not leases(tmp_path)
     assert not list(tmp_path.rglob(".work/*"))
 

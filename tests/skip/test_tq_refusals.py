@@ -74,7 +74,7 @@ def test_a_dump_that_fails_costs_a_warning(
     role: Any = SkipManager.skip_instances["rollout_tq"]
 
     def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise LookupError("of a codec")
 
     role.store.save = full
     assert len(Trainer(MemoryQueue()).step(1, prompts("a"))) == 3
