@@ -59,6 +59,9 @@ class HostFacts:
         Whether a step takes batch after batch until a filter has kept enough: other rewards move
         prompts to other steps, so ``skip.match`` is ``run`` by default, and `steps` are the most
         that the run may take.
+    called_with
+        By role what each call adds to the identity of its dump, as far as it is known before: the
+        check before the first step names what differs.
     validates
         The host's keys that make it validate, each with the value that keeps it from that.
     model, engine
@@ -96,6 +99,7 @@ class HostFacts:
     steps: Sequence[int] = ()
     validated: Sequence[int] = ()
     samples_dynamically: bool = False
+    called_with: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     validates: Mapping[str, Any] = attrs.field(factory=dict)
     model: str | None = None
     engine: str | None = None

@@ -165,6 +165,7 @@ def _facts(cfg: Any) -> HostFacts:
         response_len=cfg.generator.sampling_params.max_generate_length,
         model=cfg.trainer.policy.model.path,
         engine=cfg.generator.inference_engine.backend,
+        called_with=_called_with(cfg.generator),
         samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
         validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
         keys={"experiment": "trainer.run_name"},
@@ -292,11 +293,7 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
     Its calls are those of `step`; None: of the step that the batch names.
     """
-    shaping = {
-        name: vars(value) if dataclasses.is_dataclass(value) else value
-        for name in _SHAPING
-        if (value := getattr(settings, name, None)) is not None
-    }
+    shaping = _shaping(settings)
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
         asked = input_batch.get("sampling_params") or {}
@@ -335,6 +332,24 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
 
     return skipping
+
+
+def _shaping(settings: Any) -> dict[str, Any]:
+    """What `cfg.generator` adds to the identity of each call."""
+    return {
+        name: vars(value) if dataclasses.is_dataclass(value) else value
+        for name in _SHAPING
+        if (value := getattr(settings, name, None)) is not None
+    }
+
+
+def _called_with(settings: Any) -> dict[str, dict[str, Any]]:
+    """What calls add in training and in evaluation, sampling included; see HostFacts."""
+    sampling = {ROLE: settings.sampling_params, VALIDATION_ROLE: settings.eval_sampling_params}
+    return {
+        role: {**_shaping(settings), **{k: v for k, v in vars(asked).items() if k != _LOGPROBS}}
+        for role, asked in sampling.items()
+    }
 
 
 @around

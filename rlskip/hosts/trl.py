@@ -43,6 +43,8 @@ _SAMPLING = (
     "max_tool_calling_iterations",
     "vllm_structured_outputs_regex",
 )
+# By role the argument that holds the number of completions a prompt.
+_NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
 
 def attach(trainer: Any, config: Any = None) -> None:
@@ -141,11 +143,11 @@ class _Generation:
                 role=role,
                 stage=stage_name(trainer),
                 prompts=self._prompts,
-                identity=functools.partial(self._sampling, n),
+                identity=functools.partial(self._identity, n),
                 lacks=self._lacks,
                 ignore=[ALL],
             )(self._generate_and_record)
-            for role, n in ((ROLE, "num_generations"), (VALIDATION_ROLE, "num_generations_eval"))
+            for role, n in _NUMBERS.items()
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +212,10 @@ class _Generation:
         if alone and not irregular:
             steps = range(first, last + 1, every)
             facts = attrs.evolve(
-                _facts(self.trainer), steps=steps, validated=self._evaluated(first, last)
+                _facts(self.trainer),
+                steps=steps,
+                validated=self._evaluated(first, last),
+                called_with={role: self._sampling(n) for role, n in _NUMBERS.items()},
             )
             engine = SkipManager.start_engine or not getattr(self.trainer, "use_vllm", False)
             raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
@@ -231,10 +236,18 @@ class _Generation:
         asked = {name: given[name] for name in given if name != "model" and given[name] is not None}
         return next(iter(asked.values())) if len(asked) == 1 else asked
 
-    def _sampling(self, n: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _identity(self, n: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What else must be equal for a dump to replace the call."""
         trainer = self.trainer
         model = self._arguments.bind(*args, **kwargs).arguments.get("model")
         teacher = getattr(trainer, "teacher_model", None)
+        teaches = None not in (model, teacher)
+        if teaches and model is trainer.accelerator.unwrap_model(teacher):
+            return {**self._sampling(n), "teacher": True}
+        return self._sampling(n)
+
+    def _sampling(self, n: str) -> dict[str, Any]:
+        trainer = self.trainer
         template = getattr(trainer, "chat_template", None) or getattr(
             getattr(trainer, "processing_class", None), "chat_template", None
         )
@@ -242,8 +255,6 @@ class _Generation:
             "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
             "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
             "chat_template": template and fingerprint(template),
-            "teacher": None not in (model, teacher)
-            and model is trainer.accelerator.unwrap_model(teacher),
         }
         return {
             **{name: getattr(trainer.args, name, None) for name in (n, *_SAMPLING)},

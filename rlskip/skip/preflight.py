@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import attrs
 
@@ -51,13 +53,16 @@ def preflight(
 # -- which steps have a dump -----------------------------------------------------------------
 
 
-def unusable(skip: Role, steps: Iterable[int]) -> dict[int, str]:
+def unusable(
+    skip: Role, steps: Iterable[int], called_with: Mapping[str, Any] = MappingProxyType({})
+) -> dict[int, str]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump of every call, made under the
     same conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat``
     and ``match: run``, if any step has a readable dump. The text says what the step's dumps lack or
-    how they differ; it is empty where there is none.
+    how they differ; it is empty where there is none. `called_with` is what a call will add to the
+    identity, as far as the host knows it.
     """
     dumps = skip.dumps
     if dumps is None:
@@ -68,11 +73,20 @@ def unusable(skip: Role, steps: Iterable[int]) -> dict[int, str]:
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match == "run":
         found = store.nearest(0, part) is not None
         return {step: "" for step in steps if not found or step not in listed}
-    why = {step: _why_not(dumps, store, step, part) if step in listed else "" for step in steps}
+    why = {
+        step: _why_not(dumps, store, step, part, called_with) if step in listed else ""
+        for step in steps
+    }
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
-def _why_not(dumps: Dumps, store: StepStore, step: int, first_part: int | None) -> str | None:
+def _why_not(
+    dumps: Dumps,
+    store: StepStore,
+    step: int,
+    first_part: int | None,
+    called_with: Mapping[str, Any],
+) -> str | None:
     """Why a step cannot be replayed, None if it can: every call, or part of a queue, is looked at.
 
     Its last calls may be missing: a dump records how many calls there were when it was written.
@@ -99,7 +113,10 @@ def _why_not(dumps: Dumps, store: StepStore, step: int, first_part: int | None) 
     if dumps.local_config.on_mismatch == "ignore":
         return None
     differing = [
-        line for meta in there if meta.identity for line in differences(dumps, meta.identity)
+        line
+        for meta in there
+        if meta.identity
+        for line in differences(dumps, meta.identity, called_with)
     ]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
@@ -113,11 +130,17 @@ def _quarantined(directory: Path) -> set[int]:
     return set()
 
 
-def differences(dumps: Dumps, made: Identity) -> list[str]:
-    """How the config differs from the one that a dump was made with; prompts are not compared."""
+def differences(
+    dumps: Dumps, made: Identity, called_with: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
+    """How the config differs from the one that a dump was made with; prompts are not compared.
+
+    `called_with` is that of :func:`unusable`.
+    """
     now = dumps.conditions
     # Of `extra` the config decides a part (skip.identity); the call adds the others.
-    extra = {**made.extra, **now.extra}
+    known = {key: value for key, value in called_with.items() if key in made.extra}
+    extra = {**made.extra, **known, **now.extra}
     now = attrs.evolve(now, prompts_hash=made.prompts_hash, extra=extra)
     return list(now.differences(made)[0])
 
@@ -133,17 +156,18 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
         if dumps is None or local.on_miss != "error" or skip.support_online_step:
             continue
         listed = [step for step in _due(skip, facts) if step in local.steps]
-        missing = unusable(skip, listed) if listed else {}
+        missing = unusable(skip, listed, facts.called_with.get(role, {})) if listed else {}
         if not missing:
             continue
-        what = f"steps {compact([*missing])} have no usable dump in {dumps.directory}"
+        absent = [step for step, reason in missing.items() if not reason]
+        found = [f"steps {compact(absent)} have no usable dump in {dumps.directory}"] * bool(absent)
         remedy = "generate them once with skip.on_miss=generate skip.start_engine=true"
-        if hidden := list(dumps.notices.other_shapes()) if {*missing} == {*listed} else []:
-            what += "; " + "; ".join(hidden)
+        if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
+            found += hidden
             remedy = f"set back what differs, or {remedy}"
         for reason in sorted({*missing.values()} - {""}):
-            others = [step for step, why in missing.items() if why == reason]
-            what += f"; those of steps {compact(others)} {reason}"
+            others = compact([step for step, why in missing.items() if why == reason])
+            found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
             if reason.startswith("were made"):
                 remedy = "set back what differs, or name another skip.dump_dir and generate them "
                 remedy += "there once with skip.on_miss=generate skip.start_engine=true"
@@ -152,7 +176,7 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
             remedy += f"; step {compact(killed)} has a journal, which that run completes"
         if there := {*listed} - {*missing}:
             remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
-        problems.append(Problem(f"skip.{role}.on_miss=error", what, remedy))
+        problems.append(Problem(f"skip.{role}.on_miss=error", "; ".join(found), remedy))
     return problems
 
 

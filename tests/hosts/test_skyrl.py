@@ -344,6 +344,8 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
     assert "skip.rollout.steps: steps 4,5 are not listed" in refused(5, "1-3", **resume)
     assert refused(None, **resume) == ""
     assert refused(5, **{"trainer.ckpt_path": "s3://bucket/run"}) == ""
+    said = refused(2, **{"generator.max_turns": 3})
+    assert "were made for other rollouts: extra.max_turns: 3 now, 1 in the dump" in said
     # With dynamic sampling the run may end with the dumps.
     said = refused(5, **{**resume, "trainer.algorithm.dynamic_sampling.type": "filter"})
     assert said.startswith("skip.rollout_val.on_miss=error: steps 3 have no usable dump")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlskip.errors import MismatchError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts import trl
 
 Image = pytest.importorskip("PIL.Image")
@@ -52,8 +52,9 @@ def trainer() -> Callable[..., Any]:
     return make
 
 
-def trl_step(trainer: Any, tmp_path: Path, red: int = 200) -> Any:
-    trl.attach(trainer, {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+def trl_step(trainer: Any, tmp_path: Path, red: int = 200, **skip: Any) -> Any:
+    on = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
+    trl.attach(trainer, {"skip": on})
     content = [{"type": "image", "image": image(red)}, {"type": "text", "text": "what is it"}]
     return trainer._generate([[{"role": "user", "content": content}]])
 
@@ -90,6 +91,19 @@ def test_what_shapes_trls_rollouts_is_compared(
     assert what in error.value.what
     assert "skip.experiment_name starts from nothing" in error.value.remedy
     assert made == [1]
+
+
+def test_the_check_before_the_first_step_says_what_differs(
+    trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    made: list[int] = []
+    trl_step(trainer(made), tmp_path)
+    warmer = trainer(made)
+    warmer.args.temperature, warmer.state.max_steps = 2.0, 1
+    with pytest.raises(ConfigError) as error:
+        trl_step(warmer, tmp_path, on_miss="error")
+    assert "were made for other rollouts: extra.temperature: 2.0 now, 1.0 in" in error.value.what
+    assert error.value.remedy.startswith("set back what differs")
 
 
 @pytest.mark.parametrize("first", [False, True])

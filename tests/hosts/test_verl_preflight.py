@@ -220,8 +220,10 @@ def test_a_dump_of_other_sampling_is_a_hole(verl: Callable[..., DictConfig]) -> 
         generate([step])
     config = verl("actor_rollout_ref.rollout.temperature=1.0", dumped=())
     said = refused(config)
-    assert "steps 1-4 have no usable dump" in said
-    assert "those of steps 1-4 were made for other rollouts: sampling.temperature: 1.0 now" in said
+    assert said.startswith("skip.rollout.on_miss=error: the dumps of steps 1-4 in ")
+    assert "were made for other rollouts: sampling.temperature: 1.0 now, 0.5 in the dump" in said
+    assert "set back what differs" in said
+    assert "no usable dump" not in said
 
 
 def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) -> None:
