@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Names under which trainers keep the step.
+# Names under which trainers keep the step, and one that keeps counters of something else: what
+# accelerate has accumulated.
+_ACCELERATE = "accelerator"
 _STEP_NAME = re.compile(r"(?:global|cur|current|train|training)?_?steps?|iteration")
 
 # What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
@@ -213,7 +215,7 @@ def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:
             for path, value in level.items()
             # What is stored, so that no property is evaluated.
             for name, part in (value if isinstance(value, dict) else _attributes(value)).items()
-            if isinstance(name, str) and name.isidentifier()
+            if isinstance(name, str) and name.isidentifier() and name != _ACCELERATE
         }
     return sorted(found, key=lambda path: not path.rpartition(".")[2].startswith("global"))
 

@@ -79,7 +79,8 @@ def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: An
     assert error.value.where == "skip.attach.rollout.step"
     assert error.value.remedy.endswith('step:"step"}\'')
     state = types.SimpleNamespace(cur_step=np.int64(3), global_steps=2)
-    deep = {"steps": True, "global_step": "3", "state": state}
+    accelerator = types.SimpleNamespace(step=1)  # of accumulated batches
+    deep = {"steps": True, "global_step": "3", "state": state, "accelerator": accelerator}
     SkipManager.init(config(tmp_path, f"{name}:generate"))
     with pytest.raises(StepNotSetError) as error:
         module.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
