@@ -18,6 +18,7 @@ import torch
 
 from rlskip.batch import columns as batches
 from rlskip.keys import split_trajectory
+from rlskip.runs import trl_results
 
 NAMES: dict[str, tuple[str, ...]] = {
     "prompt": ("prompts", "prompt_token_ids", "prompt_ids"),
@@ -98,9 +99,16 @@ class SessionRows:
 
 
 def rollout_columns(rollouts: Any) -> Columns:
-    """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows."""
-    batch, named, whole = rollouts, batches.columns_of(rollouts), {}
-    if is_queue_part(rollouts):
+    """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
+
+    What TRL's stage returned has no names, and gets those that `trl_results` knows.
+    """
+    batch, named = rollouts, batches.columns_of(rollouts)
+    whole: dict[str, Any] = {}
+    if of_trl := trl_results.named(rollouts):
+        named, whole = of_trl
+        batch = {"prompt_ids": named["prompt_ids"]}
+    elif is_queue_part(rollouts):
         batch, whole = rollouts["fields"], {"groups": rollouts["groups"]}
         named = {"key": rollouts["keys"], **batches.columns_of(batch)}
     elif batches.is_data_proto(rollouts):
