@@ -148,14 +148,20 @@ def test_a_user_who_turns_skip_off_has_not_chosen_it(
 
 def test_a_job_without_the_plug_in_refuses(app: Any) -> None:
     """Hydra then treats the unknown group as a value: ``skip`` becomes a plain string."""
+    # Where a folder holds the plug-in, its other packages stay importable through links. rlskip may
+    # be there twice: as the checkout, and as a wheel beside Hydra.
     package = Path(rlskip.__file__).parent
-    if (package.parent / "hydra").exists():
-        pytest.skip("rlskip lies in one folder with Hydra, so its plug-in cannot be hidden")
-    # rlskip itself stays importable, through a link in a folder without hydra_plugins.
-    (app.folder / "lib").mkdir()
-    (app.folder / "lib" / "rlskip").symlink_to(package)
-    elsewhere = [p for p in sys.path if p and not Path(p, "hydra_plugins/rlskip_plugin").exists()]
-    path = [str(app.folder / "lib"), *elsewhere]
+    path = []
+    for i, folder in enumerate(filter(None, sys.path)):
+        if Path(folder, "hydra_plugins/rlskip_plugin").exists():
+            links = app.folder / f"lib{i}"
+            links.mkdir()
+            for entry in Path(folder).iterdir():
+                if entry.name != "hydra_plugins" and not entry.name.startswith("rlskip"):
+                    (links / entry.name).symlink_to(entry)
+            (links / "rlskip").symlink_to(package)
+            folder = str(links)
+        path.append(folder)
     # -S: an editable install is a .pth file.
     run = app.run(*ON[:1], flags=["-S"], PYTHONPATH=os.pathsep.join(path))
     assert run.returncode == 1
