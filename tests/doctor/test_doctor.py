@@ -251,7 +251,6 @@ def test_damaged_dumps_are_named_and_left_alone(
     [
         ([], "a: 1\n", "skip: the config has no such node"),
         (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
-        (["+skip=rollout_cache", "skip.enable=false"], "a: 1\n", "skip.enable: it is false"),
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable=false overrides"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),

@@ -49,14 +49,6 @@ def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
     assert "rlskip" not in output
 
 
-def test_async_methods_with_the_step_at_a_path(app: Any) -> None:
-    how = attach(target="'somelib.trainer:Trainer.agenerate'", step="batch.meta.step")
-    status, output = app.run("-m", *ON, "fit=fit_async", how, "temperature=1,2")
-    assert status == 0, output
-    assert sorted(app.generated()) == ["async 1", "async 2"]
-    assert "2 hits, 0 misses" in output
-
-
 def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
     how = 'skip.attach.rollout="somelib.trainer:Trainer.agenerate"'
     status, output = app.run(*ON, "fit=fit_async", how)
@@ -126,21 +118,6 @@ def test_a_function_of_the_script_itself(app: Any) -> None:
         status, output = app.run(*sweep, command=command)
         assert status == 0, output
         assert "2 hits, 0 misses" in output
-
-
-def test_a_bad_attachment_ends_the_job_with_every_other_problem(app: Any) -> None:
-    status, output = app.run(
-        *ON, "skip.stepz=[1]", "skip.attach.rolout='a:b'", "skip.attach.rollout='somelib.trainer'"
-    )
-    assert status == 1
-    for part in (
-        "3 problems in the configuration",
-        "skip.stepz: unknown key; did you mean skip.steps?",
-        "skip.attach.rolout: this role is not registered; did you mean skip.attach.rollout?",
-        "skip.attach.rollout: 'somelib.trainer' does not name a function",
-    ):
-        assert part in output
-    assert app.generated() == []
 
 
 def test_a_module_without_the_target_ends_the_job_before_it_generates(app: Any) -> None:

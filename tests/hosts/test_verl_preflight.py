@@ -179,6 +179,8 @@ def test_the_application_and_the_role_tell_the_trainer(
     with pytest.raises(ConfigError) as error:
         judge(config, read_settings(config), main)
     assert remedy in error.value.remedy
+    config.skip = None
+    judge(config, read_settings(config), main)
 
 
 @pytest.mark.parametrize(("use_v1", "kept"), [(True, None), (False, "own.Manager")])

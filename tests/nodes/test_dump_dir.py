@@ -11,7 +11,7 @@ import pytest
 
 from rlskip.doctor.finding import ERROR, OK, WARNING
 from rlskip.doctor.nodes import findings_of_nodes
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
 from rlskip.jobs.nodes import nodes_without
@@ -116,12 +116,13 @@ def test_a_trainer_that_does_not_share_the_launchers_dump_dir_is_refused(
         ray.get(there.remote("rollout", str(dumps)))
 
     train("one", "near")
-    handshake.refuse_unshared("one", {"rollout": str(dumps)})
+    assert handshake.unshared("one", {"rollout": str(dumps)}) is None
     train("two", "elsewhere")
     monkeypatch.setattr(handshake, "SHOWN_S", 2.0)
     assert list((tmp_path / "private").glob("records/two/rollout.active"))
-    with pytest.raises(ConfigError, match=r"skip\.rollout\.dump_dir: it is not shared"):
-        handshake.refuse_unshared("two", {"rollout": str(dumps)})
+    error = handshake.unshared("two", {"rollout": str(dumps)})
+    assert error is not None
+    assert (error.where, error.what[:16]) == ("skip.rollout.dump_dir", "it is not shared")
     assert handshake.is_acknowledged("two", {"rollout": str(dumps)})
 
 

@@ -8,12 +8,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import (
-    FULLY_ASYNC_MAIN,
-    ONE_STEP_OFF,
-    OUR_MANAGER,
-    OUR_SAMPLER,
-)
+from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
 from rlskip.hosts.verl.run_queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
@@ -200,21 +195,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
     assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("main", "role", "name"),
-    [
-        (ONE_STEP_OFF, "rollout", "one-step-off-policy"),
-        (FULLY_ASYNC_MAIN, "async_rollout", "the fully async trainer"),
-    ],
-)
-def test_an_application_that_was_never_run_is_refused(main: str, role: str, name: str) -> None:
-    config = verl(f"skip.{role}.enable=true", "trainer.use_v1=false")
-    with pytest.raises(ConfigError, match=f"no replay was tested with {name}"):
-        judge(config, read_settings(config), main)
-    off = verl("trainer.use_v1=false")
-    judge(off, read_settings(off), main)
 
 
 def test_every_problem_is_named() -> None:

@@ -20,7 +20,7 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
 6. Launcher, during the job: a thread waits ``RLSKIP_ATTACH_TIMEOUT_S`` seconds for an
    acknowledgement. It ends the run when that time is over, as soon as a node of the Ray that
    the job started turns out not to load the plug-in, or when Ray has an acknowledgement whose
-   file is not in this process's ``dump_dir`` (:func:`refuse_unshared`).
+   file is not in this process's ``dump_dir`` (:func:`unshared`).
 7. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
    environment. A job that nobody acknowledged has failed, unless a stage called rlskip in the
    launcher process itself.
@@ -203,13 +203,10 @@ def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
     )
 
 
-def refuse_unshared(job: str, dump_dirs: Mapping[str, str]) -> None:
-    """In the launcher process: refuse a dump_dir that is another one where the job trains.
+def unshared(job: str, dump_dirs: Mapping[str, str]) -> ConfigError | None:
+    """In the launcher process: the error of a dump_dir that is another one where the job trains.
 
-    Raises
-    ------
-    ConfigError
-        The process that trains has written an acknowledgement there, and it cannot be seen here.
+    There the process that trains has written an acknowledgement that cannot be seen here.
     """
     deadline = time.monotonic() + SHOWN_S
     for role, dump_dir in dump_dirs.items():
@@ -217,7 +214,7 @@ def refuse_unshared(job: str, dump_dirs: Mapping[str, str]) -> None:
         there = json.loads(value) if value is not None else {"written": False}
         while there["written"] and not records.acknowledged(dump_dir, role, job):
             if time.monotonic() > deadline:
-                raise ConfigError(
+                return ConfigError(
                     f"it is not shared: the process that trains, on {there['host']}, has its dumps "
                     f"in {there['dump_dir']}, and {dump_dir} on {socket.gethostname()} is another "
                     "directory",
@@ -225,6 +222,7 @@ def refuse_unshared(job: str, dump_dirs: Mapping[str, str]) -> None:
                     "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
                 )
             time.sleep(0.1)
+    return None
 
 
 # -- details ---------------------------------------------------------------------------------

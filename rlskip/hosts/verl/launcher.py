@@ -22,9 +22,9 @@ from rlskip.hosts.verl.handshake import (
     plugin_not_loaded,
     reach_next_ray,
     reach_running_ray,
-    refuse_unshared,
     running_ray,
     unreached_nodes,
+    unshared,
 )
 from rlskip.hosts.verl.names import (
     MAIN_PPO_SYNC,
@@ -111,12 +111,7 @@ class _Job:
         threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
 
     def unshared(self) -> ConfigError | None:
-        """The error of a dump_dir that is another one where the job trains."""
-        try:
-            refuse_unshared(self._name, self._dump_dirs)
-        except ConfigError as error:
-            return error
-        return None
+        return unshared(self._name, self._dump_dirs)
 
     def _unreached(self) -> list[str]:
         """The nodes of the job's own Ray that answered that they do not load the plug-in."""

@@ -1,0 +1,90 @@
+"""Of the hosts: a trainer that rlskip cannot attach to, a role that a trainer never calls."""
+
+import logging
+from types import SimpleNamespace
+
+from omegaconf import OmegaConf
+
+from rlskip import SkipManager
+from rlskip._wrap import AttachError
+from rlskip.errors import ConfigError
+from rlskip.hosts import trl
+from rlskip.hosts.verl.trainer_config import judge
+from rlskip.skip.manager import read_settings
+
+ON = {"rollout": {"enable": True}}
+
+
+def trainer(name):
+    """As much of TRL's trainer of that name as is looked at."""
+    return type(name, (SimpleNamespace,), {})(args=SimpleNamespace(output_dir="out"))
+
+
+def attach(name, **skip):
+    return lambda folder: trl.attach(trainer(name), {"skip": {"dump_dir": str(folder), **skip}})
+
+
+def v1_of_verl(folder):
+    config = OmegaConf.create({"trainer": {"use_v1": True}, "skip": {"dump_dir": "/d", **ON}})
+    judge(config, read_settings(config))
+
+
+def changed_keys(folder):
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+    for n, rate in ((4, 0.1), (2, 0.2)):
+        loop = {"sampling": {"n": n, "top_p": 1 / n}, "optim": {"lr": rate}}
+        SkipManager.init({"skip": {"dump_dir": str(folder), **ON}, **loop})
+        SkipManager.set_step(1)
+        generate([1])
+
+
+CASES = [
+    (
+        "a trainer whose generation cannot be replaced",
+        attach("GOLDTrainer", **ON),
+        AttachError,
+        "rlskip.hosts.trl.attach",
+        """\
+rlskip.hosts.trl.attach: GOLDTrainer generates within methods that do more, so no replay can \
+replace them
+  -> train it without skip""",
+    ),
+    (
+        "a trainer that does not generate",
+        attach("SFTTrainer", **ON),
+        AttachError,
+        "rlskip.hosts.trl.attach",
+        """\
+rlskip.hosts.trl.attach: SFTTrainer has no state, model, _generate, _metrics
+  -> pass a trainer of TRL 1.x that generates: GRPOTrainer, RLOOTrainer, DistillationTrainer, \
+SDPOTrainer, SDFTTrainer, OnlineDPOTrainer, GKDTrainer""",
+    ),
+    (
+        "a role that TRL never calls",
+        attach("GRPOTrainer", async_rollout={"enable": True}),
+        ConfigError,
+        "skip.async_rollout.enable",
+        """\
+skip.async_rollout.enable: TRL's trainer never calls a stage 'async_rollout': nothing would be \
+skipped
+  -> use skip.rollout.enable=true instead""",
+    ),
+    (
+        "a role that verl's V1 trainer never calls",
+        v1_of_verl,
+        ConfigError,
+        "skip.rollout.enable",
+        """\
+skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout': nothing would be skipped
+  -> use skip.rollout_tq (+skip=rollout_tq_cache), or trainer.use_v1=False""",
+    ),
+    (
+        "keys of an application that shape rollouts",
+        changed_keys,
+        logging.WARNING,
+        "rlskip.skip.notices",
+        """\
+rlskip: role rollout: changed since the dump was made, and not compared: sampling.n (4 then, 2 \
+now), sampling.top_p (0.25 then, 0.5 now); skip.identity=[sampling.n,sampling.top_p] compares""",
+    ),
+]
