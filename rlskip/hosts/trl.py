@@ -182,7 +182,7 @@ class _Generation:
     def _generate_and_record(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
         state, metrics, mode = self.trainer.state, self._metrics, self._mode
-        logged, seen = metrics.get(mode), state.num_input_tokens_seen
+        logged, seen = metrics.get(mode, {}), state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own
         try:
@@ -217,7 +217,7 @@ class _Generation:
                 validated=self._evaluated(first, last),
                 called_with={role: self._sampling(n) for role, n in _NUMBERS.items()},
             )
-            engine = SkipManager.start_engine or not getattr(self.trainer, "use_vllm", False)
+            engine = SkipManager.start_engine or not _uses_vllm(self.trainer)
             raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
     def _evaluated(self, first: int, last: int) -> list[int]:
@@ -259,7 +259,7 @@ class _Generation:
         return {
             **{name: getattr(trainer.args, name, None) for name in (n, *_SAMPLING)},
             # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
-            "use_vllm": bool(getattr(trainer, "use_vllm", False)),
+            "use_vllm": _uses_vllm(trainer),
             **{name: value for name, value in more.items() if value},
         }
 
@@ -278,6 +278,10 @@ def _is_logprobs(part: Any) -> bool:
     return isinstance(next(values, None), float)
 
 
+def _uses_vllm(trainer: Any) -> bool:
+    return bool(getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)))
+
+
 def _name_of(function: Any) -> str | None:
     return function and str(getattr(function, "__qualname__", type(function).__qualname__))
 
@@ -293,7 +297,7 @@ def _refuse_environments(trainer: Any) -> None:
 
 
 def _check_without_engine(trainer: Any) -> None:
-    if not getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)):
+    if not _uses_vllm(trainer):
         return  # what generates is the model itself
     if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
         raise ConfigError(
@@ -335,6 +339,6 @@ def _facts(trainer: Any) -> HostFacts:
         n=n,
         response_len=length,
         model=model or None,
-        engine="vllm" if getattr(args, "use_vllm", False) else "transformers",
+        engine="vllm" if _uses_vllm(trainer) else "transformers",
         validates={k: off for k, does, off in evaluates if does and seam_of(trainer).evaluates},
     )

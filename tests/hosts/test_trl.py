@@ -38,7 +38,6 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "with_checkpoints": {"args": {"save_strategy": "steps", "save_steps": 2}},
-    "rloo": {"trainer": "rloo", "args": {"beta": 0.0}},
     "rollout_func": {"rollout_func": True, "reward": "first_token"},
 }
 # The trainer's switches, as if vLLM had sampled; it is not installed.

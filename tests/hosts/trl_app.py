@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from rlskip import SkipManager
 from rlskip.hosts import trl as host
@@ -101,14 +101,12 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     rewards = {"length": length, "first_token": first_token}
     more = {"rollout_func": rollout} if job.get("rollout_func") else {}
     data = Dataset.from_list([{"prompt": f"{i} + {j} ="} for i in range(4) for j in range(4)])
-    rloo = job.get("trainer") == "rloo"
-    config, trainer_class = (RLOOConfig, RLOOTrainer) if rloo else (GRPOConfig, GRPOTrainer)
     args = {**ARGS, "output_dir": "out", **job.get("args", {})}
     resume = args.pop("resume_from_checkpoint", None)
-    trainer = trainer_class(
+    trainer = GRPOTrainer(
         model=model,
         reward_funcs=rewards.get(job.get("reward"), different_words),
-        args=config(**args),
+        args=GRPOConfig(**args),
         train_dataset=data,
         eval_dataset=data,
         processing_class=tokenizer(),

@@ -114,17 +114,34 @@ def test_the_dapo_of_verls_recipes_replays(verl091: Any) -> None:
         "hydra.searchpath=[pkg://verl.trainer.config]",
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=seq_reward",
-        *ON,
-        TIES,
+        # The loader has four batches, of which the filter makes two steps.
+        *("trainer.total_training_steps=null", "trainer.total_epochs=1"),
+        f"data.train_max_samples={4 * BATCH}",
+        # verl's default, which the recipe ignores.
+        "trainer.use_v1=True",
+        *("trainer.val_before_train=True", "trainer.test_freq=1"),
+        *("data.val_batch_size=1", "data.val_max_samples=1", "skip.validation=replay"),
+        "skip.steps=[1,2]",
     )
-    where = {"PYTHONPATH": recipes, "MAIN": "dapo.main_dapo", "DIFFER": HALF}
-    a = verl091.train("a", "v0", *dapo, "skip.dump_dir=dumps", **where)
+    where = {"PYTHONPATH": recipes, "MAIN": "dapo.main_dapo"}
+    a = verl091.train(
+        "a", "v0", *dapo, TIES, "+skip=rollout_cache", "skip.dump_dir=dumps", DIFFER=HALF, **where
+    )
     assert a.returncode == 0, a.output[-4000:]
-    assert a.generated == 2 * 2 * BATCH * N
-    assert files(a) == ["1", "1/1", "2", "2/1"]
-    on = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    b = verl091.train("b", "v0", *dapo, *on, seed=2, **where)
+    assert a.generated == 2 * 2 * BATCH * N + 3
+    trained = [file for file in files(a) if "rollout_val" not in file]
+    assert trained == ["1", "1/1", "2", "2/1"]
+    replay = ("+skip=rollout_replay", f"skip.dump_dir={a.folder}/dumps")
+    b = verl091.train(
+        "b", "v0", *dapo, TIES, *replay, "skip.match=step", seed=2, DIFFER=HALF, **where
+    )
     assert b.returncode == 0, b.output[-4000:]
     assert b.generated == 0
     assert b.grad_norms == a.grad_norms
     assert len(a.grad_norms) == 2
+    # With a reward that keeps every group a step takes one batch, and no more are generated.
+    again = ("+skip=rollout_cache", f"skip.dump_dir={a.folder}/dumps", "skip.steps=all")
+    c = verl091.train("c", "v0", *dapo, *again, "skip.drop_fields=[rm_scores]", seed=2, **where)
+    assert c.returncode == 0, c.output[-4000:]
+    assert len(c.grad_norms) == 4
+    assert c.generated == 2, "validation after steps 3 and 4"
