@@ -139,9 +139,10 @@ def test_the_dapo_of_verls_recipes_replays(verl091: Any) -> None:
     assert b.generated == 0
     assert b.grad_norms == a.grad_norms
     assert len(a.grad_norms) == 2
-    # With a reward that keeps every group a step takes one batch, and no more are generated.
+    # Another reward keeps more groups, so that step 3 takes a batch of the dumps' step 2.
     again = ("+skip=rollout_cache", f"skip.dump_dir={a.folder}/dumps", "skip.steps=all")
     c = verl091.train("c", "v0", *dapo, *again, "skip.drop_fields=[rm_scores]", seed=2, **where)
     assert c.returncode == 0, c.output[-4000:]
-    assert len(c.grad_norms) == 4
-    assert c.generated == 2, "validation after steps 3 and 4"
+    assert len(c.grad_norms) == 3
+    assert (c.summary["rollout"]["hits"], c.summary["rollout"]["misses"]) == (4, 0)
+    assert c.generated == 1, "validation after step 3"
