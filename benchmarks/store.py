@@ -31,7 +31,7 @@ import torch
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
-from rlskip.format.reuse import memory
+from rlskip.format.buffer_pool import pool
 from rlskip.store import StepStore
 from rlskip.store.writer import Writer
 
@@ -94,7 +94,7 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     step = store.steps()[-1]
 
     def first() -> Any:
-        memory.clear()
+        pool.clear()
         return store.load(step)
 
     their_load, load_first, load = in_turns(

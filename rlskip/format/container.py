@@ -30,9 +30,9 @@ import numpy as np
 import xxhash
 
 from rlskip.format import chunks
+from rlskip.format.buffer_pool import pool
 from rlskip.format.chunks import CHUNK, MAX_RATIO, STORED_AS, Array
 from rlskip.format.dump_errors import CorruptDumpError, UnreadableDumpError
-from rlskip.format.reuse import memory
 from rlskip.format.version import VERSION, check_version
 
 INDEX_RATIO = 32
@@ -199,7 +199,7 @@ class Reader:
         for number in numbers:
             entry = self._entries[number]
             small = entry.nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
-            out = np.empty(entry.nbytes, np.uint8) if small else memory.take(entry.nbytes)
+            out = np.empty(entry.nbytes, np.uint8) if small else pool.take(entry.nbytes)
             self._ready[number] = out
             self._verified.add(number)
             jobs += [

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rlskip.format.buffer_pool import BufferPool, pool
 from rlskip.format.chunks import CHUNK
-from rlskip.format.reuse import Memory, memory
 from rlskip.store import StepStore
 
 SIZE = CHUNK // 4
@@ -25,46 +25,46 @@ def address(array: np.ndarray) -> int:
 
 
 def test_only_released_memory_is_reused() -> None:
-    memory = Memory()
-    first = memory.take(SIZE)
+    buffers = BufferPool()
+    first = buffers.take(SIZE)
     where = address(first)
     assert where % CHUNK == 0
     assert first.nbytes == SIZE
-    second = memory.take(SIZE)
+    second = buffers.take(SIZE)
     assert address(second) != where
     del first
-    assert address(memory.take(SIZE)) == where  # let go at once, so free again
-    again = memory.take(SIZE - SIZE // 16)
+    assert address(buffers.take(SIZE)) == where  # let go at once, so free again
+    again = buffers.take(SIZE - SIZE // 16)
     assert address(again) == where
     assert again.nbytes == SIZE - SIZE // 16
     del again
-    assert address(memory.take(CHUNK // 100)) != where  # too little for so much
-    assert address(memory.take(2 * SIZE)) != where
+    assert address(buffers.take(CHUNK // 100)) != where  # too little for so much
+    assert address(buffers.take(2 * SIZE)) != where
     assert address(second) != where
 
 
 def test_a_tensor_and_its_views_keep_their_memory() -> None:
-    memory = Memory()
-    array = memory.take(SIZE)
+    buffers = BufferPool()
+    array = buffers.take(SIZE)
     where = address(array)
     view = torch.from_numpy(array).view(torch.int64)[3:].reshape(-1)
     del array
     gc.collect()
-    other = memory.take(SIZE)
+    other = buffers.take(SIZE)
     assert address(other) != where
     del view
-    assert address(memory.take(SIZE)) == where
+    assert address(buffers.take(SIZE)) == where
     assert address(other) != where
 
 
 def test_released_memory_is_bounded() -> None:
-    memory = Memory(kept=3 * (SIZE + CHUNK))
+    buffers = BufferPool(kept=3 * (SIZE + CHUNK))
     tracemalloc.start()
     try:
-        arrays = [memory.take(SIZE) for _ in range(10)]
+        arrays = [buffers.take(SIZE) for _ in range(10)]
         del arrays
         assert tracemalloc.get_traced_memory()[0] // (SIZE + CHUNK) == 3
-        memory.clear()
+        buffers.clear()
         assert tracemalloc.get_traced_memory()[0] < SIZE
     finally:
         tracemalloc.stop()
@@ -73,12 +73,12 @@ def test_released_memory_is_bounded() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
 def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> None:
-    memory, living = Memory(), []
+    buffers, living = BufferPool(), []
     for number, (drop, which) in enumerate(moves):
         if drop and living:
             living.pop(which % len(living))
         else:
-            array = memory.take(SIZE * (1 + which))
+            array = buffers.take(SIZE * (1 + which))
             array[::4096] = number
             living.append((number, array))
     for number, array in living:
@@ -86,11 +86,11 @@ def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> Non
 
 
 def test_many_threads_take_and_release_memory() -> None:
-    memory, wrong = Memory(), []
+    buffers, wrong = BufferPool(), []
 
     def work(mark: int) -> None:
         for _ in range(200):
-            array = memory.take(SIZE)
+            array = buffers.take(SIZE)
             array[::4096] = mark
             if not (array[::4096] == mark).all():
                 wrong.append(mark)
@@ -111,7 +111,7 @@ def test_loading_does_not_change_rollouts_in_use(tmp_path: Path) -> None:
     }
     for step, rollouts in steps.items():
         store.save(step, rollouts)
-    memory.clear()
+    pool.clear()
     held = store.load(1)
     where = held["ids"].data_ptr()
     second = store.load(2)
@@ -121,4 +121,4 @@ def test_loading_does_not_change_rollouts_in_use(tmp_path: Path) -> None:
     gc.collect()  # an older tensordict has cycles
     assert store.load(3)["ids"].data_ptr() == where
     assert torch.equal(second["ids"], steps[2]["ids"])
-    memory.clear()
+    pool.clear()

@@ -34,7 +34,7 @@ class _Owner:
         }
 
 
-class Memory:
+class BufferPool:
     """Memory for arrays. Memory that no array uses any more is reused.
 
     There is no lock, because the garbage collector may release memory at any moment. Each
@@ -75,4 +75,4 @@ class Memory:
         self._free.clear()
 
 
-memory = Memory()
+pool = BufferPool()
