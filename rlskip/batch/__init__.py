@@ -2,5 +2,7 @@
 
 :mod:`rlskip.batch.columns` splits any of them into columns and rows;
 :mod:`rlskip.batch.fields` has the names of fields, :mod:`rlskip.batch.prompts` the uids,
-:mod:`rlskip.batch.meta` what a batch carries besides its rows. Only the last imports no torch.
+:mod:`rlskip.batch.meta` what a batch carries besides its rows, :mod:`rlskip.batch.tables` batches
+without the classes of a host or of torch. None of them loads torch: where it is not loaded, no
+value is a tensor.
 """

@@ -9,18 +9,15 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-import attrs
 import numpy as np
-import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDictBase,
-    is_tensor_collection,
-)
+
+from rlskip.batch.tables import Table, Whole, loaded
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDictBase
 
 _IMMUTABLE = (int, float, str, bool, bytes, type(None))
 
@@ -28,13 +25,24 @@ UIDS = ("uid", "uids")
 """Names of the column that identifies a batch's prompts."""
 
 
-@attrs.define(eq=False)
-class DataProtoParts:
-    """What verl's DataProto holds, for processes in which verl cannot or must not be imported."""
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether `value` is a tensor; torch is not loaded for the question."""
+    return isinstance(value, loaded("torch", "Tensor"))
 
-    batch: Any = None
-    non_tensor_batch: dict[str, Any] = attrs.field(factory=dict)
-    meta_info: dict[str, Any] = attrs.field(factory=dict)
+
+def is_tensordict(value: Any) -> TypeGuard[TensorDictBase]:
+    """Whether `value` is a TensorDict or a stack of them; tensordict is not loaded for this."""
+    return isinstance(value, loaded("tensordict", "TensorDictBase"))
+
+
+def is_lazy(value: Any) -> TypeGuard[TensorDictBase]:
+    """Whether `value` is a lazy stack of TensorDicts, or a stack of wrapped values."""
+    return isinstance(value, loaded("tensordict", "LazyStackedTensorDict"))
+
+
+def is_wrapped(value: Any) -> bool:
+    """Whether `value` is one for a whole batch, as TensorDicts hold it."""
+    return isinstance(value, (Whole, loaded("tensordict", "NonTensorData")))
 
 
 def is_data_proto(value: Any) -> bool:
@@ -44,7 +52,7 @@ def is_data_proto(value: Any) -> bool:
 
 def columns_of(batch: Any) -> dict[Any, Any]:
     """The columns of a batch by name, NonTensorData still wrapped; empty for any other value."""
-    if isinstance(batch, TensorDictBase):
+    if is_tensordict(batch):
         return {key: _entry(batch, key) for key in list(batch.keys())}
     if is_data_proto(batch):
         return {**columns_of(batch.batch), **batch.non_tensor_batch}
@@ -58,14 +66,14 @@ def columns_of(batch: Any) -> dict[Any, Any]:
 
 def column_length(column: Any) -> int | None:
     """How many values a column has; None if it is a single value for the whole batch."""
-    if isinstance(column, torch.Tensor):
+    if is_tensor(column):
         return int(column.size(0)) if column.dim() else None  # a strided nested one has no shape
     if isinstance(column, np.ndarray):
         return len(column) if column.ndim else None
-    if isinstance(column, NonTensorData):
+    if is_wrapped(column):
         return None
-    if isinstance(column, TensorDictBase):
-        return column.batch_size[0] if column.batch_dims else None
+    if is_tensordict(column) or isinstance(column, Table):
+        return column.batch_size[0] if column.batch_size else None
     return len(column) if isinstance(column, list | tuple) else None
 
 
@@ -74,10 +82,12 @@ def cells_of(column: Any, n: int | None = None) -> Sequence[Any] | None:
     length = column_length(column)
     if length is None or n not in (None, length):
         return None
-    if isinstance(column, torch.Tensor):
+    if is_tensor(column):
         return column.unbind()
-    if isinstance(column, NonTensorStack):
+    if isinstance(column, loaded("tensordict", "NonTensorStack")):
         return column.tolist()  # type: ignore[no-any-return]
+    if isinstance(column, Table):
+        return rows_of(column)
     return column if isinstance(column, list | tuple) else [column[i] for i in range(length)]
 
 
@@ -95,7 +105,7 @@ def length_of(batch: Any) -> int:
     A batch that states no size has as many rows as uids; without uids, as many as most of
     its columns have values.
     """
-    if isinstance(batch, TensorDictBase) and batch.batch_dims:
+    if (is_tensordict(batch) or isinstance(batch, Table)) and batch.batch_size:
         return int(batch.batch_size[0])
     if is_data_proto(batch) and batch.batch is not None:
         return length_of(batch.batch)
@@ -131,7 +141,7 @@ def select(batch: Any, rows: Sequence[int]) -> Any:
         some.batch = None if batch.batch is None else select(batch.batch, rows)
         some.non_tensor_batch = {k: _some(v, rows, n) for k, v in batch.non_tensor_batch.items()}
         return some
-    if isinstance(batch, TensorDictBase):
+    if is_tensordict(batch) or isinstance(batch, Table):
         return _some(batch, rows, n)
     return {name: _some(column, rows, n) for name, column in batch.items()}
 
@@ -139,25 +149,30 @@ def select(batch: Any, rows: Sequence[int]) -> Any:
 def _some(column: Any, rows: Sequence[int], n: int) -> Any:
     if column_length(column) != n:
         return column
-    if isinstance(column, torch.Tensor) and column.is_nested:
+    if is_tensor(column) and column.is_nested:
+        import torch
+
         tensors = column.unbind()
         return torch.nested.as_nested_tensor([tensors[i] for i in rows], layout=column.layout)
-    if isinstance(column, TensorDictBase) and not isinstance(column, LazyStackedTensorDict):
+    if is_tensordict(column) and not is_lazy(column):
         # An index of a TensorDict does not reach into jagged tensors.
         nested = [name for name, value in columns_of(column).items() if _may_be_jagged(value)]
         some = column.exclude(*nested)[list(rows)]
         for name in nested:
             some[name] = _some(_entry(column, name), rows, n)
         return some
+    if isinstance(column, Table):
+        size = [len(rows), *column.batch_size[1:]]
+        return Table({name: _some(value, rows, n) for name, value in column.items()}, size)
     if isinstance(column, list | tuple):
         return type(column)(column[i] for i in rows)
     return column[list(rows)]
 
 
 def _may_be_jagged(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return value.is_nested
-    return isinstance(value, TensorDictBase) and not isinstance(value, LazyStackedTensorDict)
+    return is_tensordict(value) and not is_lazy(value)
 
 
 def _entry(batch: TensorDictBase, name: str) -> Any:
@@ -174,7 +189,7 @@ def _is_rows(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 def unwrapped(value: Any) -> Any:
     """What NonTensorData holds; any other value as it is."""
-    return value.data if isinstance(value, NonTensorData) else value
+    return value.data if is_wrapped(value) else value
 
 
 def own(value: Any) -> Any:
@@ -186,7 +201,8 @@ def own(value: Any) -> Any:
         return {key: own(item) for key, item in value.items()}
     if kind in (list, tuple):
         return kind([own(item) for item in value])
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return value.detach().clone()
     # copy.deepcopy of a tensorclass, such as NonTensorData, copies nothing.
-    return value.clone() if is_tensor_collection(value) else copy.deepcopy(value)
+    is_collection = loaded("tensordict", "is_tensor_collection")
+    return value.clone() if is_collection and is_collection(value) else copy.deepcopy(value)

@@ -6,9 +6,8 @@ import copy
 from collections.abc import Collection
 from typing import Any
 
-from tensordict import TensorDictBase
-
-from rlskip.batch.columns import columns_of, is_data_proto
+from rlskip.batch.columns import columns_of, is_data_proto, is_tensordict
+from rlskip.batch.tables import Table
 
 # Names under which trainers keep what a reward function returned.
 _SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
@@ -16,7 +15,7 @@ _SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "
 
 def field_names(batch: Any) -> set[str]:
     """Names of the fields of a batch; empty for any other value."""
-    if isinstance(batch, TensorDictBase):
+    if is_tensordict(batch):
         return set(batch.keys())
     return {str(name) for name in columns_of(batch)}
 
@@ -31,7 +30,7 @@ def drop_fields(batch: Any, names: Collection[str]) -> Any:
     names = set(names) & field_names(batch)
     if not names:
         return batch
-    if isinstance(batch, TensorDictBase):
+    if is_tensordict(batch):
         return batch.exclude(*names)
     if is_data_proto(batch):
         kept = copy.copy(batch)
@@ -40,4 +39,5 @@ def drop_fields(batch: Any, names: Collection[str]) -> Any:
         return kept
     if isinstance(batch, list | tuple):
         return type(batch)(drop_fields(row, names) for row in batch)
-    return {key: value for key, value in batch.items() if key not in names}
+    kept = {key: value for key, value in batch.items() if key not in names}
+    return Table(kept, batch.batch_size) if isinstance(batch, Table) else kept

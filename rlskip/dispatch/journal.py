@@ -33,7 +33,8 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.format import container
-from rlskip.format.kinds import Packer, Unpacker
+from rlskip.format.kinds import Packer
+from rlskip.format.unpacking import unpacker
 from rlskip.store.identity import Identity
 from rlskip.store.layout import quarantine_name
 
@@ -268,7 +269,7 @@ def _record(body: bytes, where: str) -> Any:
     with _memory_file() as file:  # a Reader reads files
         file.write(body)
         file.flush()
-        return Unpacker(container.Reader(file, where)).root("record")
+        return unpacker(container.Reader(file, where)).root("record")
 
 
 def _memory_file() -> Any:

@@ -4,8 +4,9 @@
 by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
 and strings are nodes as they are; every other value is ``[tag, ...]``, in the form of its
 :class:`Kind`.
-The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy and torch in
-:mod:`rlskip.format.tensors`, those of batches in :mod:`rlskip.format.tensordicts`.
+The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
+:mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`. Whether
+the last become tensors or arrays of numpy, a :class:`Maker` decides.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names.
 What a rebuilt value occupies in memory follows from its node (:attr:`Kind.cost`). It is charged to
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
@@ -57,23 +58,17 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 @attrs.frozen(eq=False)
 class Kind:
-    """How values of one kind become a node ``[tag, *parts]`` and back.
+    """What a node ``[tag, *parts]`` means.
 
     Parameters
     ----------
-    tag
-        The first item of the node.
-    pack
-        ``pack(value, packer)`` returns the parts.
     unpack
         ``unpack(parts, unpacker)`` returns the value.
     cost
-        Bytes that a rebuilt value occupies besides its arrays and its parts: a number, or
+        Bytes that the value occupies besides its arrays and its parts: a number, or
         ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
 
-    tag: str
-    pack: Callable[[Any, Packer], list[Node]]
     unpack: Callable[[list[Node], Unpacker], Any]
     cost: int | Callable[[list[Node], Callable[[int], int]], int] = 512
 
@@ -81,19 +76,28 @@ class Kind:
         return self.cost if isinstance(self.cost, int) else self.cost(parts, nbytes)
 
 
-_BY_TAG: dict[str, Kind] = {}
-_BY_TYPE: dict[type, Kind] = {}
-_BY_TEST: list[tuple[Callable[[Any], bool], Kind]] = []
+Pack = Callable[[Any, "Packer"], list[Node]]
+_KINDS: dict[str, Kind] = {}
+_PACKERS: dict[type, tuple[str, Pack]] = {}
+_PACKERS_BY_TEST: list[tuple[Callable[[Any], bool], tuple[str, Pack]]] = []
 
 
 def add_kind(
-    kind: Kind, types: Iterable[type] = (), test: Callable[[Any], bool] | None = None
+    tag: str,
+    unpack: Callable[[list[Node], Unpacker], Any],
+    cost: int | Callable[[list[Node], Callable[[int], int]], int] = 512,
 ) -> None:
-    """Use `kind` for exactly these `types`, or for every value that passes `test`."""
-    _BY_TAG[kind.tag] = kind
-    _BY_TYPE.update(dict.fromkeys(types, kind))
+    """Read nodes of this `tag` as a :class:`Kind`."""
+    _KINDS[tag] = Kind(unpack, cost)
+
+
+def add_packer(
+    tag: str, pack: Pack, types: Iterable[type] = (), test: Callable[[Any], bool] | None = None
+) -> None:
+    """Write values of exactly these `types`, or that pass `test`, as ``[tag, *pack(value)]``."""
+    _PACKERS.update(dict.fromkeys(types, (tag, pack)))
     if test is not None:
-        _BY_TEST.append((test, kind))
+        _PACKERS_BY_TEST.append((test, (tag, pack)))
 
 
 def register_codec(
@@ -118,14 +122,9 @@ def register_codec(
     --------
     >>> register_codec(Version, "myproject.Version", str, Version)
     """
-    add_kind(
-        Kind(
-            f"{_USER}{name}",
-            lambda value, packer: [packer.node(encode(value))],
-            lambda parts, unpacker: unpacker.outside(decode, unpacker.node(parts[0])),
-        ),
-        types=[type],
-    )
+    tag = f"{_USER}{name}"
+    add_kind(tag, lambda parts, unpacker: unpacker.decoded(decode, parts[0]))
+    add_packer(tag, lambda value, packer: [packer.node(encode(value))], [type])
 
 
 class Sharing:
@@ -197,17 +196,18 @@ class Packer:
         if self._sharing.is_endless(value):
             raise self.unsupported(value, "its parts are shared too often to be stored one by one")
         try:
-            codec = kind_of(value)
-            if codec is None:
+            packer = _packer_of(value)
+            if packer is None:
                 raise self.unsupported(value)
-            parts = codec.pack(value, self)
-            self.cost += codec.cost_of(parts, lambda number: self.arrays[number].nbytes)
+            tag, pack = packer
+            parts = pack(value, self)
+            self.cost += _KINDS[tag].cost_of(parts, lambda number: self.arrays[number].nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
             raise self.unsupported(value, text_of(error)) from error
         self._path.pop()
-        return [codec.tag, *parts]
+        return [tag, *parts]
 
     def array(self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False) -> int:
         """The number of a 1-D contiguous array.
@@ -240,9 +240,55 @@ class Packer:
         )
 
 
-def kind_of(value: Any) -> Kind | None:
-    """The kind that stores `value`; None if there is none."""
-    return _BY_TYPE.get(type(value)) or next((k for test, k in _BY_TEST if test(value)), None)
+def _packer_of(value: Any) -> tuple[str, Pack] | None:
+    by_test = (packer for test, packer in _PACKERS_BY_TEST if test(value))
+    return _PACKERS.get(type(value)) or next(by_test, None)
+
+
+class Maker(Protocol):
+    """Makes tensors and batches from parts that fit together: of torch, or of numpy.
+
+    `dtype` is the name that torch has for it, `shape` and `batch_size` are lists of sizes.
+    `host_classes` is whether a host's or a program's own classes are wanted, too.
+    """
+
+    host_classes: bool
+
+    def tensor(self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None) -> Any:
+        """A tensor of these bytes; raises ValueError if they are not as many."""
+
+    def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
+        """A nested tensor of rows that differ in their dimension `dim`."""
+
+    def nested(self, tensors: list[Any]) -> Any:
+        """A nested tensor of these, in the strided layout."""
+
+    def size(self, sizes: list[int]) -> Any: ...
+
+    def dtype(self, name: str) -> Any: ...
+
+    def tensordict(
+        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
+    ) -> Any: ...
+
+    def stack(self, form: str, parts: list[Any], dim: int, name: Any) -> Any:
+        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
+
+    def wrapped(self, data: Any, batch_size: list[int]) -> Any:
+        """A value of no type of torch, as a TensorDict holds it."""
+
+    def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> Any: ...
+
+    def for_codecs(self) -> Maker:
+        """The maker of what registered codecs get."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+
+    def is_batch(self, value: Any) -> bool:
+        """Whether it is what a TensorDict holds besides: another one, a stack, a nested tensor."""
+
+    def as_array(self, tensor: Any) -> np.ndarray:
+        """The elements of a tensor that is not nested."""
 
 
 class Unpacker:
@@ -259,15 +305,13 @@ class Unpacker:
     fields
         The fields of the outermost mapping or batch to rebuild; None for all. The attribute
         `found` holds those that were there.
-    host_classes
-        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in.
+    make
+        Makes the tensors and batches.
     """
 
-    def __init__(
-        self, source: Reader, fields: Sequence[str] | None = None, host_classes: bool = True
-    ) -> None:
+    def __init__(self, source: Reader, fields: Sequence[str] | None, make: Maker) -> None:
         self._source = source
-        self.host_classes = host_classes
+        self.make = make
         self._fields = fields
         self._used: set[int] = set()
         self._left = source.budget
@@ -313,7 +357,7 @@ class Unpacker:
                 raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
-        kind = _BY_TAG.get(tag)
+        kind = _KINDS.get(tag)
         if kind is None and tag.startswith(_USER):
             raise UnknownTypeError(
                 f"it holds a value of type {tag.removeprefix(_USER)!r}",
@@ -328,6 +372,15 @@ class Unpacker:
         value = kind.unpack(parts, self)
         self._depth -= 1
         return value
+
+    def decoded(self, decode: Callable[[Any], T], node: Node) -> T:
+        """What a registered codec makes of a node: it gets tensors, whatever else is made here."""
+        make, self.make = self.make, self.make.for_codecs()
+        try:
+            plain = self.node(node)
+        finally:
+            self.make = make
+        return self.outside(decode, plain)
 
     def outside(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Call code that is not rlskip's: what it raises proves nothing about the file."""

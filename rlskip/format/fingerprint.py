@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
@@ -12,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack
+from tensordict import LazyStackedTensorDict, NonTensorStack
 
-from rlskip.batch.columns import cells_of, columns_of, is_data_proto, length_of
+from rlskip.batch.columns import cells_of, columns_of, is_data_proto, is_wrapped, length_of
 from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
+from rlskip.format.scalars import is_number, scalar_of
 from rlskip.format.tensors import flat_bytes, is_plain
 
 VOLATILE = frozenset(
@@ -100,24 +100,6 @@ def contents_of(
         fingerprint({**whole, **{name: v[i] for name, v in per_row.items()}, "": others})
         for i in range(n)
     ]
-
-
-def scalar_of(value: Any) -> Any:
-    """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
-    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
-        if isinstance(value, np.ma.MaskedArray):
-            return value
-        return scalar_of(value.item()) if value.dtype.kind in "OSU" or _is_number(value) else value
-    if isinstance(value, torch.Tensor) and not value.is_nested and value.ndim == 0:
-        with contextlib.suppress(NotImplementedError):  # of less than a byte
-            return value.item() if is_plain(value) else value
-    return value
-
-
-def _is_number(array: np.ndarray | np.generic) -> bool:
-    """Whether numpy's elements are numbers without padding, as a long double's are not."""
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
 
 
 def _without(volatile: frozenset[str], prompts: Any) -> Any:
@@ -223,7 +205,7 @@ class _Hasher:
             self._feed_sequence(_rows(value))
         elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
             self._feed_array(np.asarray(value))
-        elif isinstance(value, NonTensorData):
+        elif is_wrapped(value):
             self._feed(value.data)
         elif isinstance(value, Set):
             hashes = (_Hasher(self._sharing, self._depth + 1).hash(item) for item in value)
@@ -279,7 +261,7 @@ class _Hasher:
         kind = value.dtype.kind
         if kind == "O":
             self._put(f"objects {list(value.shape)}")  # empty, with that shape
-        elif kind in "SUmM" or _is_number(value):
+        elif kind in "SUmM" or is_number(value):
             flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
             name = flat.dtype.name if kind in "biufc" else flat.dtype.str
             data = np.frombuffer(flat.tobytes(), np.uint8)

@@ -16,7 +16,7 @@ import types
 import uuid
 from typing import Any
 
-from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind
+from rlskip.format.codec import Node, Packer, Unpacker, add_kind, add_packer
 from rlskip.format.dump_errors import UnknownTypeError
 from rlskip.format.plain import cost_of_mapping, members_of, program_class
 
@@ -63,7 +63,7 @@ def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
 def _unpack_dataclass(parts: list[Node], unpacker: Unpacker) -> Any:
     module, qualname, nodes = parts
     values = dict(unpacker.entries(nodes))
-    if not unpacker.host_classes:
+    if not unpacker.make.host_classes:
         return values
     kind = program_class(module, qualname)
     if _fields_of(kind) != list(values):
@@ -91,7 +91,7 @@ def _pack_member(value: enum.Enum, packer: Packer) -> list[Node]:
 def _unpack_member(parts: list[Node], unpacker: Unpacker) -> Any:
     module, qualname, name, node = parts
     value = unpacker.node(node)
-    if not unpacker.host_classes:
+    if not unpacker.make.host_classes:
         return value
     kind = program_class(module, qualname)
     known = members_of(kind).get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
@@ -117,13 +117,15 @@ def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
     )
 
 
-add_kind(
-    Kind("dataclass", _pack_dataclass, _unpack_dataclass, cost_of_mapping),
-    test=lambda value: _fields_of(type(value)) is not None,
-)
-add_kind(
-    Kind("member", _pack_member, _unpack_member, 0), test=lambda value: isinstance(value, enum.Enum)
-)
+add_kind("dataclass", _unpack_dataclass, cost_of_mapping)
+add_kind("member", _unpack_member, 0)
+
+
+def add_packers() -> None:
+    """Write dataclasses and members, too: call it after those of hosts, some of which are both."""
+    add_packer("dataclass", _pack_dataclass, test=lambda value: _fields_of(type(value)) is not None)
+    add_packer("member", _pack_member, test=lambda value: isinstance(value, enum.Enum))
+
 
 # -- of the standard library -------------------------------------------------------------
 
@@ -145,5 +147,7 @@ def _unpack_uuid(parts: list[Node], unpacker: Unpacker) -> uuid.UUID:
     return uuid.UUID(int=int(parts[0], 16))
 
 
-add_kind(Kind("path", lambda v, _: [type(v).__name__, str(v)], _unpack_path), _PATHS.values())
-add_kind(Kind("uuid", lambda v, _: [v.hex], _unpack_uuid), [uuid.UUID])
+add_kind("path", _unpack_path)
+add_packer("path", lambda value, _: [type(value).__name__, str(value)], _PATHS.values())
+add_kind("uuid", _unpack_uuid)
+add_packer("uuid", lambda value, _: [value.hex], [uuid.UUID])

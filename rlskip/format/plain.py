@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.format.codec import Kind, Node, Packer, Unpacker, add_kind, check_hashes, pack_entries
+from rlskip.format.codec import (
+    Node,
+    Pack,
+    Packer,
+    Unpacker,
+    add_kind,
+    add_packer,
+    check_hashes,
+    pack_entries,
+)
 
 _TWIN = 1 << 16  # as much as it takes time
 _FIELD = 1 << 13
@@ -211,63 +220,54 @@ def _bits_float(bits: str) -> float:
     return struct.unpack(">d", bytes.fromhex(bits))[0]  # type: ignore[no-any-return]
 
 
-def _collection(tag: str, kind: Any) -> Kind:
-    return Kind(tag, _pack_list, lambda parts, walk: kind(_unpack_list(parts, walk)), cost_of_list)
+def _collection(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+    return lambda parts, unpacker: kind(_unpack_list(parts, unpacker))
 
 
-def _unique(tag: str, kind: Any) -> Kind:
-    return Kind(tag, _pack_set, lambda parts, walk: kind(_unpack_set(parts, walk)), _cost_of_set)
+def _unique(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+    return lambda parts, unpacker: kind(_unpack_set(parts, unpacker))
 
 
-def _mapping(tag: str, kind: Any) -> Kind:
-    return Kind(
-        tag,
-        lambda value, packer: [pack_entries(value.items(), packer)],
-        lambda parts, unpacker: kind(unpacker.entries(parts[0])),
-        cost_of_mapping,
-    )
+def _mapping(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+    return lambda parts, unpacker: kind(unpacker.entries(parts[0]))
 
 
-def _raw(tag: str, kind: Any) -> Kind:
-    return Kind(
-        tag, _pack_bytes, lambda parts, walk: kind(walk.array(parts[0], "u1")), _cost_of_bytes
-    )
+def _raw(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+    return lambda parts, unpacker: kind(unpacker.array(parts[0], "u1"))
 
 
-for _kind, _type in (
-    (_collection("list", list), list),
-    (_collection("tuple", tuple), tuple),
-    (_unique("set", set), set),
-    (_unique("frozenset", frozenset), frozenset),
-    (_mapping("dict", dict), dict),
-    (_mapping("ordereddict", OrderedDict), OrderedDict),
-    (Kind("defaultdict", _pack_defaultdict, _unpack_defaultdict, cost_of_mapping), defaultdict),
-    (_raw("bytes", bytes), bytes),
-    (_raw("bytearray", bytearray), bytearray),
+def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
+    return [pack_entries(value.items(), packer)]
+
+
+_PLAIN: list[tuple[type, Pack, Callable[[list[Node], Unpacker], Any], Any]] = [
+    (list, _pack_list, _collection(list), cost_of_list),
+    (tuple, _pack_list, _collection(tuple), cost_of_list),
+    (set, _pack_set, _unique(set), _cost_of_set),
+    (frozenset, _pack_set, _unique(frozenset), _cost_of_set),
+    (dict, _pack_mapping, _mapping(dict), cost_of_mapping),
+    (OrderedDict, _pack_mapping, _mapping(OrderedDict), cost_of_mapping),
+    (defaultdict, _pack_defaultdict, _unpack_defaultdict, cost_of_mapping),
+    (bytes, _pack_bytes, _raw(bytes), _cost_of_bytes),
+    (bytearray, _pack_bytes, _raw(bytearray), _cost_of_bytes),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
-    (Kind("int", lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), cost=64), int),
+    (int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), 64),
+    (float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
     (
-        Kind("float", lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
-        float,
-    ),
-    (
-        Kind(
-            "complex",
-            lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
-            lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
-            cost=64,
-        ),
         complex,
+        lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
+        lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
+        64,
     ),
     (
-        Kind(
-            "str",
-            lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
-            lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
-            cost=64,
-        ),
         str,
+        lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
+        lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
+        64,
     ),
-):
-    add_kind(_kind, [_type])
-add_kind(Kind("namedtuple", _pack_namedtuple, _unpack_namedtuple, cost=128), test=_is_namedtuple)
+]
+for _type, _pack, _unpack, _cost in _PLAIN:
+    add_kind(_type.__name__.lower(), _unpack, _cost)
+    add_packer(_type.__name__.lower(), _pack, [_type])
+add_kind("namedtuple", _unpack_namedtuple, 128)
+add_packer("namedtuple", _pack_namedtuple, test=_is_namedtuple)

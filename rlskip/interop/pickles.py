@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rlskip.batch.columns import DataProtoParts
+from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
 from rlskip.interop.bounds import Budget, ForeignDumpError
 from rlskip.interop.rebuild import NAMES, STORAGES, Rebuilder, Storage

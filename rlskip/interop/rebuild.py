@@ -18,15 +18,18 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.batch.columns import DataProtoParts, objects_of
-from rlskip.format.tensordicts import check_entry
-from rlskip.format.tensors import TORCH_DTYPES, check_characters, check_jagged
+from rlskip.batch.columns import objects_of
+from rlskip.batch.tables import DataProtoParts
+from rlskip.format.arrays import check_characters
+from rlskip.format.batches import check_entry, check_jagged
+from rlskip.format.torch_maker import TORCH_DTYPES, TorchMaker
 from rlskip.interop.bounds import Budget, ForeignDumpError
 from rlskip.interop.unpickle import Name, Pickled
 
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (*_MAPPINGS, list, tuple, set, frozenset)
 _UNFINISHED = object()
+_TORCH = TorchMaker(host_classes=False)
 _ROW = 1 << 10
 """Bytes of a row of a nested tensor besides its elements."""
 _DTYPE = re.compile(r"[biufcSU][1-9]\d{0,8}|O8|[mM]8")
@@ -213,7 +216,7 @@ class Rebuilder:
     def _batch(self, fields: dict[str, Any], batch_size: Any, names: Any = None) -> TensorDict:
         batch_size = self._budget.shape(batch_size, 1)
         for value in fields.values():
-            check_entry(value, list(batch_size))
+            check_entry(_TORCH, value, list(batch_size))
         return TensorDict(fields, batch_size=batch_size, names=names)
 
     def _wrapped(self, made: Pickled) -> NonTensorData:
@@ -307,7 +310,7 @@ class Rebuilder:
 
 
 def _nested(values: Any, offsets: Any, lengths: Any, ragged: Any) -> torch.Tensor:
-    check_jagged(values, offsets, lengths, ragged)
+    check_jagged(_TORCH, values, offsets, lengths, ragged)
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlskip.batch.columns import DataProtoParts, objects_of
+from rlskip.batch.columns import objects_of
+from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
 from rlskip.runs.on_disk import Dump, Run
 from rlskip.runs.trajectories import is_queue_part, rollout_columns, values

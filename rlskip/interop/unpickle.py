@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from rlskip.format.tensors import TORCH_DTYPES
+from rlskip.format.torch_maker import TORCH_DTYPES
 from rlskip.interop.bounds import ForeignDumpError
 
 _Python: Any = pickle._Unpickler  # the one in C fills a table of any size that a file asks for

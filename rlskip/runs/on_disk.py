@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -35,6 +35,9 @@ from rlskip.store.layout import (
     steps_among,
 )
 from rlskip.store.meta import DumpMeta
+
+if TYPE_CHECKING:
+    from rlskip.format.unpacking import Into
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
@@ -77,8 +80,24 @@ class Dump:
         """The time that generating it took; None if it is not known."""
         return (self.meta.info.get("seconds") or None) if self.meta else None
 
-    def load(self, part: str = "rollouts") -> Any:
-        """The rollouts, every byte verified. A DataProto comes as its parts; verl is not needed.
+    def load(
+        self,
+        part: str = "rollouts",
+        *,
+        into: Into = "torch",
+        fields: Sequence[str] | None = None,
+    ) -> Any:
+        """The rollouts, verified. A DataProto comes as its parts; verl is not needed.
+
+        Parameters
+        ----------
+        part
+            ``rollouts``, or ``aside`` for what is stored beside them.
+        into
+            ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
+            :mod:`rlskip.format.numpy_maker` says.
+        fields
+            Read only these of the outermost mapping or batch; None for all.
 
         Raises
         ------
@@ -90,8 +109,9 @@ class Dump:
             self.place.opened() as here,
             open_dump(here) as (reader, _),
         ):
-            value = rebuild(reader, part, None, host_classes=False)
-            reader.verify()
+            value = rebuild(reader, part, fields, into)
+            if fields is None:
+                reader.verify()
             return value
 
     def verify(self) -> str | None:

@@ -14,6 +14,7 @@ from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format import container
+    from rlskip.format.unpacking import Into
 
 
 def whose(place: Place | DumpMeta) -> dict[str, int | None]:
@@ -89,7 +90,7 @@ def open_dump(here: OpenPlace) -> Iterator[tuple[container.Reader, DumpMeta]]:
     except FileNotFoundError:
         _has_own(place, here.names())
         raise
-    # Here, because whoever only looks at meta.json needs no torch.
+    # Here, because whoever only looks at meta.json needs no numpy.
     from rlskip.format import container
 
     with here.open(place.dump) as file:
@@ -108,13 +109,13 @@ def _check_whose(found: Mapping[str, Any], place: Place, where: str) -> None:
 
 
 def rebuild(
-    reader: container.Reader, tree: str, fields: Sequence[str] | None, *, host_classes: bool = True
+    reader: container.Reader, tree: str, fields: Sequence[str] | None, into: Into = "host"
 ) -> Any:
-    """One of the file's trees as a value; without `host_classes` a DataProto comes as its parts."""
-    from rlskip.format.kinds import Unpacker
+    """One of the file's trees as a value; `into` says what is made of tensors and batches."""
+    from rlskip.format.unpacking import unpacker
 
-    unpacker = Unpacker(reader, fields, host_classes)
-    value = unpacker.root(tree)
-    if missing := sorted(set(fields or ()) - unpacker.found):
+    walk = unpacker(reader, fields, into)
+    value = walk.root(tree)
+    if missing := sorted(set(fields or ()) - walk.found):
         raise DumpError(f"it has no field {', '.join(map(repr, missing))}", reader.where)
     return value

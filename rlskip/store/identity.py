@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 import xxhash
 
 from rlskip._human import short
+from rlskip.batch.columns import is_tensor
 from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError, text_of
-from rlskip.format.fingerprint import fingerprint, scalar_of
+from rlskip.format.scalars import scalar_of
 
 VERSION = 3
 """Of the keys that an identity has in ``meta.json``."""
@@ -76,7 +76,7 @@ def _sort(value: Any) -> str:
     """What a value is, for readers: its content is in the hash."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.name} {list(value.shape)}"
-    if isinstance(value, torch.Tensor) and not value.is_nested:
+    if is_tensor(value) and not value.is_nested:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return "bytes" if isinstance(value, bytearray) else type(value).__qualname__
 
@@ -92,6 +92,9 @@ def _key(key: Any, where: str) -> str:
 
 
 def _hash(value: Any, where: str) -> str:
+    # Here, because values from meta.json need no torch.
+    from rlskip.format.fingerprint import fingerprint
+
     try:
         return fingerprint(value, volatile=())
     except UnsupportedTypeError as error:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.columns import (
-    DataProtoParts,
     cells_of,
     column_length,
     columns_of,
@@ -25,6 +24,7 @@ from rlskip.batch.columns import (
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import is_validation, meta_of, plain
 from rlskip.batch.prompts import PromptsError, first_uid, uids_of
+from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 from rlskip.format.fingerprint import contents_of
 
 Row = dict[str, Any]
@@ -91,6 +91,18 @@ def _numpy_proto(rows: list[Row]) -> DataProtoParts:
     )
 
 
+def _table(rows: list[Row]) -> Table:
+    columns = {
+        "uid": [row["uid"] for row in rows],
+        "x": np.array([row["x"] for row in rows]),
+        "ids": Ragged(np.array(row["ids"]) for row in rows),
+        "image": Table({"size": np.array([[row["x"]] for row in rows])}, [len(rows)]),
+        "tools": [row["tools"] for row in rows],
+        "source": Whole("web"),
+    }
+    return Table(columns, [len(rows)])
+
+
 def _mapping(rows: list[Row]) -> dict[str, Any]:
     return {
         "uid": tuple(row["uid"] for row in rows),
@@ -121,6 +133,7 @@ KINDS: dict[str, Callable[[list[Row]], Any]] = {
     "lazy": _lazy,
     "DataProto": _proto,
     "DataProto without tensors": _numpy_proto,
+    "table": _table,
     "mapping": _mapping,
     "rows": _list,
 }

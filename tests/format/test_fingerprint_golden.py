@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.batch.columns import DataProtoParts
+from rlskip.batch.tables import DataProtoParts
 from rlskip.store import fingerprint
 
 # Computed by rlskip 0.1.0.

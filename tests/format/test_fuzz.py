@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from rlskip.format.chunks import MAX_RATIO, squeeze
 from rlskip.format.container import FLOOR, Reader
 from rlskip.format.dump_errors import UnreadableDumpError
-from rlskip.format.kinds import Packer, Unpacker
+from rlskip.format.kinds import Packer
+from rlskip.format.unpacking import unpacker
 from rlskip.store import (
     CorruptDumpError,
     UnknownTypeError,
@@ -193,7 +194,7 @@ class Fuzzer:
             reader = Reader(self._file, "dump")
             if measured:
                 reader.expand_all()
-            value = Unpacker(reader, host_classes=False).root("rollouts")
+            value = unpacker(reader, into="torch").root("rollouts")
         except (CorruptDumpError, UnreadableDumpError, UnknownTypeError) as error:
             self.counted[type(error).__name__ if error.where == "dump" else "nowhere"] += 1
         else:

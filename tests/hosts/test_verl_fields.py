@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlskip.batch.columns import DataProtoParts
 from rlskip.batch.fields import field_names
+from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.trainer import begin, rollout_stage

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip import SkipManager
-from rlskip.batch.columns import DataProtoParts
+from rlskip.batch.tables import DataProtoParts
 from rlskip.skip import parse_async_rollout_sample_step
 
 number = st.integers(0, 10**12)

@@ -1,0 +1,129 @@
+"""The kinds of numpy: arrays and scalars, with dtype, shape and every bit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlskip.batch.columns import objects_of
+from rlskip.format.codec import Node, Packer, Unpacker, add_kind, add_packer
+from rlskip.format.dump_errors import UnknownTypeError
+
+_NUMPY_DTYPE = re.compile(r"[<>|][biufcSUmM]\d{1,9}(\[\d{0,9}[A-Za-z]{1,2}\])?")
+_LAST_CODE_POINT = 0x10FFFF
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    if not _NUMPY_DTYPE.fullmatch(name):
+        raise ValueError(name)
+    try:
+        return np.dtype(name)
+    except TypeError as error:  # a long double of another platform
+        raise UnknownTypeError(f"it holds an array of {name}, which this numpy lacks") from error
+
+
+def size_of(shape: Any) -> int:
+    """The number of elements of a shape; raises ValueError if no array can have it."""
+    if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shape!r:.60} is not a shape")
+    if math.prod(max(n, 1) for n in shape) >= 2**63:
+        raise ValueError("a shape of impossible size")
+    return math.prod(shape)
+
+
+def _flat(array: np.ndarray) -> tuple[np.ndarray, str]:
+    """A contiguous 1-D view, or a copy if there is none, in a type that the file stores."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if array.dtype.kind in "iu" and array.dtype.isnative:
+        return flat, array.dtype.kind
+    if array.dtype.kind == "b":
+        return flat.view(np.uint8), "u"
+    width = math.gcd(array.dtype.itemsize, 8)
+    if array.dtype.kind == "c":
+        width = min(8, array.dtype.itemsize // 2)
+    return flat.view(f"u{width}"), "x"
+
+
+def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
+    if value.dtype == object:
+        return ["O", list(value.shape), packer.node(list(value.reshape(-1)))]
+    if value.dtype.kind not in "biufcSUmM":
+        raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
+    if value.dtype.itemsize == 0 or value.size == 0:
+        return [value.dtype.str, list(value.shape), None]
+    flat, kind = _flat(value)
+    owned = not np.may_share_memory(flat, value)
+    number = packer.array(flat, kind, owner=value, owned=owned)
+    return [value.dtype.str, list(value.shape), number]
+
+
+def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
+    name, shape, content = parts
+    size = size_of(shape)
+    if name == "O":
+        return np.reshape(objects_of(unpacker.list_of(content)), shape)
+    dtype = _numpy_dtype(name)
+    if content is None:
+        if dtype.itemsize and size:
+            raise ValueError("an array without its elements")
+        # numpy makes arrays of a type without a size only as fields; elsewhere it widens the type.
+        empty: np.ndarray = np.zeros(shape, [("", dtype)])["f0"]
+        return empty
+
+    def build(raw: np.ndarray) -> np.ndarray:
+        return np.reshape(check_characters(raw.view(dtype)), shape)
+
+    array: np.ndarray = shared(unpacker, content, (name, shape), build)
+    return array
+
+
+def check_characters(array: np.ndarray) -> np.ndarray:
+    """Return a 1-D `array`; raises if it is text with characters that there are not."""
+    if array.dtype.kind == "U" and array.size:
+        points = array.view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if points.max() > _LAST_CODE_POINT:
+            raise ValueError("text of impossible characters")
+    return array
+
+
+def shared(unpacker: Unpacker, number: int, form: Any, build: Callable[[np.ndarray], Any]) -> Any:
+    """A tensor or array that the tree names twice is one object, as it was when packed."""
+    if number not in unpacker.shared:
+        unpacker.shared[number] = form, build(unpacker.array(number, "u1"))
+    same, found = unpacker.shared[number]
+    if same != form:
+        raise ValueError("one array in two forms")
+    return found
+
+
+def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
+    if isinstance(value, np.str_):
+        return ["U", packer.node(str(value))]
+    if isinstance(value, np.bytes_):
+        return ["S", bytes(value).hex()]
+    if value.dtype.kind not in "biufcmM":
+        raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
+    return [value.dtype.str, value.tobytes().hex()]
+
+
+def _unpack_scalar(parts: list[Node], unpacker: Unpacker) -> Any:
+    name, content = parts
+    if name == "U":
+        text = unpacker.node(content)
+        if type(text) is not str:
+            raise ValueError("text that is not a string")
+        return np.str_(text)
+    if name == "S":
+        return np.bytes_(bytes.fromhex(content))
+    (value,) = np.frombuffer(bytes.fromhex(content), _numpy_dtype(name))
+    return value
+
+
+add_kind("ndarray", _unpack_ndarray)
+add_packer("ndarray", _pack_ndarray, [np.ndarray])
+add_kind("scalar", _unpack_scalar, 128)
+add_packer("scalar", _pack_scalar, test=lambda value: isinstance(value, np.generic))

@@ -1,0 +1,116 @@
+"""Tensors and batches of torch and tensordict, made from the parts that a dump holds."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_tensor_collection,
+)
+
+from rlskip.batch.tables import DataProtoParts
+from rlskip.format.dump_errors import UnknownTypeError
+
+VERL = "verl.protocol"
+"""The module of the class DataProto."""
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+}
+
+
+class TorchMaker:
+    """Makes what was packed, as a :class:`~rlskip.format.codec.Maker`.
+
+    Parameters
+    ----------
+    host_classes
+        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in.
+    """
+
+    def __init__(self, host_classes: bool) -> None:
+        self.host_classes = host_classes
+
+    def dtype(self, name: str) -> torch.dtype:
+        if name not in TORCH_DTYPES:
+            raise UnknownTypeError(
+                f"it holds torch.{name}, which torch {torch.__version__} lacks",
+                remedy="load it with the torch that the run used, or a newer one",
+            )
+        return TORCH_DTYPES[name]
+
+    def size(self, sizes: list[int]) -> torch.Size:
+        return torch.Size(sizes)
+
+    def tensor(
+        self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None
+    ) -> torch.Tensor:
+        kind = self.dtype(dtype)
+        if len(raw) != math.prod(shape) * kind.itemsize:
+            raise ValueError("a tensor of another size than its elements")
+        if not len(raw):
+            return torch.empty(shape, dtype=kind)
+        tensor = torch.from_numpy(raw).view(kind).reshape(shape)
+        return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
+
+    def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim)
+
+    def nested(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.nested_tensor(tensors, layout=torch.strided)
+
+    def tensordict(
+        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
+    ) -> TensorDict:
+        if device is not None:
+            device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+        made = TensorDict(entries, batch_size=batch_size, device=device)
+        if names is not None:
+            made.names = names
+        return made
+
+    def stack(self, form: str, parts: list[Any], dim: int, name: Any) -> Any:
+        kind = LazyStackedTensorDict if form == "lazy" else NonTensorStack
+        made = kind(*parts, stack_dim=dim)
+        if name is not None:
+            made._td_dim_name = name
+        return made
+
+    def wrapped(self, data: Any, batch_size: list[int]) -> NonTensorData:
+        return NonTensorData(data=data, batch_size=batch_size)
+
+    def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> Any:
+        kind = _dataproto_class() if self.host_classes else DataProtoParts
+        return kind(batch=batch, non_tensor_batch=others, meta_info=meta_info)
+
+    def for_codecs(self) -> TorchMaker:
+        return self
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not value.is_nested
+
+    def is_batch(self, value: Any) -> bool:
+        return is_tensor_collection(value) or isinstance(value, torch.Tensor)
+
+    def as_array(self, tensor: torch.Tensor) -> np.ndarray:
+        return tensor.cpu().numpy()  # type: ignore[no-any-return, unused-ignore]
+
+
+def _dataproto_class() -> Any:
+    try:
+        return (sys.modules.get(VERL) or importlib.import_module(VERL)).DataProto
+    except ImportError as error:
+        raise UnknownTypeError(
+            "holds a verl DataProto, and verl cannot be imported here",
+            remedy="install verl, or load it where verl is installed",
+        ) from error

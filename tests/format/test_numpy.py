@@ -1,0 +1,156 @@
+"""Dumps that are looked at without torch: the same values, as arrays of numpy."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from rlskip.batch.columns import columns_of, is_tensordict, rows_of
+from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
+from rlskip.format.container import Reader, write
+from rlskip.format.kinds import Packer
+from rlskip.format.unpacking import unpacker
+from rlskip.runs.on_disk import Run
+from rlskip.store import StepStore, register_codec
+
+
+def _as_numpy(value: Any, tmp_path: Path) -> Any:
+    packer = Packer()
+    with open(tmp_path / "dump", "w+b", buffering=0) as file:
+        body = io.BytesIO()
+        write(body, {"value": packer.node(value)}, packer.arrays, packer.cost)
+        file.write(body.getvalue())
+        return unpacker(Reader(file, "dump"), into="numpy").root("value")
+
+
+def _plain(value: Any) -> Any:
+    """`value` of either form in the same words; floats as text, so that NaN equals itself."""
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return [_plain(row) for row in value.unbind()]
+        wide = value.to(torch.complex64 if value.is_complex() else torch.float32)
+        lacks = value.dtype not in _IN_NUMPY
+        return _plain((wide if lacks else value.resolve_conj()).numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, NonTensorData | Whole):
+        return _plain(value.data)
+    if isinstance(value, NonTensorStack):
+        return [_plain(part) for part in value.tensordicts]
+    if is_tensordict(value):
+        return {key: _plain(column) for key, column in sorted(columns_of(value).items())}
+    if isinstance(value, DataProtoParts):
+        return [_plain(part) for part in (value.batch, value.non_tensor_batch, value.meta_info)]
+    if isinstance(value, dict):
+        keys = sorted(value) if isinstance(value, Table) else list(value)
+        return {key: _plain(value[key]) for key in keys}
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, float | complex | torch.dtype) else value
+
+
+_IN_NUMPY = {
+    torch.from_numpy(np.zeros(0, name)).dtype
+    for name in ("bool", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8", "c8", "c16")
+} | {torch.uint16, torch.uint32, torch.uint64}
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_every_value_is_the_same_without_torch(
+    data: st.DataObject, values: st.SearchStrategy, tmp_path: Path
+) -> None:
+    value = data.draw(values)
+    assert repr(_plain(_as_numpy(value, tmp_path))) == repr(_plain(value))
+
+
+def test_batches_become_tables_of_columns(tmp_path: Path) -> None:
+    offsets = torch.tensor([0, 2, 5])
+    batch = TensorDict({"half": torch.tensor([1.5, -2.0]).bfloat16(), "x": torch.arange(2)}, [2])
+    batch["jagged"] = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
+    batch["strided"] = torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.strided
+    )
+    batch["text"] = NonTensorStack("a", "b")
+    batch["whole"] = NonTensorData([1, 2], batch_size=[2])
+    batch["within"] = TensorDict({"y": torch.ones(2)}, [2])
+    found = _as_numpy(batch, tmp_path)
+    assert isinstance(found, Table)
+    assert found.batch_size == (2,)
+    assert found["half"].dtype == np.float32
+    assert found["half"].dtype.metadata["torch"] == "bfloat16"
+    assert found["x"].dtype.metadata["torch"] == "int64"
+    assert isinstance(found["jagged"], Ragged)
+    assert isinstance(found["strided"], Ragged)
+    assert repr([_plain(row) for row in rows_of(found)]) == repr(
+        [
+            {"half": "1.5", "x": 0, "jagged": [0, 1], "strided": ["1.0", "1.0"], "text": "a",
+             "whole": [1, 2], "within": {"y": "1.0"}},
+            {"half": "-2.0", "x": 1, "jagged": [2, 3, 4], "strided": ["1.0"] * 3, "text": "b",
+             "whole": [1, 2], "within": {"y": "1.0"}},
+        ]
+    )  # fmt: skip
+    proto = _as_numpy(DataProtoParts(batch, {"uid": np.array(["a", "b"])}, {"n": 1}), tmp_path)
+    assert isinstance(proto.batch, Table)
+    parts = [TensorDict({"x": torch.ones(n), "z": torch.ones(2)}, []) for n in (1, 2)]
+    lazy = _as_numpy(LazyStackedTensorDict(*parts), tmp_path)
+    assert (lazy.batch_size, type(lazy["x"]), lazy["z"].shape) == ((2,), Ragged, (2, 2))
+    assert lazy["z"].dtype.metadata["torch"] == "float32"
+
+
+def test_lengths_cut_the_rows_of_a_jagged_tensor(tmp_path: Path) -> None:
+    jagged = torch.nested.nested_tensor_from_jagged(
+        torch.arange(12).reshape(2, 6), torch.tensor([0, 3, 6]), torch.tensor([1, 2]), 2
+    )
+    rows = _as_numpy(jagged, tmp_path)
+    assert [row.tolist() for row in rows] == [[[0], [6]], [[3, 4], [9, 10]]]
+
+
+def test_a_registered_codec_gets_tensors(tmp_path: Path) -> None:
+    class Thing:
+        tensor = torch.arange(3)
+
+    register_codec(Thing, "tests.NumpyThing", lambda thing: thing.tensor, type)
+    assert _as_numpy([Thing(), torch.arange(2)], tmp_path)[0] is torch.Tensor
+
+
+@pytest.mark.parametrize("rollouts", ["TensorDict", "DataProto", "mapping"])
+def test_looking_at_a_dump_loads_no_torch(rollouts: str, store: StepStore) -> None:
+    columns = {"ids": torch.arange(6).reshape(2, 3), "half": torch.ones(2).bfloat16()}
+    batch = TensorDict(columns, [2])
+    kinds = {
+        "TensorDict": batch,
+        "DataProto": DataProtoParts(batch, {"uid": np.array(["a", "b"], object)}, {"x": 1}),
+        "mapping": columns,
+    }
+    store.save(1, kinds[rollouts])
+    assert [d.load(into="numpy", fields=["ids"]) for d in Run(store.directory).dumps()]
+    code = f"""
+        import sys
+        from pathlib import Path
+        from rlskip.batch.columns import length_of, rows_of
+        from rlskip.runs.on_disk import Run
+        (dump,) = Run(Path({str(store.directory)!r})).dumps()
+        found = dump.load(into="numpy")
+        assert length_of(found) == 2
+        assert rows_of(found)[1]["ids"].tolist() == [3, 4, 5]
+        assert dump.verify() is None
+        print(sorted({{"torch", "tensordict"}} & sys.modules.keys()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.check_output(command, text=True).strip() == "[]"
