@@ -59,7 +59,7 @@ def _pairs(a: Selection, b: Selection) -> tuple[list[tuple[int, int]], list[int]
 
 def _load(run: Run, step: int, target: Selection) -> list[Columns]:
     named = Selection(run, step, target.part)
-    return [rollout_columns(dump.load()) for dump in named.dumps()]
+    return [rollout_columns(dump.load(into="numpy")) for dump in named.dumps()]
 
 
 def _view(

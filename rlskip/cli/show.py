@@ -31,7 +31,7 @@ def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
     """All dumps of `target` (a step has several if it has parts or shards)."""
     data, view = [], []
     for dump in target.dumps():
-        columns = rollout_columns(dump.load())
+        columns = rollout_columns(dump.load(into="numpy"))
         counts = Counts.of(columns)
         fields = [describe(name, column) for name, column in real_columns(columns).items()]
         one = {

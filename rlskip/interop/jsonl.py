@@ -24,7 +24,7 @@ def lines(dump: Dump, decoder: Decoder | None) -> Iterator[str]:
     the response without padding; a name that the run already uses for something else gets the
     prefix ``rlskip_``.
     """
-    columns = rollout_columns(dump.load())
+    columns = rollout_columns(dump.load(into="numpy"))
     rows = trajectories_of(columns)
     given = {name: values(column) for name, column in columns.columns.items()}
     single = {

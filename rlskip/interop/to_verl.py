@@ -7,17 +7,18 @@ import json
 import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
-from rlskip.batch.columns import objects_of
+from rlskip.batch.columns import is_tensor, objects_of
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
 from rlskip.runs.on_disk import Dump, Run
 from rlskip.runs.trajectories import is_queue_part, rollout_columns, values
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class ExportError(RlskipError, ValueError):
@@ -67,9 +68,7 @@ def _data_proto(rollouts: Any, dump: Dump) -> bytes:
     batch, others, meta_info = _parts(rollouts, dump)
     if batch is not None and len(batch.keys()):
         batch = batch.contiguous().consolidate()
-    buffer = io.BytesIO()
-    torch.save(batch, buffer)
-    state = pickle.dumps((buffer.getvalue(), others, meta_info), protocol=4)
+    state = pickle.dumps((_saved(batch), others, meta_info), protocol=4)
     assert state[:2] == b"\x80\x04"
     assert state[-1:] == pickle.STOP
     new = pickle.GLOBAL + b"verl.protocol\nDataProto\n" + pickle.EMPTY_TUPLE + pickle.NEWOBJ
@@ -82,8 +81,10 @@ def _parts(rollouts: Any, dump: Dump) -> tuple[TensorDict | None, dict[str, Any]
     columns = rollout_columns(rollouts)
     if not columns.n or columns.columns.keys() == {"value"}:
         raise ExportError("a DataProto has named columns; these rollouts have none", dump.name)
-    tensors = {k: v for k, v in columns.columns.items() if isinstance(v, torch.Tensor)}
+    tensors = {k: v for k, v in columns.columns.items() if is_tensor(v)}
     others = {k: _objects(v) for k, v in columns.columns.items() if k not in tensors}
+    from tensordict import TensorDict
+
     batch = TensorDict(tensors, batch_size=[columns.n]) if tensors else None
     return batch, others, dict(columns.whole)
 
@@ -105,8 +106,14 @@ def _queue_batch(part: dict[str, Any], dump: Dump) -> bytes:
         "keys": list(part["keys"]),
         "global_steps": dump.step,
     }
+    return _saved(payload)
+
+
+def _saved(value: Any) -> bytes:
+    import torch  # here, because what is exported as JSON needs none
+
     buffer = io.BytesIO()
-    torch.save(payload, buffer)
+    torch.save(value, buffer)
     return buffer.getvalue()
 
 

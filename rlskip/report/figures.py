@@ -95,7 +95,7 @@ def look(
         counts, problem = None, dump.problem
         if problem is None and counted < MAX_VALUES:
             try:
-                columns = rollout_columns(dump.load())
+                columns = rollout_columns(dump.load(into="numpy"))
             except DumpError as error:
                 problem = error.what
             else:

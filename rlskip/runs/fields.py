@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
+from rlskip.batch.tables import Ragged
 from rlskip.runs.trajectories import Column, Padded, values
 
 
@@ -32,20 +32,17 @@ class Field:
 def describe(name: str, column: Column) -> Field:
     """The field that a column is."""
     if isinstance(column, Padded):
-        whole, real = describe(name, column.column), describe(name, column.values)
-        return attrs.evolve(real, shape=whole.shape)
-    if isinstance(column, torch.Tensor):
-        dtype = str(column.dtype).removeprefix("torch.")
-        if column.is_nested:
-            parts = column.unbind()
-            lengths = [part.shape[0] if part.dim() else 1 for part in parts]
-            flat = np.concatenate([_flat(part) for part in parts] or [np.empty(0)])
-            return Field(name, "ragged tensor", _ragged(lengths), dtype, **_figures(flat))
-        shape = "x".join(map(str, column.shape))
-        return Field(name, "tensor", shape, dtype, **_figures(_flat(column)))
+        whole, figures = describe(name, column.column), _figures(column.values.reshape(-1))
+        return Field(name, whole.kind, whole.shape, whole.dtype, **figures)
+    if isinstance(column, Ragged):
+        lengths = [len(part) if part.ndim else 1 for part in column]
+        flat = np.concatenate([part.reshape(-1) for part in column] or [np.empty(0)])
+        dtype = _dtype_of(column[0]) if column else ""
+        return Field(name, "ragged tensor", _ragged(lengths), dtype, **_figures(flat))
     if isinstance(column, np.ndarray) and column.dtype != object:
+        kind = "tensor" if column.dtype.metadata else "array"
         shape = "x".join(map(str, column.shape))
-        return Field(name, "array", shape, str(column.dtype), **_figures(column.reshape(-1)))
+        return Field(name, kind, shape, _dtype_of(column), **_figures(column.reshape(-1)))
     cells = values(column)
     kinds = sorted({type(cell).__name__ for cell in cells})
     dtype = ", ".join(kinds[:3])
@@ -60,13 +57,10 @@ def describe(name: str, column: Column) -> Field:
     return Field(name, "objects", str(len(cells)), dtype, note=note)
 
 
-def _flat(tensor: torch.Tensor) -> np.ndarray:
-    """The numbers of a tensor; as float32 if numpy lacks their dtype (bfloat16, float8)."""
-    flat = tensor.detach().reshape(-1)
-    try:
-        return flat.numpy()  # type: ignore[no-any-return, unused-ignore]
-    except TypeError:
-        return flat.to(torch.complex64 if flat.is_complex() else torch.float32).numpy()  # type: ignore[no-any-return, unused-ignore]
+def _dtype_of(array: np.ndarray) -> str:
+    """The dtype of the tensor that was dumped, which numpy may lack; else the array's."""
+    noted: Any = array.dtype.metadata or {}
+    return str(noted.get("torch", array.dtype))
 
 
 def _ragged(lengths: Sequence[int]) -> str:

@@ -3,6 +3,8 @@
 The meaning of a column is inferred from its name; the names are those of verl, SkyRL, TRL and
 ``train.py``. A session of several turns may have several rows: lengths and rewards are those of
 sessions.
+
+Columns are those of a dump that was loaded into numpy's arrays: looking at it needs no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
 from rlskip.batch import columns as batches
 from rlskip.keys import split_trajectory
@@ -42,7 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "last": ("is_last_step",),
 }  # fmt: skip
 
-Column = Any  # a tensor, an array or a sequence: one value a row
+Column = Any  # an array or a sequence: one value a row
 
 
 @attrs.frozen
@@ -62,11 +63,11 @@ class Columns:
         name = self.name_of(what)
         return None if name is None else values(self.columns[name])
 
-    def tensor(self, what: str) -> torch.Tensor | None:
-        """The column that holds `what`, if it is a tensor that is not nested."""
+    def array(self, what: str) -> np.ndarray | None:
+        """The column that holds `what`, if it is an array of numbers; complex ones are none."""
         name = self.name_of(what)
         column = None if name is None else self.columns[name]
-        return column if isinstance(column, torch.Tensor) and not column.is_nested else None
+        return column if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else None
 
 
 @attrs.frozen
@@ -197,10 +198,8 @@ def tokens(value: Any) -> list[int] | None:
 
 def numbers(value: Any) -> list[Any] | None:
     """A cell as a list of numbers; None if it is anything else."""
-    if isinstance(value, torch.Tensor):
-        return None if value.is_complex() or value.is_nested else value.reshape(-1).tolist()
-    if isinstance(value, np.ndarray):
-        value = value.reshape(-1).tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        value = np.reshape(value, -1).tolist()
     if isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
         return list(value)
     return None
@@ -215,10 +214,8 @@ def _total(value: Any) -> float | None:
 
 def _single(value: Any) -> Any:
     """A cell that holds one value as that value; any other as it is."""
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        size = value.numel() if isinstance(value, torch.Tensor) else value.size
-        return value.item() if size == 1 else value
-    return value
+    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
+    return value.item() if is_single else value
 
 
 # -- rows as sessions ----------------------------------------------------------------------
@@ -287,27 +284,28 @@ def _prompts(columns: Columns) -> list[str]:
 def lengths_of(columns: Columns) -> list[int]:
     """Tokens of each row's response without padding; none if no column holds tokens.
 
-    Worked out for whole columns if they are tensors: a step may have 10 000 rows.
+    Worked out for whole columns if they are arrays: a step may have 10 000 rows.
     """
-    response, attention, mask = (columns.tensor(w) for w in ("response", "attention", "mask"))
-    if response is not None and response.dim() == 2 and not response.is_floating_point():
+    response, attention, mask = (columns.array(w) for w in ("response", "attention", "mask"))
+    if response is not None and response.ndim == 2 and response.dtype.kind != "f":
         width = response.shape[1]
         real = mask if mask is not None and mask.shape == response.shape else None
-        if attention is not None and attention.dim() == 2 and attention.shape[1] > width:
+        if attention is not None and attention.ndim == 2 and attention.shape[1] > width:
             real = attention[:, attention.shape[1] - width :]
         if real is None:
             return [width] * columns.n
         if not width or not columns.n:
             return [0] * columns.n
-        return [int(n) for n in (torch.arange(1, width + 1) * (real != 0)).amax(1).tolist()]
+        lengths: list[int] = (np.arange(1, width + 1) * (real != 0)).max(1).tolist()
+        return lengths
     return [len(row.response) for row in trajectories_of(columns)]
 
 
 def rewards_of(columns: Columns) -> list[float | None]:
     """The reward of each row; None if it has none, or one that is not finite."""
-    reward = columns.tensor("reward")
-    if reward is not None and columns.n and not reward.is_complex():
-        totals: list[Any] = reward.double().reshape(columns.n, -1).sum(1).tolist()
+    reward = columns.array("reward")
+    if reward is not None and columns.n:
+        totals: list[Any] = reward.astype(np.float64).reshape(columns.n, -1).sum(1).tolist()
     else:
         totals = [_total(cell) for cell in columns.of("reward") or [None] * columns.n]
     return [None if total is None else if_finite(total) for total in totals]
@@ -319,14 +317,14 @@ def if_finite(value: float) -> float | None:
 
 
 def real_columns(columns: Columns) -> dict[str, Column]:
-    """The columns; of padded tensors with token columns only what is not padding, flat.
+    """The columns; of padded arrays with token columns only what is not padding, flat.
 
     A token-level reward becomes the reward of each row.
     """
     found = dict(columns.columns)
     for what in ("prompt", "response", "whole", "log_probs", "mask", "reward"):
-        name, column = columns.name_of(what), columns.tensor(what)
-        if name is None or column is None or column.dim() != 2:
+        name, column = columns.name_of(what), columns.array(what)
+        if name is None or column is None or column.ndim != 2:
             continue
         if what == "reward":
             found[name] = Padded(column, column.sum(1))
@@ -339,27 +337,28 @@ def real_columns(columns: Columns) -> dict[str, Column]:
 class Padded:
     """A column, and its values without padding."""
 
-    column: torch.Tensor
-    values: torch.Tensor
+    column: np.ndarray
+    values: np.ndarray
 
 
-def _real(columns: Columns, what: str, width: int) -> torch.Tensor | None:
+def _real(columns: Columns, what: str, width: int) -> np.ndarray | None:
     """Which tokens of a padded column of `width` are not padding, as far as masks tell."""
-    attention, mask = columns.tensor("attention"), columns.tensor("mask")
-    if attention is not None and attention.dim() == 2 and attention.shape[1] >= width:
+    attention, mask = columns.array("attention"), columns.array("mask")
+    if attention is not None and attention.ndim == 2 and attention.shape[1] >= width:
         at = 0 if what == "prompt" else attention.shape[1] - width
-        return attention[:, at : at + width] != 0
-    if what == "prompt" or mask is None or mask.dim() != 2 or mask.shape[1] != width:
+        real: np.ndarray = attention[:, at : at + width] != 0
+        return real
+    if what == "prompt" or mask is None or mask.ndim != 2 or mask.shape[1] != width:
         return None
     sampled = mask != 0
-    return sampled if what == "log_probs" else sampled.flip(1).cummax(1).values.flip(1)
+    # Up to the last token that was sampled.
+    upto_last: np.ndarray = np.maximum.accumulate(sampled[:, ::-1], axis=1)[:, ::-1]
+    return sampled if what == "log_probs" else upto_last
 
 
 def plain(value: Any) -> Any:
     """A cell as JSON."""
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        return [plain(part) for part in value.unbind()]
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -98,7 +98,8 @@ def test_calls_of_a_step_are_named_and_have_their_own_hits(rlskip: Any, tmp_path
 
 
 def test_figures_of_whole_columns_are_those_of_the_rows(run_dir: Path) -> None:
-    columns = rollout_columns(StepStore(run_dir).load(2))
+    (dump,) = Run(run_dir).dumps(2)
+    columns = rollout_columns(dump.load(into="numpy"))
     rows = trajectories_of(columns)
     assert lengths_of(columns) == [len(row.response) for row in rows]
     assert rewards_of(columns) == pytest.approx([row.reward for row in rows])

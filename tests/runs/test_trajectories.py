@@ -63,7 +63,7 @@ def test_show_takes_rollouts_of_any_shape(rlskip: Any, tmp_path: Path, rollouts:
 def test_fields_tell_lengths_and_what_is_not_finite() -> None:
     assert describe("x", [[1, 2], [3, 4]]).shape == "2x2"
     assert describe("x", [[1], [3, 4]]).shape == "2x1..2"
-    found = describe("x", torch.tensor([1.0, float("nan"), float("inf"), 3.0]))
+    found = describe("x", np.array([1.0, np.nan, np.inf, 3.0]))
     assert (found.min, found.mean, found.max, found.note) == (1, 2, 3, "2 not finite")
 
 
@@ -71,8 +71,8 @@ def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     rows = [{"uid": "u", "session_id": 0, "turn": turn} for turn in (2, 0, 1)]
     (session,) = sessions_of(rollout_columns(rows))
     assert session.rows == [1, 2, 0]
-    mask = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
-    responses = torch.ones(2, 5, dtype=torch.int64)
+    mask = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
+    responses = np.ones((2, 5), np.int64)
     assert lengths_of(rollout_columns({"responses": responses, "response_mask": mask})) == [3, 0]
 
 
