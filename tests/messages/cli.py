@@ -1,0 +1,78 @@
+"""Of the command line: a step, a run or a limit that is missing; pickles that are not trusted."""
+
+from rlskip.cli.imports import import_
+from rlskip.cli.prune import prune
+from rlskip.errors import ConfigError
+from rlskip.interop.bounds import ForeignDumpError
+from rlskip.runs.on_disk import NoSuchPlaceError, find_runs, find_target
+from rlskip.store import StepStore
+
+
+def select(folder, name="9", runs=1):
+    """What `name` means where this many runs have the steps 1 and 2."""
+    for number in range(runs):
+        for step in (1, 2):
+            StepStore(folder / f"e{number}_p" / "GBSany_Nany_inany_outany").save(step, "x")
+    find_target(name, folder).dumps()
+
+
+def import_untrusted(folder):
+    dump = folder / "e_p" / "GBS1_N1_in1_out1" / "1" / "gen_batch.dp"
+    dump.parent.mkdir(parents=True)
+    dump.write_bytes(b"")
+    import_(folder, folder / "imported", run=None, step=None, trust_pickle=False)
+
+
+def prune_without_limit(folder):
+    limits = dict.fromkeys(("keep_last", "older_than", "max_size"))
+    prune(folder, **limits, quarantined=False, yes=False)
+
+
+CASES = [
+    (
+        "an absent step",
+        select,
+        NoSuchPlaceError,
+        "e0_p/GBSany_Nany_inany_outany/9",
+        """\
+e0_p/GBSany_Nany_inany_outany/9: this step has no dump
+  -> its steps are 1,2""",
+    ),
+    (
+        "several runs",
+        lambda folder: select(folder, "1", runs=2),
+        NoSuchPlaceError,
+        "DIR",
+        """\
+DIR: 2 runs have dumps here
+  -> name one with --dir: e0_p/GBSany_Nany_inany_outany, e1_p/GBSany_Nany_inany_outany""",
+    ),
+    (
+        "no directory",
+        lambda folder: find_runs(folder / "nowhere"),
+        NoSuchPlaceError,
+        "DIR/nowhere",
+        """\
+DIR/nowhere: no such directory
+  -> name the skip.dump_dir of the job, or a run in it""",
+    ),
+    (
+        "no limit",
+        prune_without_limit,
+        ConfigError,
+        "prune",
+        """\
+prune: no limit is given
+  -> give --keep-last, --older-than, --max-size or --quarantined""",
+    ),
+    (
+        "pickles that are not trusted",
+        import_untrusted,
+        ForeignDumpError,
+        "DIR",
+        """\
+DIR: 1 dumps of verl, which are pickles: a pickle can name any code
+  -> if you trust their origin, add --trust-pickle; even then only the types that rollouts need \
+are admitted""",
+    ),
+]
