@@ -108,7 +108,7 @@ def rollout_columns(rollouts: Any) -> Columns:
     whole: dict[str, Any] = {}
     if of_trl := trl_results.named(rollouts):
         named, whole = of_trl
-        batch = {"prompt_ids": named["prompt_ids"]}
+        batch = dict([next(iter(named.items()))])  # the first has one value for each row
     elif is_queue_part(rollouts):
         batch, whole = rollouts["fields"], {"groups": rollouts["groups"]}
         named = {"key": rollouts["keys"], **batches.columns_of(batch)}
@@ -166,6 +166,8 @@ def _row(index: int, cell: dict[str, Any]) -> Trajectory:
         sampled = [i for i, flag in enumerate(mask or []) if flag]
         first, last = (sampled[0], sampled[-1] + 1) if sampled else (len(whole), len(whole))
         prompt, response = whole[:first], whole[first:last]
+        if attention is not None and len(attention) == len(whole):
+            prompt = [t for t, real in zip(prompt, attention, strict=False) if real]
         mask = mask[first:last] if mask else None
         log_probs = log_probs[first:last] if log_probs else None
     elif attention is not None and len(attention) == len(prompt) + len(response):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlskip.store import StepStore
 
@@ -24,6 +25,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
         {"first": [float(i) for i in range(2 * N)]}, None, None,
     ),
     "rloo": (PROMPTS, COMPLETIONS, TEXTS),
+    "sdpo": (PROMPTS, COMPLETIONS),
 }  # fmt: skip
 
 
@@ -43,7 +45,8 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     first = shown["sample"][0]
     assert (first["prompt"], first["response"]) == (PROMPTS[0], COMPLETIONS[0])
     names = {field["name"] for field in shown["fields"]}
-    assert {"prompt_ids", "completion_ids", "completions"} <= names
+    assert {"prompt_ids", "completion_ids"} <= names
+    assert ("completions" in names) == (trainer != "sdpo")
     if "vLLM" in trainer:
         assert {"logprobs", "completion_mask", "first"} <= names
         assert first["log_probs"] == LOGPROBS[0]
@@ -56,6 +59,36 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     report = rlskip("report", dumps, "--html", tmp_path / "page.html", "--json").json
     assert (report["sessions_counted"], report["groups_counted"]) == (8, 2)
     assert report["sessions_shown"] == 8
+
+
+def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in one tensor, padded with 0 on one side, and the mask of what is not padding."""
+    width = max(map(len, rows))
+    pads = [[0] * (width - len(row)) for row in rows]
+    tokens = [pad + row if left else row + pad for row, pad in zip(rows, pads, strict=True)]
+    ones = [[1] * len(row) for row in rows]
+    mask = [pad + one if left else one + pad for one, pad in zip(ones, pads, strict=True)]
+    return torch.tensor(tokens), torch.tensor(mask)
+
+
+@pytest.mark.parametrize("trainer", ["online_dpo", "gkd"])
+def test_padded_tensors_are_shown_without_their_padding(
+    rlskip: Any, tmp_path: Path, trainer: str
+) -> None:
+    prompts, completions = padded(PROMPTS, left=True), padded(COMPLETIONS, left=False)
+    if trainer == "online_dpo":
+        output: tuple[Any, ...] = (*prompts, *completions)
+    else:
+        tokens, seen = (torch.hstack(pair) for pair in zip(prompts, completions, strict=True))
+        labels = torch.where(seen.bool(), tokens, -100)
+        labels[:, : prompts[0].shape[1]] = -100
+        output = tokens, seen, labels
+    dumps = save(tmp_path, output)
+    (shown,) = rlskip("show", 1, "-d", dumps, "--sessions", 8, "--json").json
+    assert (shown["sessions"], shown["groups"]) == (8, 2)
+    assert shown["mean_length"] == sum(map(len, COMPLETIONS)) / 8
+    assert [row["prompt"] for row in shown["sample"]] == PROMPTS
+    assert [row["response"] for row in shown["sample"]] == COMPLETIONS
 
 
 def test_diff_names_the_session_that_differs(rlskip: Any, tmp_path: Path) -> None:
