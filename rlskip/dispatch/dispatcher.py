@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -383,6 +384,8 @@ class RolloutDispatcher:
         if task is not None and task.get_name().startswith("session "):
             return task.get_name()
         frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None and _of_python(frame):  # a lock that is waited for, say
+            frame = frame.f_back
         if frame is None:
             return "a worker or the pool"
         return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
@@ -417,6 +420,10 @@ class RolloutDispatcher:
 
         self._post(lambda: self._loop.create_task(run()))
         return timeouts.result_of(outcome, seconds, call)
+
+
+def _of_python(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names
 
 
 def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:

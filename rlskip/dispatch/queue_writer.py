@@ -64,6 +64,8 @@ class QueueWriter:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, queue: TrajectoryQueue, seconds: float
     ) -> None:
+        # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
+        # written in this order, and each is answered once, with or without an error.
         self._loop = loop
         self._queue = queue
         self._seconds = seconds

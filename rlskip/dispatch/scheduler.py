@@ -75,6 +75,10 @@ class Scheduler:
         per_worker: int | None = None,
         in_total: int | None = None,
     ) -> None:
+        # A session that was added waits in exactly one place (`_waiting` of its group, `_again`, or
+        # `_pinned` of a worker), or runs, or has ended; sessions of cancelled groups do not start.
+        # `_load` counts the sessions that run on each live worker, `in_flight` those on all. Of a
+        # group, only the entry of `_anywhere` with its latest turn counts.
         self.workers = workers
         self.in_flight = 0
         self._policy = policy

@@ -123,6 +123,9 @@ class Sessions:
         history: History | None,
         journals: Journals | None,
     ) -> None:
+        # A batch is in `batches` until all its markers are written or it was given up. A session
+        # that waits for a worker has a seat, one that has a worker counts in the scheduler's
+        # `in_flight` until it is reported, and neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool

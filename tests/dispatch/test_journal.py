@@ -23,9 +23,14 @@ IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
 
 
 def write(path: Path, count: int) -> None:
+    """The first session on its own, the others together."""
+    sessions = {
+        ("content", 0, i): [{"responses": torch.full((5,), i), "text": str(i)}]
+        for i in range(count)
+    }
     journal = SessionJournal(path, IDENTITY)
-    for i in range(count):
-        journal.append({("content", 0, i): [{"responses": torch.full((5,), i), "text": str(i)}]})
+    journal.append({key: sessions.pop(key) for key in list(sessions)[:1]})
+    journal.append(sessions)
     journal.close()
 
 

@@ -280,6 +280,11 @@ def test_each_caller_gets_its_own_rows(plan, apart, n, policy, cap):
             call.result(120)
     for dispatcher in dispatchers:
         dispatcher.close()
+        state = dispatcher._sessions
+        assert not state.batches
+        assert not state._seats
+        assert (state._scheduler.in_flight, state._writer._writing) == (0, None)
+        assert not dispatcher.buffer._partitions["train"].reserved
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"

@@ -127,6 +127,24 @@ class AnyOrder(RuleBasedStateMachine):
         loads = Counter(worker for worker, _ in self.running)
         assert all(load <= per_worker for load in loads.values())
 
+    @invariant()
+    def each_session_is_in_one_place(self):
+        if not hasattr(self, "scheduler"):
+            return
+        state = self.scheduler
+        assert state._load == {
+            worker: sum(w == worker for w, _ in self.running) for worker in state.alive
+        }
+        waiting = [
+            *(unit for group in self.expected for unit in group._waiting),
+            *state._again,
+            *(unit for heap in state._pinned.values() for *_, unit in heap),
+        ]
+        places = [(unit.group, unit.session) for unit in waiting if not unit.group.cancelled]
+        places += [(u.group, u.session) for _, u in self.running if not u.group.cancelled]
+        open_ = [(g, s) for g, left in self.expected.items() if not g.cancelled for s in left]
+        assert Counter(places) == Counter(open_)
+
     def teardown(self):
         for worker in getattr(self, "away", ()):
             self.scheduler.change(worker, "back")

@@ -350,8 +350,10 @@ def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
                 dispatcher.broadcast("load")
         if fault.error is None and name in ("start", "stop", "forget", "broadcast"):
             batch = dispatcher.submit(make_prompts(2), step=1)
-            with pytest.raises(InfrastructureFailure, match="blocks the event loop"):
+            with pytest.raises(InfrastructureFailure, match="blocks the event loop") as error:
                 batch.result(LIMIT)
+            assert "__call__ (" in error.value.what, "the place in the code of Fault"
+            assert __file__ in error.value.what
         else:
             report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
             failing = {"start": {1}, "stop": {0}}.get(name, set())

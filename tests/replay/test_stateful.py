@@ -240,6 +240,19 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert self.queue.list(self.partition) == self.tags
 
     @invariant()
+    def each_group_is_on_the_shelf_of_its_state(self):
+        if hasattr(self, "buffer"):
+            known = self.buffer._partitions[self.partition]
+            for state, shelves in known._shelves.items():
+                for step, shelf in shelves.items():
+                    assert shelf, "no shelf is empty"
+                    assert all(group.shelf == (state, step) for group in shelf.values())
+                    assert all((g.state(), g.step) == (state, step) for g in shelf.values())
+            on_shelves = [uid for by in known._shelves.values() for s in by.values() for uid in s]
+            assert sorted(on_shelves) == sorted(known._groups)
+            assert all(known.find(uid).step is None for uid in known.pending_refills)
+
+    @invariant()
     def the_count_is_right(self):
         if hasattr(self, "buffer"):
             prompts = self.prompts(1, size=1)
