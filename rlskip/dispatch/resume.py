@@ -217,8 +217,9 @@ def resumable(
     """The sessions of `batch` that its journal holds, by uid: number, content, tokens."""
     found: dict[str, list[tuple[int, Journaled, int]]] = {}
     journal = batch.journal
-    if journal is None or journals is None or not journal.entries:
+    if journal is None or journals is None:
         return found
+    is_new = journals.is_new(batch.step)  # else its journal holds sessions of this run, too
     refused: Counter[str] = Counter()
     for prompt in batch.prompts:
         for session in sorted(prompt.open) if prompt.journal_key else ():
@@ -236,7 +237,7 @@ def resumable(
     if count:
         text = "step %d: %d of %d sessions are resumed from %s"
         logger.info(text, batch.step, count, batch.sessions, journal.path)
-    elif not refused and journals.is_new(batch.step):
+    elif not refused and is_new and journal.entries:
         refused["they are of other prompts"] = len(journal.entries)
     for why_not, number in refused.items():
         logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, why_not)
