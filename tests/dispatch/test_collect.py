@@ -69,30 +69,6 @@ def test_columns_of_the_rows_are_kept(make, make_prompts):
     assert rows["session_id"].tolist() == [7] * 3
 
 
-def test_validation_uses_its_own_partition(make, make_prompts):
-    dispatcher = make(val_n=2)
-    rows, _ = dispatcher.collect(make_prompts(2), step=1, validate=True)
-    assert len(rows) == 2 * 2 * 2
-    assert dispatcher.queue.list("val") == {}
-
-
-def test_an_incomplete_group_raises_and_leaves_nothing(make, make_prompts):
-    broken = True
-
-    async def worker(prompt, sampling, session):
-        if broken and session.uid == "u_1" and session.session_id == 2:
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-    with pytest.raises(IncompleteRolloutError, match="bad prompt"):
-        dispatcher.collect(make_prompts(3), step=1)
-    assert dispatcher.queue.list("train") == {}
-    broken = False
-    rows, _ = dispatcher.collect(make_prompts(3), step=1)
-    assert len(rows) == 18
-
-
 def test_an_incomplete_group_of_validation_leaves_nothing(make, make_prompts):
     async def worker(prompt, sampling, session):
         raise ValueError("bad prompt")

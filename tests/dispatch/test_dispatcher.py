@@ -172,14 +172,6 @@ def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
     assert threading.active_count() <= before
 
 
-def test_batches_overlap(make_dispatcher, make_prompts, queue, echo):
-    dispatcher = make_dispatcher(echo, max_concurrent_rollouts=4)
-    first = dispatcher.submit(make_prompts(8), step=1)
-    second = dispatcher.submit(make_prompts(3), step=1, validate=True)
-    assert second.result(20).failed == first.result(20).failed == {}
-    assert len(queue.list("val")) == 3 + 3 * 2 + 3
-
-
 def test_a_batch_can_be_awaited(make_dispatcher, make_prompts, echo):
     dispatcher = make_dispatcher(echo)
 

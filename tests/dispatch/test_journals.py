@@ -1,9 +1,10 @@
-"""The journals of a run whose workers write their rows themselves, as verl's do."""
+"""The journals of a run: a killed step resumes, whoever writes the rows and journals them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -39,6 +40,7 @@ class Run:
     config: Any = CONFIG
     weights: int | None = None  # that sample; None: those of the step before
     stop_at: int = 10**6  # sessions from this number on fail
+    returns: bool = False  # whether workers return their rows, or write them as verl's do
     queue: MemoryQueue = attrs.field(factory=MemoryQueue)
     ran: list[tuple[str, int]] = attrs.field(factory=list)
 
@@ -60,6 +62,8 @@ class Run:
             rows = [{"responses": torch.tensor([session.session_id]), **prompt}]
             span = {"min_global_steps": weights, "max_global_steps": weights}
             tags = [session.tag(seq_len=7, **span)]
+            if self.returns:
+                return rows
             cause = await journal.add(session, rows, tags)
             self.queue.put([session.key(0)], session.partition, rows, tags)
             return cause
@@ -84,9 +88,10 @@ def killed(directory: Path, *numbers: int, ran: int, **more: Any) -> Run:
     return run
 
 
-def test_the_next_run_generates_what_is_missing(tmp_path: Path) -> None:
-    killed(tmp_path, 1, 2, ran=5)
-    again = Run(tmp_path)
+@pytest.mark.parametrize("returns", [False, True])
+def test_the_next_run_generates_what_is_missing(tmp_path: Path, returns: bool) -> None:
+    killed(tmp_path, 1, 2, ran=5, returns=returns)
+    again = Run(tmp_path, returns=returns)
     (report,) = again.submit(prompts(1, 2, of="v"))
     assert (report.resumed, len(again.ran), report.failed) == (5, 2 * N - 5, {})
     listing = again.queue.list("train")
@@ -95,29 +100,37 @@ def test_the_next_run_generates_what_is_missing(tmp_path: Path) -> None:
     ]
     rows = [key for key in listing if split_trajectory(key)]
     assert len(rows) == 2 * N
-    assert all(listing[key]["seq_len"] == 7 for key in rows)
+    assert returns or all(listing[key]["seq_len"] == 7 for key in rows)
     fields = again.queue.get(rows, "train")
     assert list(fields["uid"]) == [key.rsplit("_", 2)[0] for key in rows]
     assert [int(r[0]) for r in fields["responses"]] == [split_trajectory(k)[1] for k in rows]
 
 
-def test_a_session_resumed_twice_is_journaled_once(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=N)
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_session_resumed_twice_is_journaled_once(tmp_path: Path, returns: bool) -> None:
+    killed(tmp_path, 1, ran=N, returns=returns)
     size = (tmp_path / "3.journal").stat().st_size
-    assert [report.resumed for report in Run(tmp_path).submit(prompts(1))] == [N]
+    (report,) = Run(tmp_path, returns=returns).submit(prompts(1))
+    assert (report.resumed, report.attempts) == (N, 0)
     assert (tmp_path / "3.journal").stat().st_size == size
 
 
-def test_prompts_of_equal_content_in_two_batches_have_their_own_sessions(tmp_path: Path) -> None:
-    first, second = prompts(1), prompts(1, of="v")
-    Run(tmp_path).submit(first, second)
-    again = Run(tmp_path)
-    assert [report.resumed for report in again.submit(first, second)] == [N, N]
+@pytest.mark.parametrize("returns", [False, True])
+def test_prompts_of_equal_content_have_their_own_sessions(
+    tmp_path: Path, caplog: Any, returns: bool
+) -> None:
+    first, second = prompts(1, 1), prompts(1, of="v")
+    run = Run(tmp_path, returns=returns)
+    run.submit(first, second)
+    again = Run(tmp_path, returns=returns)
+    assert [report.resumed for report in again.submit(first, second)] == [2 * N, N]
     assert again.ran == []
+    assert again.queue.list("train").keys() == run.queue.list("train").keys()
+    assert "not resumed" not in caplog.text, "the first batch is not another run's"
     once = Run(tmp_path / "once")
     once.submit(first)
     twice = Run(tmp_path / "once")
-    assert [report.resumed for report in twice.submit(first, second)] == [N, 0]
+    assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
 
 
 # -- weights and staleness -----------------------------------------------------------------
@@ -258,11 +271,21 @@ def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
     assert [r.resumed for r in Run(tmp_path, identity=again.identity).submit(prompts(1))] == [N]
 
 
-def test_another_n_is_named(tmp_path: Path, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("n", 2, "n: 2 now, 4 in the dump"),
+        ("seed", 1, "extra.seed"),
+        ("sampling", {"top_p": 0.5}, "sampling.top_p"),
+    ],
+)
+def test_other_settings_of_dispatch_are_named(
+    tmp_path: Path, caplog: Any, key: str, value: Any, named: str
+) -> None:
     killed(tmp_path, 1, ran=N)
-    other = read_dispatch({"dispatch": {"rollout_level": True, "n": 2, "journal": True}})
+    other = dataclasses.replace(CONFIG, **{key: value})
     assert [r.resumed for r in Run(tmp_path, config=other).submit(prompts(1))] == [0]
-    assert "n: 2 now, 4 in the dump" in caplog.text
+    assert named in caplog.text
 
 
 def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -> None:

@@ -145,3 +145,29 @@ def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
     batch = dispatcher.submit(make_prompts(1), step=1)
     kill_first(ray)
     assert set(batch.result(60).failed.values()) == {"no worker is left"}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3).T,
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, requires_grad=True),
+        torch.eye(3).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+        torch.tensor(1.5, dtype=torch.float64),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tensor.layout} {tensor.device}",
+)
+def test_tensors_of_every_kind_cross(tensor):
+    crossed = ray_pool.unpack(ray_pool.pack({"x": [tensor]}), "no")["x"][0]
+    kind = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.requires_grad)
+    assert kind == (
+        type(crossed), crossed.dtype, crossed.layout, crossed.device, crossed.requires_grad
+    )  # fmt: skip
+    if tensor.layout is torch.strided and tensor.device.type == "cpu":
+        assert torch.equal(crossed, tensor)
+        crossed.detach().zero_()  # its memory can be written to

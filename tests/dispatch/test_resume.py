@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
@@ -38,45 +37,6 @@ async def worker(prompt, sampling, session):
     return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
 
 
-def test_only_what_is_missing_is_generated(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    ran = []
-
-    async def failing(prompt, sampling, session):
-        ran.append((session.uid, session.session_id))
-        if session.session_id == 2:
-            raise ValueError("not this time")
-        return await worker(prompt, sampling, session)
-
-    dispatch(store, make_prompts(3), failing)
-    ran.clear()
-    prompts = make_prompts(3)
-    # Content counts, uids do not.
-    prompts["uid"] = NonTensorStack(*(f"other_{i}" for i in range(3)))
-    queue, report = dispatch(store, prompts, worker)
-    assert (report.resumed, report.attempts, report.succeeded) == (9, 3, 12)
-    whole, _ = dispatch(StepStore(tmp_path / "fresh"), prompts, worker)
-    assert queue.list("train") == whole.list("train")
-
-
-def test_prompts_of_equal_content_have_sessions_of_their_own(tmp_path):
-    prompts = [{"uid": f"u{i}", "input_ids": torch.ones(3)} for i in range(3)]
-    dispatch(StepStore(tmp_path), prompts, worker)
-    queue, report = dispatch(StepStore(tmp_path), prompts, worker)
-    assert (report.resumed, report.attempts) == (12, 0)
-    rows = queue.get([f"u{i}_0_0" for i in range(3)], "train")["responses"]
-    assert len({tuple(row.tolist()) for row in rows}) == 3
-
-
-@pytest.mark.parametrize(
-    "change", [{"step": 2}, {"seed": 1}, {"sampling": {"top_p": 0.5}}, {"n": 3}], ids=str
-)
-def test_other_sampling_seed_n_or_step_resumes_nothing(tmp_path, make_prompts, change):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker)
-    assert dispatch(store, make_prompts(2), worker, **change)[1].resumed == 0
-
-
 def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
     store = StepStore(tmp_path)
     dispatch(store, make_prompts(2), worker, step=1)
@@ -85,14 +45,6 @@ def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
     dispatch(store, make_prompts(2), worker, step=2)
     assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["2.journal"]
     assert store.steps() == [1]
-
-
-def test_what_is_resumed_is_not_journaled_again(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker)
-    size = (tmp_path / "1.journal").stat().st_size
-    assert dispatch(store, make_prompts(2), worker)[1].resumed == 8
-    assert (tmp_path / "1.journal").stat().st_size == size
 
 
 def test_validation_is_not_journaled(tmp_path, make_prompts):

@@ -227,18 +227,6 @@ def test_a_policy_that_is_not_there_is_refused_by_key(name):
         find_policy(name)
 
 
-def test_what_waited_for_a_lost_worker_goes_to_the_others():
-    scheduler = Scheduler(2, chunk, per_worker=1)
-    for i in range(2):
-        scheduler.add(SessionGroup(i, 2, 2))
-    scheduler.change(0, "lost")
-    seen = []
-    while (found := scheduler.next()) is not None:
-        seen.append((found[0], found[1].group.prompt))
-        scheduler.done(*found, length=1.0)
-    assert sorted(seen) == [(1, 0), (1, 0), (1, 1), (1, 1)]
-
-
 def test_what_waits_for_a_worker_that_is_away_goes_to_the_others():
     scheduler = Scheduler(2, chunk, per_worker=1)
     for i in range(2):
