@@ -13,7 +13,15 @@ import torch
 import xxhash
 from tensordict import LazyStackedTensorDict, NonTensorStack
 
-from rlskip.batch.columns import cells_of, columns_of, is_data_proto, is_wrapped, length_of
+from rlskip.batch.columns import (
+    cells_of,
+    columns_of,
+    is_data_proto,
+    is_wrapped,
+    length_of,
+    unwrapped,
+)
+from rlskip.batch.tables import loaded
 from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
@@ -31,9 +39,19 @@ VOLATILE = frozenset(
         "global_steps",
         "meta_info",
         "timing",
+        "timestamp",
+        "timestamps",
+        "created",
+        "created_at",
     }
 )
-"""Fields of a batch that record when it was made, not what is in it."""
+"""Fields of a batch that record when it was made, not what is in it.
+
+They do not count in the dicts of the field ``extra_info`` either.
+"""
+_NOTES = "extra_info"
+_DRAWN = ("transparency",)
+"""What an image notes of its pixels."""
 
 _REMEDY = (
     "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
@@ -54,8 +72,9 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     """Content hash of prompts of any kind that dumps can store.
 
     Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
-    count: the order of a mapping's keys, devices, strides, byte order, and the `volatile` fields of
-    the outermost mapping, or of its rows if the outermost is a sequence of mappings.
+    count: the order of a mapping's keys, devices, strides, byte order, the width of text in arrays,
+    what an image notes besides its pixels, and the `volatile` fields of the outermost mapping, or
+    of its rows if the outermost is a sequence of mappings.
 
     A tensor is equal to a numpy array; a scalar of Python to one of numpy and to a 0-d tensor of
     that value, whatever its width; lists, tuples and 1-D object arrays to each other; a jagged
@@ -104,8 +123,12 @@ def contents_of(
 
 def _without(volatile: frozenset[str], prompts: Any) -> Any:
     if is_data_proto(prompts) or _is_mapping(prompts):
-        return {key: value for key, value in columns_of(prompts).items() if key not in volatile}
-    rows = _rows(prompts)
+        return {
+            key: _without(volatile, value) if key == _NOTES else value
+            for key, value in columns_of(prompts).items()
+            if key not in volatile
+        }
+    rows = [unwrapped(row) for row in _rows(prompts)]
     if rows and all(_is_mapping(row) for row in rows):
         return [_without(volatile, row) for row in rows]
     return prompts
@@ -210,14 +233,21 @@ class _Hasher:
         elif isinstance(value, Set):
             hashes = (_Hasher(self._sharing, self._depth + 1).hash(item) for item in value)
             self._put("set", "".join(sorted(hashes)).encode())
+        elif isinstance(value, loaded("PIL.Image", "Image")):
+            plain = value.copy()
+            plain.info = {name: value.info[name] for name in _DRAWN if name in value.info}
+            self._feed_packed(plain)
         elif isinstance(value, os.PathLike):
             self._put("path", os.fsencode(value))
         else:
-            # For any other type, what a dump would store of it.
-            packer = Packer()
-            self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
-            for array in packer.arrays:
-                self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
+            self._feed_packed(value)
+
+    def _feed_packed(self, value: Any) -> None:
+        """What a dump would store of a value."""
+        packer = Packer()
+        self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+        for array in packer.arrays:
+            self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
     def _feed_part(self, place: Any, part: Any) -> None:
         self._depth += 1
@@ -262,12 +292,20 @@ class _Hasher:
         if kind == "O":
             self._put(f"objects {list(value.shape)}")  # empty, with that shape
         elif kind in "SUmM" or is_number(value):
+            if kind in "SU":
+                value = _narrow(value)
             flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
             name = flat.dtype.name if kind in "biufc" else flat.dtype.str
             data = np.frombuffer(flat.tobytes(), np.uint8)
             self._put(f"array {name} {list(value.shape)}", _equal_bits(data, name))
         else:
             raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
+
+
+def _narrow(text: np.ndarray) -> np.ndarray:
+    """An array of text as wide as its longest."""
+    longest = int(np.char.str_len(text).max()) if text.size else 0
+    return text.astype(f"{text.dtype.kind}{max(longest, 1)}")
 
 
 def _is_of(package: str, value: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,6 +28,7 @@ def _prompts() -> dict[str, Any]:
         "weights": np.ones(3, np.float32),
         "task": ["a", "b", "c"],
         "uid": ["1", "2", "3"],
+        "extra_info": [{"index": i, "uid": f"{i}"} for i in range(3)],
     }
 
 
@@ -63,6 +66,9 @@ def test_another_process_computes_the_same_fingerprint() -> None:
     [
         lambda p: p.update(uid=["9", "8", "7"]),
         lambda p: p.update(request_id="r", sample_id="s", global_steps=7, meta_info={"t": 1}),
+        lambda p: p.update(created_at=time.time(), timestamp=[1, 2, 3]),
+        lambda p: [row.update(uid="9", timestamp=time.time()) for row in p["extra_info"]],
+        lambda p: p.update(extra_info=NonTensorStack(*p["extra_info"])),
         lambda p: p.update(input_ids=p.pop("input_ids")),  # another order of keys
         lambda p: p.update(input_ids=p["input_ids"].T.contiguous().T),  # another layout
         lambda p: p.update(input_ids=p["input_ids"].numpy()),
@@ -87,6 +93,7 @@ def test_uids_and_layout_do_not_change_the_fingerprint(change: Any) -> None:
         lambda p: p.update(input_ids=p["input_ids"][[1, 0, 2]]),  # another order of prompts
         lambda p: p["raw_prompt"][0][0].update(content="ho"),
         lambda p: p["raw_prompt"][0][0].update(uid="within a prompt it is content"),
+        lambda p: p["extra_info"][2].update(index=7),
         lambda p: p.pop("task"),
         lambda p: p.update(new=None),
         lambda p: p.update(task=["ab", "", "c"]),
@@ -187,6 +194,8 @@ class _Split(enum.Enum):
         ({1: "a"}, {np.int64(1): "a"}),
         (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
         (np.array(["a"], ">U1"), np.array(["a"], "<U1")),
+        (np.array(["a", ""], "<U5"), np.array(["a", ""], ">U1")),
+        (np.array([b"ab"], "S9"), np.array([b"ab"])),
         (np.array([3], ">M8[s]"), np.array([3], "<M8[s]")),
         (np.array([1, "a"], object), [1, "a"]),
         (np.empty(0, object), []),
@@ -231,6 +240,7 @@ def test_equal_values_have_equal_fingerprints(a: Any, b: Any) -> None:
         (np.ma.masked_array([1, 2], [True, False]), np.ma.masked_array([1, 2], [False, True])),
         (np.ma.masked_array([0, 0], [True, False]), np.ma.masked_array([0, 0], [False, True])),
         (np.ma.masked_array([1, 2], [True, False]), np.array([1, 2])),
+        (np.array(["a"], "<U5"), np.array(["b"], "<U5")),
         (np.zeros(1000), np.where(np.arange(1000) == 500, 1.0, 0.0)),
         (torch.tensor([np.nan]), torch.tensor([np.inf])),
         (torch.zeros(2, 3), torch.zeros(3, 2)),
@@ -248,6 +258,23 @@ def test_equal_values_have_equal_fingerprints(a: Any, b: Any) -> None:
 )
 def test_different_values_have_different_fingerprints(a: Any, b: Any) -> None:
     assert fingerprint({"field": a}) != fingerprint({"field": b})
+
+
+def test_of_an_image_its_pixels_count_and_no_notes() -> None:
+    images = pytest.importorskip("PIL.Image")
+    notes = pytest.importorskip("PIL.PngImagePlugin").PngInfo()
+    notes.add_text("Software", "another")
+
+    def png(pixel: int = 1, **options: Any) -> Any:
+        file = io.BytesIO()
+        images.new("L", (2, 2), pixel).save(file, "PNG", **options)
+        return images.open(file)
+
+    assert fingerprint([png()]) == fingerprint([png(dpi=(9, 9), pnginfo=notes)])
+    assert fingerprint([png()]) == fingerprint([images.new("L", (2, 2), 1)])
+    assert fingerprint([png()]) != fingerprint([png(2)])
+    assert fingerprint([png()]) != fingerprint([png().convert("RGB")])
+    assert fingerprint([png()]) != fingerprint([png(transparency=1)])
 
 
 def test_an_incomparable_value_is_named(incomparable: Any) -> None:
