@@ -2,6 +2,7 @@
 
 import logging
 
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.version import check_version
 from rlskip.store import (
     AbsentDumpError,
@@ -9,6 +10,7 @@ from rlskip.store import (
     NewerFormatError,
     StepStore,
     UnsupportedTypeError,
+    register_codec,
 )
 
 
@@ -38,6 +40,16 @@ def list_truncated(folder):
     StepStore(folder / "run").read_meta(1)
 
 
+class Thing:
+    pass
+
+
+def load_with_a_codec_that_fails(folder):
+    register_codec(Thing, "mine.Thing", lambda thing: 1, lambda plain: 1 / 0)
+    save(folder, Thing())
+    load(folder)
+
+
 def load_link(folder):
     save(folder).rename(folder / "elsewhere")
     (folder / "run" / "1").symlink_to(folder / "elsewhere")
@@ -65,6 +77,15 @@ CASES = [
         logging.WARNING,
         "rlskip.store.step_store",
         "DIR/run/1 cannot be used: it has 100 bytes of 175. It is kept as 1.bad-WHEN",
+    ),
+    (
+        "a codec that fails",
+        load_with_a_codec_that_fails,
+        UnreadableDumpError,
+        "DIR/run/1/gen_batch.dp",
+        """\
+DIR/run/1/gen_batch.dp: this process cannot load it now: ZeroDivisionError: division by zero
+  -> the dump stays as it is: run again once the cause is mended""",
     ),
     (
         "a symbolic link",
