@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import attrs
@@ -9,6 +10,7 @@ from rich.console import RenderableType
 
 from rlskip._human import size
 from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.format.dump_errors import AbsentDumpError
 from rlskip.runs.on_disk import NoSuchPlaceError, Selection
 
 
@@ -31,10 +33,10 @@ def verify(targets: list[Selection], where: Path) -> Answer:
     if not dumps:
         names = ", ".join(dict.fromkeys(target.run.name for target in targets))
         raise NoSuchPlaceError("there are no dumps to verify", names or str(where))
-    verdicts = [
-        Verdict(run, dump.name, dump.size, dump.verify())
-        for run, dump in progress(dumps, "verifying")
-    ]
+    verdicts = []
+    for run, dump in progress(dumps, "verifying"):
+        with contextlib.suppress(AbsentDumpError):  # a live run's keep_last was quicker
+            verdicts.append(Verdict(run, dump.name, dump.size, dump.verify()))
     bad = [verdict for verdict in verdicts if verdict.problem]
     total = f"{len(verdicts) - len(bad)} of {len(verdicts)} dumps are sound"
     view: list[RenderableType] = []
@@ -43,5 +45,7 @@ def verify(targets: list[Selection], where: Path) -> Answer:
         for verdict in bad:
             shown.add_row(text(verdict.run), verdict.dump, text(verdict.problem, "red"))
         view.append(shown)
+    if gone := len(dumps) - len(verdicts):
+        total += f"; {gone} were removed meanwhile"
     view.append(text(f"{total} ({size(sum(v.size for v in verdicts))} read)"))
     return Answer([attrs.asdict(v) for v in verdicts], view, exit_code=1 if bad else 0)

@@ -17,7 +17,7 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
-from rlskip.format.dump_errors import DumpError
+from rlskip.format.dump_errors import AbsentDumpError, DumpError
 from rlskip.jobs.records import FOLDER
 from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
@@ -115,16 +115,25 @@ class Dump:
             return value
 
     def verify(self) -> str | None:
-        """Compare every byte with its checksum; the reason why the dump is unusable, or None."""
+        """Compare every byte with its checksum; the reason why the dump is unusable, or None.
+
+        Raises
+        ------
+        AbsentDumpError
+            It was removed since it was listed.
+        """
         try:
             with self.place.opened() as here:
-                if not is_complete(here):
-                    return "shards of other ranks are missing, or of another call"
-                with open_dump(here) as (reader, _):
-                    reader.verify()
+                if is_complete(here):
+                    with open_dump(here) as (reader, _):
+                        reader.verify()
+                    return None
+            problem = "shards of other ranks are missing, or of another call"
         except DumpError as error:
-            return error.what
-        return None
+            problem = error.what
+        if not _files_of(self.place):
+            raise AbsentDumpError("it was removed meanwhile", str(self.place.directory))
+        return problem
 
 
 @attrs.frozen
@@ -190,20 +199,24 @@ class Run:
 def _at(place: Place, identities: bool) -> Iterator[Dump]:
     """The dumps of all ranks whose files are in the directory of `place` itself."""
     for one in place.among(_names(place.directory)):
+        meta, problem = None, None
         try:
             with one.opened() as here:
-                yield _look(one, read_meta(here, identities), None)
+                meta = read_meta(here, identities)
         except DumpError as error:
-            yield _look(one, None, error.what)
+            problem = error.what
+        if found := _files_of(one):  # else it was removed meanwhile
+            written = max(file.st_mtime for file in found)
+            yield Dump(one, meta, problem, written, sum(file.st_size for file in found))
 
 
-def _look(place: Place, meta: DumpMeta | None, problem: str | None) -> Dump:
-    written, nbytes = 0.0, 0
+def _files_of(place: Place) -> list[os.stat_result]:
+    """Those of the dump's two files that are there."""
+    found = []
     for name in (place.dump, place.meta):
         with contextlib.suppress(OSError):
-            found = os.lstat(place.directory / name)
-            written, nbytes = max(written, found.st_mtime), nbytes + found.st_size
-    return Dump(place, meta, problem, written, nbytes)
+            found.append(os.lstat(place.directory / name))
+    return found
 
 
 # -- names on the command line -------------------------------------------------------------------

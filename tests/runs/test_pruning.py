@@ -15,6 +15,7 @@ import pytest
 from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity, StepStore, commit
+from rlskip.store.layout import Place
 
 
 def steps(run: Path) -> list[int]:
@@ -70,6 +71,38 @@ def test_max_size_is_for_all_runs_together_and_takes_the_oldest(rlskip: Any, dum
     left = sum(f.stat().st_size for f in dumps.glob("grpo*/*/*/*"))
     assert 0 < left <= room
     assert rlskip("prune", dumps, "--max-size", "1GB", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    "verb", ["prune --max-size 1 --json", "verify --json", "ls --steps --json"]
+)
+def test_what_a_live_run_removes_meanwhile_is_left_out(
+    verb: str, rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `keep_last` does: a step is gone once the command has come upon it."""
+    real, step = os.scandir, run_dir / "2"
+
+    def scandir(path: Any = ".") -> Any:
+        if not isinstance(path, int) and Path(path) == step and "verify" not in verb:
+            shutil.rmtree(step, ignore_errors=True)
+        return real(path)
+
+    def opened(place: Place) -> Any:
+        if place.step == 2:
+            shutil.rmtree(step, ignore_errors=True)
+        return held(place)
+
+    held = Place.opened
+    monkeypatch.setattr(os, "scandir", scandir)
+    if "prune" not in verb:
+        monkeypatch.setattr(Place, "opened", opened)
+    name, *options = verb.split()
+    where = [run_dir] if name != "verify" else ["-d", run_dir]
+    said = rlskip(name, *where, *options)
+    monkeypatch.undo()
+    assert said.code == 0, said.err
+    found = said.json[0]["dumps"] if name == "ls" else said.json
+    assert sorted(one.get("name", one.get("dump")) for one in found) == ["1", "3"]
 
 
 def test_quarantined_dumps_go_only_on_request(rlskip: Any, run_dir: Path) -> None:
