@@ -129,16 +129,16 @@ def publish(staging: Folder, final: Path) -> bool:
             make_directory(final.parent)
             os.rename(staging.path, final)
             break
-        except FileNotFoundError:
-            # The step's directory was removed, or the step's first call was renamed over it while
-            # it was empty: it is made, or found, by the next attempt.
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                if os.path.lexists(final):
+                    return False
+            # Else something was removed in this moment: what had the name, or the step's directory,
+            # over which its first call may be renamed while it is empty.
+            elif error.errno != errno.ENOENT:
+                raise
             if attempt == _ATTEMPTS:
                 raise
-        except OSError as error:
-            taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-            if taken and os.path.lexists(final):
-                return False
-            raise
     sync_directory(final.parent)
     return True
 
@@ -173,13 +173,32 @@ def joining(root: Path, step: int) -> Iterator[None]:
 
 
 def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
-    """Move a dump's files into a directory that others share; it is there once its meta is."""
+    """Move a dump's files into a directory that others share; it is there once its meta is.
+
+    Those of an earlier dump are replaced.
+    """
     make_directory(final)
+    with open_folder(final) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(meta, dir_fd=folder.handle)
+        _move_files(staging, folder, meta, dump)
+
+
+def join_files(staging: Folder, final: Path, meta: str, dump: str) -> bool:
+    """As :func:`publish_files`; False where there are such files, or there is no directory."""
+    with contextlib.suppress(FileNotFoundError), open_folder(final) as folder:
+        if {meta, dump}.isdisjoint(folder.names()):
+            _move_files(staging, folder, meta, dump)
+            return True
+    return False
+
+
+def _move_files(staging: Folder, folder: Folder, meta: str, dump: str) -> None:
+    os.replace(staging.path / dump, dump, dst_dir_fd=folder.handle)
+    # Where the step was removed meanwhile, the folder is gone, and the dump with it.
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(final / meta)
-    os.replace(staging.path / dump, final / dump)
-    os.replace(staging.path / meta, final / meta)
-    sync_directory(final)
+        os.replace(staging.path / meta, meta, dst_dir_fd=folder.handle)
+    _sync(folder)
 
 
 def make_directory(path: Path) -> None:

@@ -256,7 +256,9 @@ class StepStore:
             if (other := self._others(place)) is not None:
                 return other
             if place.part is None and any(self.calls(place.step)):  # the directory is theirs, too
-                return self._join(staging, place)
+                if self._join(staging, place):
+                    return None
+                continue
             # What is there is no dump that can be read. Another process may be quicker to move it.
             with contextlib.suppress(FileNotFoundError):
                 kept = commit.move_away(self.directory, place.parts, (), alone=True)
@@ -265,15 +267,12 @@ class StepStore:
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
         )
 
-    def _join(self, staging: Folder, place: Place) -> DumpMeta | None:
-        """As :meth:`_publish`, for the first call of a step that has later ones."""
+    def _join(self, staging: Folder, place: Place) -> bool:
+        """Move the first call's files to the later calls; False where that is to be tried again."""
         with commit.joining(self.directory, place.step):
-            if (other := self._others(place)) is not None:
-                return other
-            if 0 in self.calls(place.step):
+            if self._others(place) is None and 0 in self.calls(place.step):
                 self.quarantine(place.step, "it is not complete")
-            commit.publish_files(staging, place.directory, place.meta, place.dump)
-        return None
+            return commit.join_files(staging, place.directory, place.meta, place.dump)
 
     def _others(self, place: Place) -> DumpMeta | None:
         """The meta of the dump that another process has written to `place`.

@@ -282,11 +282,11 @@ def test_of_two_first_calls_beside_later_ones_one_wins(
     real, metas = os.replace, dict[str, DumpMeta]()
     rival = threading.Thread(target=lambda: metas.update(other=store.save(1, "other")))
 
-    def replace(source: Any, target: Any) -> None:
+    def replace(source: Any, target: Any, **folder: int) -> None:
         if Path(target).name == at and threading.current_thread() is not rival and not metas:
             rival.start()
             rival.join(0.5)  # it ends, or waits
-        real(source, target)
+        real(source, target, **folder)
 
     monkeypatch.setattr(os, "replace", replace)
     metas["one"] = store.save(1, "one")
