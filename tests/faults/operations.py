@@ -109,6 +109,20 @@ def save(directory: Path, part: int | None, **options: int) -> Operation:
             assert StepStore(directory).load(1) == "old"
 
 
+def save_beside_later_calls(directory: Path) -> Operation:
+    """A step's first call is complete or OSError is raised, and the later calls stay."""
+    while True:
+        StepStore(emptied(directory)).save(3, "later", part=1)
+        got = yield lambda: StepStore(directory).save(3, ROLLOUTS)
+        if got.error is not None:
+            assert isinstance(got.error, OSError)
+            assert StepStore(directory).read_meta(3) is None
+            emptied(directory / commit.WORK)  # a claim that could not be removed is soon stale
+            StepStore(directory).save(3, ROLLOUTS)
+        assert StepStore(directory).load(3) == ROLLOUTS
+        assert StepStore(directory).load(3, part=1) == "later"
+
+
 def save_where_no_dump_is(directory: Path) -> Operation:
     """What has the name of a dump and is none is kept under another name."""
     while True:
@@ -336,6 +350,7 @@ OPERATIONS: dict[str, Callable[[Path], Operation]] = {
         for part in (None, 2)
         for options in ({}, {"keep_last": 1}, {"world_size": 2})
     },
+    "save beside later calls": save_beside_later_calls,
     "save where no dump is": save_where_no_dump_is,
     "save where a dump is": save_where_a_dump_is,
     "save in the background": save_in_the_background,
