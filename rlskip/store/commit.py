@@ -226,11 +226,23 @@ def _sync(folder: Folder) -> None:
 # -- keeping what is bad, removing what is old ------------------------------------------------
 
 
-def move_away(root: Path, parts: Sequence[str], files: Sequence[str], *, alone: bool) -> str:
+def move_away(
+    root: Path,
+    parts: Sequence[str],
+    files: Sequence[str],
+    *,
+    alone: bool,
+    judged: os.stat_result | None = None,
+) -> str:
     """Rename a dump, or what has the name of its directory and is not one; returns the new name.
 
     Unless the dump is `alone` in its directory, only its `files` are moved: the others are those
-    of other calls or of other ranks.
+    of other calls or of other ranks. Where it is, only what was `judged` to be bad is moved.
+
+    Raises
+    ------
+    FileNotFoundError
+        It is gone, or another dump has its place by now.
     """
     *above, name = parts
     kept = quarantine_name(name)
@@ -238,6 +250,10 @@ def move_away(root: Path, parts: Sequence[str], files: Sequence[str], *, alone: 
         at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
         if alone or not stat.S_ISDIR(folder.stat(name).st_mode):
             os.rename(name, kept, **at)
+            if judged is not None and not os.path.samestat(folder.stat(kept), judged):
+                with contextlib.suppress(OSError):
+                    os.rename(kept, name, **at)
+                raise FileNotFoundError(errno.ENOENT, "it was replaced", str(folder.path / name))
             # Later calls that were written in that very moment go back.
             with contextlib.suppress(OSError), open_folder(folder.path, kept) as moved:
                 for number in call_numbers(moved.names()):

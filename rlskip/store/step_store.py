@@ -253,15 +253,20 @@ class StepStore:
         for _ in range(_ATTEMPTS):
             if commit.publish(staging, place.directory):
                 return None
+            try:
+                judged = os.lstat(place.directory)
+            except FileNotFoundError:  # it was removed in this moment
+                continue
             if (other := self._others(place)) is not None:
                 return other
             if place.part is None and any(self.calls(place.step)):  # the directory is theirs, too
                 if self._join(staging, place):
                     return None
                 continue
-            # What is there is no dump that can be read. Another process may be quicker to move it.
+            # What is there is no dump that can be read. Another process may be quicker to move or
+            # to replace it.
             with contextlib.suppress(FileNotFoundError):
-                kept = commit.move_away(self.directory, place.parts, (), alone=True)
+                kept = commit.move_away(self.directory, place.parts, (), alone=True, judged=judged)
                 logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
         raise FileExistsError(
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
@@ -343,11 +348,21 @@ class StepStore:
         Other calls of the step and other ranks' shards stay. Returns where the dump is; None when
         it is gone or cannot be moved.
         """
+        return self._quarantine(step, reason, part, None)
+
+    def _quarantine(
+        self, step: int, reason: str, part: int | None, judged: os.stat_result | None
+    ) -> Path | None:
+        """As :meth:`quarantine`, but only what was `judged`."""
         place = self._place(step, part)
         alone = self.world_size == 1 and (part is not None or not any(self.calls(step)))
         try:
             kept = commit.move_away(
-                self.directory, place.parts, (place.meta, place.dump), alone=alone
+                self.directory,
+                place.parts,
+                (place.meta, place.dump),
+                alone=alone,
+                judged=judged,
             )
         except FileNotFoundError:
             return None
@@ -376,7 +391,8 @@ class StepStore:
                 except CorruptDumpError as error:
                     # Only what was read, not what another process may have put there since.
                     if here.is_in_place():
-                        self.quarantine(step, error.what, part)
+                        judged = os.fstat(here.folder.handle)
+                        self._quarantine(step, error.what, part, judged)
                     raise
         except CorruptDumpError as error:
             if here is None:  # what has the directory's name is not a directory

@@ -297,6 +297,26 @@ def test_of_two_first_calls_beside_later_ones_one_wins(
     assert [path.name for path in store.directory.glob("*.bad-*")] == []
 
 
+def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has the name of a dump is judged; before it is moved, another process replaces it."""
+    store.directory.joinpath("1").mkdir(parents=True)
+    (store.directory / "1" / "notes").write_text("no dump")
+    real, rivals = os.rename, [StepStore(store.directory)]
+
+    def rename(source: Any, target: Any, **at: int) -> None:
+        if rivals and ".bad-" in str(target):
+            rivals.pop().save(1, "the other's")
+        real(source, target, **at)
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert store.save(1, "late") == store.read_meta(1)
+    assert store.load(1) == "the other's"
+    (kept,) = store.directory.glob("1.bad-*")
+    assert [path.name for path in kept.iterdir()] == ["notes"]
+
+
 def test_the_claim_of_a_dead_process_holds_nobody_up(store: StepStore) -> None:
     store.save(1, "later", part=1)
     claim = store.directory / commit.WORK / "joining-1"
