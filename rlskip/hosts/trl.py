@@ -22,7 +22,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
-from rlskip.hosts.trl_trainers import NoGeneration, constructing, seam_of, stage_name
+from rlskip.hosts.trl_trainers import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager, read_settings
 from rlskip.skip.preflight import preflight
@@ -93,7 +93,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     for name in seam.methods:
         generate = getattr(trainer, name, None)
         if generate is not None and not isinstance(generate, _Generation):  # the first call
-            setattr(trainer, name, _Generation(trainer, generate, seam.evaluates))
+            setattr(trainer, name, _Generation(trainer, generate, seam))
 
 
 @contextlib.contextmanager
@@ -132,10 +132,10 @@ def attached(config: Any = None) -> Iterator[None]:
 class _Generation:
     """Replaces a method of the trainer that generates."""
 
-    def __init__(self, trainer: Any, generate: Callable[..., Any], evaluates: bool) -> None:
+    def __init__(self, trainer: Any, generate: Callable[..., Any], seam: Seam) -> None:
         self.trainer = trainer
         self.generate = generate
-        self._evaluates = evaluates
+        self._seam = seam
         self._arguments = inspect.signature(generate)
         self._checked = False
         self._stages = {
@@ -151,7 +151,7 @@ class _Generation:
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        training = self.trainer.model.training or not self._evaluates
+        training = self.trainer.model.training or not self._seam.evaluates
         role = ROLE if training else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
             return self.generate(*args, **kwargs)
@@ -167,7 +167,8 @@ class _Generation:
             metrics["num_tokens"] = [state.num_input_tokens_seen]
         for name, values in done["metrics"].items():
             metrics[name] += values
-        return done["output"]
+        parts = self._seam.parts
+        return tuple(done[name] for name in parts if name in done) if parts else done["output"]
 
     @property
     def _metrics(self) -> dict[str, Any]:
@@ -192,8 +193,9 @@ class _Generation:
             metrics[mode], state.num_input_tokens_seen = logged, seen
         # The sum so far is logged, not what this call adds; some trainers log none.
         counts = own.pop("num_tokens", None) is not None
+        parts = self._seam.parts
         return {
-            "output": output,
+            **(dict(zip(parts, output, strict=False)) if parts else {"output": output}),
             "metrics": dict(own),
             "num_tokens": num_tokens if counts else None,
         }
@@ -267,7 +269,7 @@ class _Generation:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
         needed = all(getattr(self.trainer, key, False) for key in keys)
-        has = any(map(_is_logprobs, done["output"]))
+        has = any(map(_is_logprobs, done.get("output", ())))
         return [f"logprobs ({' and '.join(keys)} are on)"] if needed and not has else []
 
 

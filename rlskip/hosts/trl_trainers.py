@@ -25,10 +25,14 @@ class Seam:
         The methods that return completions; a trainer calls one of them.
     evaluates
         Whether evaluation calls them, too.
+    parts
+        The names of the tensors that they return, [rows, tokens] each, for readers of the dump.
+        Empty where they return lists of tokens, by which a dump is read.
     """
 
     methods: tuple[str, ...] = ("_generate",)
     evaluates: bool = True
+    parts: tuple[str, ...] = ()
 
 
 #: Trainers by the name of their class; a subclass has the seam of its base.
@@ -38,8 +42,16 @@ SEAMS = {
     "DistillationTrainer": Seam(),  # and ServerDistillationTrainer
     "SDPOTrainer": Seam(),
     "SDFTTrainer": Seam(),
-    "OnlineDPOTrainer": Seam(("_generate", "_generate_vllm"), evaluates=False),
-    "GKDTrainer": Seam(("generate_on_policy_outputs",), evaluates=False),
+    "OnlineDPOTrainer": Seam(
+        ("_generate", "_generate_vllm"),
+        evaluates=False,
+        parts=("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "vision_inputs"),
+    ),
+    "GKDTrainer": Seam(
+        ("generate_on_policy_outputs",),
+        evaluates=False,
+        parts=("input_ids", "attention_mask", "labels"),
+    ),
 }
 #: Trainers that generate, and have no method that returns what they generated.
 REFUSED = (

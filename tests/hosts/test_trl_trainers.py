@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from rlskip.runs.trajectories import rollout_columns
+from rlskip.store import StepStore
+
 pytestmark = pytest.mark.trl
 
 APP = Path(__file__).with_name("trl_trainers_app.py")
@@ -35,11 +38,15 @@ def skip(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trl_trainers")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Any]:
     python = os.environ.get("RLSKIP_TRL")
     if not python:
         pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
-    folder = tmp_path_factory.mktemp("trl_trainers")
     jobs = {
         f"{which} {name}": {"trainer": name, "skip": None if which == "bare" else skip(name)}
         for name in GENERATE
@@ -70,6 +77,14 @@ def test_the_second_run_generates_nothing_and_logs_the_same(
     assert second["generated"] == 0
     assert len([line for line in bare["log"] if "loss" in line]) == 2
     assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
+
+
+@pytest.mark.parametrize("name", ["OnlineDPOTrainer", "GKDTrainer"])
+def test_a_dump_of_tensors_names_them(name: str, runs: dict[str, Any], folder: Path) -> None:
+    (dump, *_) = sorted((folder / "dumps" / name).glob("*/*/[0-9]*"))
+    rows = rollout_columns(StepStore(dump.parent).load(int(dump.name)))
+    assert rows.n == (8 if name == "OnlineDPOTrainer" else 4), "two for each prompt, or one"
+    assert rows.of("whole" if name == "GKDTrainer" else "response") is not None
 
 
 def test_a_trainer_without_a_method_to_replace_is_refused_by_name(runs: dict[str, Any]) -> None:
