@@ -3,6 +3,7 @@
 from rlskip.merge.concat import concatenate_generator_outputs
 from rlskip.merge.merge_report import Break, MergeReport
 from rlskip.merge.merging import merge
+from rlskip.merge.packing import Pack, pack
 from rlskip.merge.stepwise import merge_stepwise_output
 from rlskip.merge.turns import MergeError, TrajectoryID
 
@@ -10,8 +11,10 @@ __all__ = [
     "Break",
     "MergeError",
     "MergeReport",
+    "Pack",
     "TrajectoryID",
     "concatenate_generator_outputs",
     "merge",
     "merge_stepwise_output",
+    "pack",
 ]
