@@ -78,8 +78,9 @@ def packed_forward(model: nn.Module, pack: Pack) -> Tensor:
     else:
         mask = pack.dense_mask().to(device)
         if implementation == "eager":  # it adds the mask to the scores
-            scores = torch.zeros(mask.shape, dtype=model.dtype, device=device)
-            mask = scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+            dtype = next(model.parameters()).dtype
+            scores = torch.zeros(mask.shape, dtype=dtype, device=device)
+            mask = scores.masked_fill_(~mask, torch.finfo(dtype).min)
         logits = model(**inputs, attention_mask=mask[None, None]).logits
     result: Tensor = logits[0]
     return result
@@ -125,7 +126,7 @@ def _reasons(model: nn.Module, config: Any) -> Iterator[str]:
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
         yield f"the attention {config._attn_implementation!r}: load it with sdpa or eager"
     if model.training and (
-        getattr(config, "attention_dropout", 0.0)
+        getattr(config, "attention_dropout", None)
         or any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
     ):
         yield "dropout, which differs from row to row: set it to 0 or call model.eval()"

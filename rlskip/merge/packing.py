@@ -230,10 +230,10 @@ def _lay_out(tokens: TokenRows, parts: list[Branches]) -> Pack:
             paths.append(path)
             trained.append(tokens.trained[first : first + length])
         ends[path] = position
-    return Pack(
-        rows,
-        *map(torch.from_numpy, (ids, depths, ends, parents, labels)),
-        path=torch.from_numpy(np.concatenate(paths)),
-        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])),
-        trained=torch.from_numpy(np.concatenate(trained)),
+    arrays = (
+        *(ids, depths, ends, parents, labels),
+        np.concatenate(paths),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate(trained),
     )
+    return Pack(rows, *map(torch.from_numpy, arrays))

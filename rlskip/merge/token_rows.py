@@ -80,7 +80,7 @@ def _fields(rows: Any) -> dict[str, Any]:
 
 def _flat(field: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """All values of a field, and the length of each row."""
-    if isinstance(field, Tensor) and field.is_nested:
+    if getattr(field, "is_nested", False):
         if field.layout != torch.jagged or field.lengths() is not None:
             raise MergeError("expected a contiguous nested tensor in layout torch.jagged", name)
         return field.values().cpu().numpy(), field.offsets().diff().cpu().numpy()

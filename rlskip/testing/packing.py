@@ -122,9 +122,9 @@ def _compare(
         raise AssertionError(f"loss {found.loss:.12g} packed, {expected.loss:.12g} alone")
     for name, gradient in expected.gradients.items():
         scale = max(1.0, float(gradient.abs().max()))
-        difference = float((gradient - found.gradients[name]).abs().max())
-        if not difference <= tolerance * scale:
-            raise AssertionError(f"gradient of {name}: differs by {difference:.3g} (rows {ids})")
+        off_by = float((gradient - found.gradients[name]).abs().max())
+        if not off_by <= tolerance * scale:
+            raise AssertionError(f"gradient of {name}: differs by {off_by:.3g} (rows {ids})")
 
 
 class _Result:
@@ -158,7 +158,9 @@ def _one_by_one(model: nn.Module, rows: dict[str, list[list[int]]]) -> list[Tens
     for row in rows["input_ids"]:
         logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, :-1]
         log_probs = logits.log_softmax(-1)
-        results.append(log_probs[torch.arange(len(row) - 1), torch.tensor(row[1:], dtype=int)])
+        results.append(
+            log_probs[torch.arange(len(row) - 1), torch.tensor(row[1:], dtype=torch.int64)]
+        )
     return results
 
 
