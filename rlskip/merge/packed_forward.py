@@ -70,9 +70,10 @@ def packed_forward(model: nn.Module, pack: Pack) -> Tensor:
     }
     config = _text_config(model)
     implementation = config._attn_implementation
+    recomputes = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if implementation == "flex_attention":
         logits = model(**inputs, attention_mask=pack.block_mask(device)).logits
-    elif implementation == "sdpa" and not getattr(model, "is_gradient_checkpointing", False):
+    elif implementation == "sdpa" and not recomputes:
         with _branch_by_branch(config, pack, device) as branches:
             logits = model(**inputs, rlskip_branches=branches).logits
     else:
@@ -118,7 +119,7 @@ def _reasons(model: nn.Module, config: Any) -> Iterator[str]:
     kind = rope.get("rope_type", rope.get("type"))
     if kind in _LENGTH_DEPENDENT_ROPE:
         yield f"RoPE of the type {kind}, which depends on the longest row of a batch"
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
     if not {"position_ids", "logits_to_keep"} <= parameters.keys():
         yield "a forward pass that takes no position_ids or no logits_to_keep"
     if getattr(config, "output_router_logits", False):
@@ -140,7 +141,7 @@ def _uses_sliding_window(config: Any) -> bool:
 
 
 def _text_config(model: nn.Module) -> Any:
-    config: Any = model.config
+    config: Any = getattr(model, "module", model).config  # a wrapper such as DDP has no config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

@@ -138,9 +138,15 @@ class Pack:
     @cached_property
     def needed(self) -> Tensor:
         """The positions whose logits a loss needs, int64 ``[N]``, ascending."""
-        wanted = np.zeros(len(self), bool)
-        wanted[self._before.numpy()[self._after_first(self.trained).numpy()]] = True
-        return torch.from_numpy(np.flatnonzero(wanted))
+        return self._predictors[self._predictors >= 0].unique()
+
+    @cached_property
+    def _predictors(self) -> Tensor:
+        """For each entry of `path` the position that predicts it; -1 where none is needed."""
+        predictors = self.path.roll(1)
+        predictors[~self.trained] = -1
+        predictors[self.offsets[:-1]] = -1  # nothing predicts a row's first token
+        return predictors
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Log-probabilities of the rows' tokens.
@@ -153,8 +159,8 @@ class Pack:
         Returns
         -------
         Tensor
-            Jagged, one row per row of the pack and one value per token after the row's first.
-            It is 0 at tokens that are not trained. Half precision is computed in float32.
+            Jagged, one row per row of the pack and one value per token. It is 0 at a row's
+            first token and at tokens that are not trained. Half precision is computed in float32.
         """
         logits = self._at_needed(logits)
         labels = self.labels[self.needed].to(logits.device)
@@ -180,26 +186,11 @@ class Pack:
 
     def _by_row(self, values: Tensor) -> Tensor:
         """Values at `needed` as one jagged row per row, 0 where a token is not trained."""
-        place = torch.full((len(self),), len(self.needed))
+        place = torch.full((len(self) + 1,), len(self.needed))  # its last entry serves -1
         place[self.needed] = torch.arange(len(self.needed))
-        index = place[self._before]
-        index[~self._after_first(self.trained)] = len(self.needed)
-        flat = torch.cat([values, values.new_zeros(1)])[index.to(values.device)]
-        offsets = self.offsets - torch.arange(len(self.offsets))
-        return torch.nested.nested_tensor_from_jagged(flat, offsets.to(values.device))
-
-    @property
-    def _before(self) -> Tensor:
-        """For each token after a row's first, the position that predicts it."""
-        lasts = torch.ones(len(self.path), dtype=torch.bool)
-        lasts[self.offsets[1:] - 1] = False
-        return self.path[lasts]
-
-    def _after_first(self, values: Tensor) -> Tensor:
-        """Values of the path without those of each row's first token."""
-        keep = torch.ones(len(self.path), dtype=torch.bool)
-        keep[self.offsets[:-1]] = False
-        return values[keep]
+        index = place[self._predictors].to(values.device)
+        flat = torch.cat([values, values.new_zeros(1)])[index]
+        return torch.nested.nested_tensor_from_jagged(flat, self.offsets.to(values.device))
 
 
 def _lay_out(tokens: TokenRows, parts: list[Branches]) -> Pack:

@@ -37,8 +37,8 @@ def assert_exact_packing(
         :func:`generated_tries`, one check for each of them.
     forward
         Called with the copy and the rows; returns for each row the log-probabilities of its
-        tokens after the first, a tensor of ``(length - 1,)``. Values at tokens that `loss_mask`
-        leaves out are ignored. By default rlskip's :func:`rlskip.merge.packed_forward`.
+        tokens, a tensor of ``(length,)``. Values at a row's first token and at tokens that
+        `loss_mask` leaves out are ignored. By default rlskip's :func:`rlskip.merge.packed_forward`.
     tolerance
         The largest absolute difference of log-probabilities and loss, and the largest difference
         of a gradient relative to the largest entry of that parameter's gradient or 1.
@@ -102,8 +102,8 @@ def _compare(
     ids, masks = rows["input_ids"], rows["loss_mask"]
     generator = torch.Generator().manual_seed(seed)
     weights = [
-        torch.randn(len(row) - 1, dtype=torch.float64, generator=generator)
-        * torch.tensor(mask[1:], dtype=torch.float64)
+        torch.randn(len(row), dtype=torch.float64, generator=generator)
+        * torch.tensor([0, *mask[1:]], dtype=torch.float64)
         for row, mask in zip(ids, masks, strict=True)
     ]
     expected, found = (_run(model, rows, how, weights) for how in (_one_by_one, forward))
@@ -112,10 +112,10 @@ def _compare(
             raise AssertionError(
                 f"row {row}: {tuple(b.shape)} log-probs, expected {tuple(a.shape)}"
             )
-        difference = (a - b).abs() * torch.tensor(masks[row][1:])
+        difference = (a - b).abs() * torch.tensor([0, *masks[row][1:]])
         for token in (difference > tolerance).nonzero()[:1].flatten().tolist():
             raise AssertionError(
-                f"row {row}, token {token + 1}: log-prob {b[token]:.12g} packed, {a[token]:.12g} "
+                f"row {row}, token {token}: log-prob {b[token]:.12g} packed, {a[token]:.12g} "
                 f"alone (rows {ids})"
             )
     if not abs(expected.loss - found.loss) <= tolerance * max(1.0, abs(expected.loss)):
