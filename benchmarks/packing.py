@@ -1,6 +1,6 @@
 """Packing next to padded rows and to rows without padding: one forward and backward pass.
 
-pack_time_ratio        a GRPO group (prompt 1 024, 16 responses of 64 to 256), packed, against padded
+pack_time_ratio        a GRPO group (prompt 1 024, 16 responses of 64 to 256) against padded rows
 pack_unpadded_ratio    the same against the rows laid out one after the other, nothing shared
 pack_turns_ratio       16 sessions of 12 turns with tool output between, one row per turn, packed,
                        against the same rows unpadded

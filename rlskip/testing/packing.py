@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -138,14 +139,15 @@ def _run(
     model: nn.Module, rows: dict[str, list[list[int]]], forward: Forward, weights: list[Tensor]
 ) -> _Result:
     model = copy.deepcopy(model).double().eval()
-    with _StayInFloat64():
-        log_probs = list(forward(model, rows))
-        loss = sum(
-            ((w * values).sum() for w, values in zip(weights, log_probs, strict=True)),
-            torch.zeros((), dtype=torch.float64),
-        )
-        if loss.requires_grad:
-            loss.backward()
+    for module in model.modules():
+        module.forward = _in_float64(module.forward)  # type: ignore[method-assign]
+    log_probs = list(forward(model, rows))
+    loss = sum(
+        ((w * values).sum() for w, values in zip(weights, log_probs, strict=True)),
+        torch.zeros((), dtype=torch.float64),
+    )
+    if loss.requires_grad:
+        loss.backward()
     gradients = {
         name: torch.zeros_like(p) if p.grad is None else p.grad
         for name, p in model.named_parameters()
@@ -157,10 +159,9 @@ def _one_by_one(model: nn.Module, rows: dict[str, list[list[int]]]) -> list[Tens
     results = []
     for row in rows["input_ids"]:
         logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, :-1]
-        log_probs = logits.log_softmax(-1)
-        results.append(
-            log_probs[torch.arange(len(row) - 1), torch.tensor(row[1:], dtype=torch.int64)]
-        )
+        after = torch.tensor(row[1:], dtype=torch.int64)
+        chosen = logits.log_softmax(-1)[torch.arange(len(after)), after]
+        results.append(torch.cat([chosen.new_zeros(1), chosen]))
     return results
 
 
@@ -181,8 +182,35 @@ def _vocabulary(model: Any) -> int:
     return size
 
 
+def _in_float64(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's `forward` under :class:`_StayInFloat64`.
+
+    Each module is wrapped, and not the whole model, because gradient checkpointing calls the layers
+    again in the backward pass, in which a mode of the forward pass has no effect.
+    """
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if _StayInFloat64.depth:
+            return forward(*args, **kwargs)
+        with _StayInFloat64():
+            return forward(*args, **kwargs)
+
+    return wrapped
+
+
 class _StayInFloat64(TorchFunctionMode):
     """Leave float64 tensors in float64 where the code within casts them to float32."""
+
+    depth = 0
+
+    def __enter__(self) -> Any:
+        _StayInFloat64.depth += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _StayInFloat64.depth -= 1
+        super().__exit__(*error)
 
     def __torch_function__(
         self,

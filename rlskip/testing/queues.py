@@ -1,0 +1,263 @@
+"""A conformance suite for queues."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, to_rows
+
+_PATIENCE_S = 10.0
+
+
+class QueueTests:
+    """Every behaviour that :class:`rlskip.queue.TrajectoryQueue` specifies."""
+
+    @pytest.fixture
+    def queue(self) -> TrajectoryQueue:
+        """The queue under test. It may be shared: each test uses its own partition."""
+        raise NotImplementedError("override the fixture `queue`")
+
+    @pytest.fixture
+    def partition(self) -> str:
+        return f"partition-{uuid.uuid4().hex[:8]}"
+
+    # -- put and get -----------------------------------------------------------------------
+    def test_rows_come_back_in_the_requested_order(self, queue: Any, partition: str) -> None:
+        fields = TensorDict({"ids": torch.arange(6).view(3, 2)}, batch_size=[3])
+        queue.put(["a", "b", "c"], partition, fields)
+        rows = to_rows(queue.get(["c", "a"], partition))
+        assert [row["ids"].tolist() for row in rows] == [[4, 5], [0, 1]]
+
+    def test_only_selected_fields_come_back(self, queue: Any, partition: str) -> None:
+        queue.put(["a"], partition, [{"x": torch.tensor([1]), "y": torch.tensor([2])}])
+        assert list(queue.get(["a"], partition, ["y"]).keys()) == ["y"]
+        assert set(queue.get(["a"], partition).keys()) == {"x", "y"}
+
+    def test_rows_may_differ_in_length(self, queue: Any, partition: str) -> None:
+        lengths = [3, 0, 5]
+        queue.put(
+            ["a", "b", "c"],
+            partition,
+            [{"ids": torch.arange(n), "grid": torch.ones(n, 2)} for n in lengths],
+        )
+        rows = to_rows(queue.get(["a", "b", "c"], partition))
+        assert [row["ids"].tolist() for row in rows] == [list(range(n)) for n in lengths]
+        assert [tuple(row["grid"].shape) for row in rows] == [(n, 2) for n in lengths]
+
+    def test_dtypes_survive(self, queue: Any, partition: str) -> None:
+        row = {
+            "int64": torch.tensor([2**40]),
+            "float32": torch.tensor([0.1]),
+            "bfloat16": torch.tensor([0.5], dtype=torch.bfloat16),
+            "bool": torch.tensor([True, False]),
+            "scalar": torch.tensor(7, dtype=torch.int32),
+        }
+        queue.put(["a"], partition, [row])
+        (back,) = to_rows(queue.get(["a"], partition))
+        for name, value in row.items():
+            assert back[name].dtype == value.dtype, name
+            assert torch.equal(back[name], value), name
+
+    def test_any_object_can_be_a_value(self, queue: Any, partition: str) -> None:
+        values = ["text", {"role": "user", "content": ["x", 1]}, None]
+        fields = TensorDict({"v": NonTensorStack(*values)}, batch_size=[3])
+        queue.put(["a", "b", "c"], partition, fields)
+        assert [row["v"] for row in to_rows(queue.get(["a", "b", "c"], partition))] == values
+
+    def test_a_batch_wide_value_belongs_to_every_row(self, queue: Any, partition: str) -> None:
+        fields = TensorDict({"agent": NonTensorData("tool", batch_size=[2])}, batch_size=[2])
+        queue.put(["a", "b"], partition, fields)
+        assert [row["agent"] for row in to_rows(queue.get(["b"], partition))] == ["tool"]
+
+    def test_a_second_put_merges(self, queue: Any, partition: str) -> None:
+        queue.put(["a"], partition, [{"x": torch.tensor([1])}], [{"status": "running", "n": 2}])
+        meta = queue.put(["a"], partition, [{"y": torch.tensor([2])}], [{"status": "success"}])
+        assert queue.list(partition) == {"a": {"status": "success", "n": 2}}
+        assert meta.tags == [{"status": "success", "n": 2}]
+        assert set(meta.fields) == {"x", "y"}
+        (row,) = to_rows(queue.get(["a"], partition))
+        assert (row["x"].tolist(), row["y"].tolist()) == ([1], [2])
+
+    def test_what_was_put_is_a_copy(self, queue: Any, partition: str) -> None:
+        ids, turns, tag = torch.tensor([1, 2]), [{"role": "user"}], {"status": "running"}
+        queue.put(["a"], partition, [{"ids": ids, "turns": turns}], [tag])
+        ids[0] = 99
+        turns[0]["role"] = tag["status"] = "changed"
+        queue.get(["a"], partition)["ids"].values().fill_(77)
+        queue.list(partition)["a"]["status"] = "changed"
+        assert queue.list(partition) == {"a": {"status": "running"}}
+        (row,) = to_rows(queue.get(["a"], partition))
+        assert row["ids"].tolist() == [1, 2]
+        assert row["turns"] == [{"role": "user"}]
+
+    def test_partitions_are_independent(self, queue: Any, partition: str) -> None:
+        queue.put(["a"], partition, None, [{"where": 1}])
+        queue.put(["a"], partition + "-val", None, [{"where": 2}])
+        queue.delete(["a"], partition)
+        assert queue.list(partition) == {}
+        assert queue.list(partition + "-val") == {"a": {"where": 2}}
+
+    # -- refused arguments --------------------------------------------------------------------
+    def test_a_missing_key_is_named_and_nothing_returned(self, queue: Any, partition: str) -> None:
+        queue.put(["a"], partition, [{"x": torch.tensor([1])}])
+        with pytest.raises(MissingKeysError, match="'gone'"):
+            queue.get(["a", "gone"], partition)
+        with pytest.raises(MissingKeysError, match="'a'"):
+            queue.get(["a"], partition + "-unknown")
+
+    def test_a_missing_field_is_named_and_nothing_returned(
+        self, queue: Any, partition: str
+    ) -> None:
+        queue.put(["a"], partition, [{"x": torch.tensor([1])}])
+        queue.put(["tag only"], partition, None, [{"status": "running"}])
+        with pytest.raises(MissingKeysError, match="nope"):
+            queue.get(["a"], partition, ["x", "nope"])
+        with pytest.raises(MissingKeysError, match="no field"):
+            queue.get(["a", "tag only"], partition)
+
+    @pytest.mark.parametrize(
+        ("keys", "fields", "tags", "message"),
+        [
+            ([], None, [], "no keys"),
+            (["a"], None, None, "nothing to put"),
+            (["a", "a"], None, [{}, {}], "given twice: a"),
+            (["a", "b"], None, [{}], "2 keys, but 1 tags"),
+            (["a", "b"], [{"x": 1}], None, "2 keys, but 1 fields"),
+            (["a", "b"], [{"x": 1}, {"y": 1}], None, "some rows hold x, y"),
+            ("ab", None, [{}, {}], "sequence of keys"),
+        ],
+    )
+    def test_an_invalid_put_is_refused(
+        self, queue: Any, partition: str, keys: Any, fields: Any, tags: Any, message: str
+    ) -> None:
+        with pytest.raises(PutError, match=message):
+            queue.put(keys, partition, fields, tags)
+        assert queue.list(partition) == {}
+
+    # -- list and delete -----------------------------------------------------------------------
+    def test_deleted_keys_are_gone_and_deleting_again_is_harmless(
+        self, queue: Any, partition: str
+    ) -> None:
+        queue.put(["a", "b"], partition, [{"x": 1}, {"x": 2}], [{}, {"status": "success"}])
+        for _ in range(2):
+            queue.delete(["a", "never there"], partition)
+            assert queue.list(partition) == {"b": {"status": "success"}}
+        queue.delete([], partition)
+        queue.delete(["a"], partition + "-unknown")
+
+    def test_a_deleted_key_starts_empty(self, queue: Any, partition: str) -> None:
+        queue.put(["a"], partition, [{"x": 1}], [{"status": "failure"}])
+        queue.delete(["a"], partition)
+        queue.put(["a"], partition, [{"y": 2}], [{"n": 1}])
+        assert queue.list(partition) == {"a": {"n": 1}}
+        assert to_rows(queue.get(["a"], partition)) == [{"y": 2}]
+
+    # -- watch ---------------------------------------------------------------------------------
+    def test_a_watch_reports_each_change_once(self, queue: Any, partition: str) -> None:
+        queue.put(["old"], partition, None, [{"n": 1}])
+        watch = queue.watch()
+        assert watch.poll().get(partition) == {"old": {"n": 1}}
+        assert partition not in watch.poll()
+        queue.put(["new", "old"], partition, None, [{"n": 2}, {"status": "finished"}])
+        queue.put(["new"], partition, None, [{"n": 3}])
+        assert watch.poll()[partition] == {
+            "new": {"n": 3},
+            "old": {"n": 1, "status": "finished"},
+        }
+        queue.delete(["old"], partition)
+        queue.put(["brief"], partition, None, [{}])
+        queue.delete(["brief"], partition)
+        assert watch.poll()[partition] == {"old": None}
+        assert partition not in watch.poll()
+
+    def test_watches_do_not_take_from_each_other(self, queue: Any, partition: str) -> None:
+        one, other = queue.watch(), queue.watch()
+        queue.put(["a"], partition, None, [{"n": 1}])
+        for watch in (one, other):
+            assert watch.poll()[partition] == {"a": {"n": 1}}
+
+    def test_waiting_ends_with_a_change_or_the_timeout(self, queue: Any, partition: str) -> None:
+        watch = queue.watch()
+        watch.poll()
+        start = time.monotonic()
+        watch.wait_change(0.05)
+        assert time.monotonic() - start < _PATIENCE_S
+        with _soon(lambda: queue.put(["a"], partition, None, [{"n": 1}])):
+            assert _next(watch, partition) == {"a": {"n": 1}}
+
+    # -- coroutines and threads ------------------------------------------------------------------
+    def test_coroutines_do_the_same(self, queue: Any, partition: str) -> None:
+        async def use() -> None:
+            await queue.aput(["a"], partition, [{"x": 1}], [{"n": 1}])
+            assert to_rows(await queue.aget(["a"], partition, ["x"])) == [{"x": 1}]
+            assert await queue.alist(partition) == {"a": {"n": 1}}
+            await queue.adelete(["a"], partition)
+            assert await queue.alist(partition) == {}
+
+        asyncio.run(use())
+
+    def test_concurrent_writers_lose_nothing(self, queue: Any, partition: str) -> None:
+        def write(worker: int) -> None:
+            for i in range(20):
+                queue.put([f"{worker}_{i}_0"], partition, [{"x": torch.tensor([i])}], [{"i": i}])
+
+        watch = queue.watch()
+        watch.poll()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        keys = [f"{worker}_{i}_0" for worker in range(4) for i in range(20)]
+        assert queue.list(partition) == {key: {"i": int(key.split("_")[1])} for key in keys}
+        assert watch.poll()[partition] == queue.list(partition)
+        rows = to_rows(queue.get(keys, partition))
+        assert [row["x"].tolist() for row in rows] == [[int(key.split("_")[1])] for key in keys]
+
+    def test_a_reader_that_sees_the_tag_finds_the_row(self, queue: Any, partition: str) -> None:
+        def write() -> None:
+            for i in range(20):
+                queue.put([f"u_{i}_0"], partition, [{"x": i}], [{"status": "success"}])
+
+        seen: set[str] = set()
+        end = time.monotonic() + _PATIENCE_S
+        with _soon(write):
+            while len(seen) < 20:
+                assert time.monotonic() < end, f"only {sorted(seen)} showed up"
+                new = [
+                    key
+                    for key, tag in queue.list(partition).items()
+                    if tag.get("status") == "success" and key not in seen
+                ]
+                if new:
+                    rows = to_rows(queue.get(new, partition, ["x"]))
+                    assert [row["x"] for row in rows] == [int(key.split("_")[1]) for key in new]
+                seen.update(new)
+
+
+@contextmanager
+def _soon(action: Any) -> Iterator[None]:
+    """Run `action` in another thread shortly after the block begins."""
+    timer = threading.Timer(0.05, action)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def _next(watch: Any, partition: str) -> Any:
+    """Wait for the next change of `partition`."""
+    end = time.monotonic() + _PATIENCE_S
+    while partition not in (changes := watch.poll()):
+        assert time.monotonic() < end, "no change was reported"
+        watch.wait_change(end - time.monotonic())
+    return changes[partition]
