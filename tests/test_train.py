@@ -95,6 +95,13 @@ def test_the_second_run_generates_nothing_and_equals_the_first(
     assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
 
 
+def test_packs_train_as_rows_do(train: Any, folder: Path, first: list[dict[str, Any]]) -> None:
+    packed = train(folder, "packed", *SKIP, "+merge=packed")
+    for one, other in zip(first, packed, strict=True):
+        for figure in ("loss", "entropy", "clip_share"):
+            assert one[figure] == pytest.approx(other[figure], abs=1e-4), figure
+
+
 @pytest.mark.usefixtures("first")
 def test_another_seed_is_refused(train: Any, folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""

@@ -1,4 +1,8 @@
-"""Prefix-aware merging: few rows per trajectory, each sampled token trained exactly once."""
+"""Prefix-aware merging and packing: each token trained once, and each shared one computed once."""
+
+from typing import TYPE_CHECKING
+
+from rlskip._lazy import load_on_use
 
 from rlskip.merge.concat import concatenate_generator_outputs
 from rlskip.merge.merge_report import Break, MergeReport
@@ -7,14 +11,25 @@ from rlskip.merge.packing import Pack, pack
 from rlskip.merge.stepwise import merge_stepwise_output
 from rlskip.merge.turns import MergeError, TrajectoryID
 
+if TYPE_CHECKING:
+    from rlskip.merge.packed_forward import PackingError, packed_forward, refuse_inexact
+
 __all__ = [
     "Break",
     "MergeError",
     "MergeReport",
     "Pack",
+    "PackingError",
     "TrajectoryID",
     "concatenate_generator_outputs",
     "merge",
     "merge_stepwise_output",
     "pack",
+    "packed_forward",
+    "refuse_inexact",
 ]
+
+# The planner needs no torch.nn.
+__getattr__ = load_on_use(
+    __name__, {"rlskip.merge.packed_forward": ["PackingError", "packed_forward", "refuse_inexact"]}
+)

@@ -72,7 +72,9 @@ def _members(groups: Sequence[Hashable] | None, n: int) -> list[np.ndarray]:
     return [np.array(rows) for rows in members.values()]
 
 
-@attrs.frozen(eq=False, repr=False)
+@attrs.frozen(
+    eq=False, repr=False, slots=False
+)  # slots would leave no room for the cached properties
 class Pack:
     """Rows in one sequence, each shared prefix once.
 
@@ -138,7 +140,8 @@ class Pack:
     @cached_property
     def needed(self) -> Tensor:
         """The positions whose logits a loss needs, int64 ``[N]``, ascending."""
-        return self._predictors[self._predictors >= 0].unique()
+        needed: Tensor = self._predictors[self._predictors >= 0].unique()
+        return needed
 
     @cached_property
     def _predictors(self) -> Tensor:
