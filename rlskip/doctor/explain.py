@@ -23,7 +23,7 @@ from rlskip.doctor.command import CannotComposeError, Command, compose, run_comm
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
-from rlskip.hosts.verl.preflight import problems
+from rlskip.hosts.verl.preflight import problems, without_effect
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.on_disk import Run
@@ -177,12 +177,16 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
 
 
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
-    """What verl's launcher process would refuse before it starts the trainer."""
+    """What verl ignores, and what its launcher process would refuse before the trainer starts."""
+    ignored = [
+        Finding("verl", NOTE, f"{problem.key}: {problem.what}", problem.remedy)
+        for problem in without_effect(settings.facts.config)
+    ]
     try:
         judge(settings.facts.config.copy(), settings, command.module)
     except RlskipError as error:
-        return [_refusal("verl", error)]
-    return []
+        return [*ignored, _refusal("verl", error)]
+    return ignored
 
 
 # -- what a role would do --------------------------------------------------------------

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
-
 from rlskip.merge.concat import concatenate_generator_outputs
 from rlskip.merge.merge_report import Break, MergeReport
 from rlskip.merge.merging import merge

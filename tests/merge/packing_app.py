@@ -1,6 +1,7 @@
-"""Checks packed forward passes of genuine models: ``python packing_app.py NAME [ARGUMENT]``.
+"""Checks packed forward passes of genuine models: ``python packing_app.py CASES RESULTS``.
 
-Run by the interpreter that $RLSKIP_TRL names, which has transformers and TRL. Prints JSON.
+Run by the interpreter that $RLSKIP_TRL names, which has transformers and TRL. Both are JSON files:
+a list of ``[function, *arguments]``, and what each of them returned.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import functools
 import json
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,8 +87,7 @@ def flex(name: str) -> float:
     return float((found[0] - found[1]).abs().max())
 
 
-def refused(name: str, change: str = "{}") -> str:
-    changes = json.loads(change)
+def refused(name: str, changes: dict[str, Any]) -> str:
     training = changes.pop("training", False)
     attention = changes.pop("attention", "eager")
     model = model_of(name, attention, **changes).train(training)
@@ -250,4 +251,6 @@ def trained_with_dropout(name: str) -> str:
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    results = [globals()[name](*arguments) for name, *arguments in cases]
+    Path(sys.argv[2]).write_text(json.dumps(results))

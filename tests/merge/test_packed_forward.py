@@ -8,92 +8,116 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.trl, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
 
 APP = Path(__file__).with_name("packing_app.py")
 
 
-def run(*arguments: str) -> Any:
+MODELS = ["Llama", "Qwen2", "Qwen3", "Qwen3Moe", "GPT2"]
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("Mistral", {}, "sliding window"),
+    ("Gemma3Text", {}, "sliding_attention"),
+    ("GptOss", {"layer_types": ["full_attention"] * 2}, "sinks"),
+    ("Bloom", {}, "position_ids"),
+    ("Mamba", {}, "linear_attention"),
+    ("Rwkv", {}, "recurrent state"),
+    ("Phi3", {}, "longrope"),
+    ("Qwen3Moe", {"output_router_logits": True}, "auxiliary loss"),
+    ("Llama", {"attention_dropout": 0.1, "training": True}, "dropout"),
+    ("GPT2", {"training": True}, "dropout"),
+    ("Llama", {"attention_dropout": 0.1}, ""),
+    ("Mistral", {"sliding_window": None}, ""),
+]
+WRONG = {"positions": "row 1, token 6", "mask": "row 1, token 6", "detached": "gradient of"}
+CASES: list[list[Any]] = [
+    *(["exact", model, attention] for model in MODELS for attention in ("sdpa", "eager")),
+    ["checkpointing", "Qwen2"],
+    ["flex", "Llama"],
+    ["spread", "Qwen2"],
+    *(["refused", model, change] for model, change, _ in REFUSED),
+    *(["wrong", how] for how in WRONG),
+    ["trls", "Llama"],
+    ["trained", "GRPO"],
+    ["trained", "RLOO"],
+    ["trained_with_dropout", "GRPO"],
+]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """``result(function, *arguments)``, from one process for all cases."""
     python = os.environ.get("RLSKIP_TRL")
     if not python:
         pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+    folder = tmp_path_factory.mktemp("packing")
+    (folder / "cases.json").write_text(json.dumps(CASES))
     done = subprocess.run(
-        [python, str(APP), *arguments], capture_output=True, text=True, timeout=500,
+        [python, str(APP), "cases.json", "results.json"], cwd=folder, capture_output=True,
+        text=True, timeout=900,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    results = json.loads((folder / "results.json").read_text())
+    return lambda *case: results[CASES.index(list(case))]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("model", ["Llama", "Qwen2", "Qwen3", "Qwen3Moe", "GPT2"])
-def test_log_probs_loss_and_gradients_are_those_of_the_rows(model: str, attention: str) -> None:
-    assert run("exact", model, attention) == "exact"
+@pytest.mark.parametrize("model", MODELS)
+def test_log_probs_loss_and_gradients_are_those_of_the_rows(
+    result: Callable[..., Any], model: str, attention: str
+) -> None:
+    assert result("exact", model, attention) == "exact"
 
 
-def test_layers_that_are_computed_again_see_the_same_pack() -> None:
-    assert run("checkpointing", "Qwen2") == "exact"
+def test_layers_that_are_computed_again_see_the_same_pack(result: Callable[..., Any]) -> None:
+    assert result("checkpointing", "Qwen2") == "exact"
 
 
-def test_flex_attention_computes_the_same() -> None:
-    assert run("flex", "Llama") < 1e-5
+def test_flex_attention_computes_the_same(result: Callable[..., Any]) -> None:
+    assert result("flex", "Llama") < 1e-5
 
 
-def test_gradients_in_float32_are_within_the_spread_of_two_batchings() -> None:
-    packed, batched = run("spread", "Qwen2")
+def test_gradients_in_float32_are_within_the_spread_of_two_batchings(
+    result: Callable[..., Any],
+) -> None:
+    packed, batched = result("spread", "Qwen2")
     assert packed < 4 * batched
 
 
-@pytest.mark.parametrize(
-    ("model", "change", "reason"),
-    [
-        ("Mistral", {}, "sliding window"),
-        ("Gemma3Text", {}, "sliding_attention"),
-        ("GptOss", {"layer_types": ["full_attention"] * 2}, "sinks"),
-        ("Bloom", {}, "position_ids"),
-        ("Mamba", {}, "linear_attention"),
-        ("Rwkv", {}, "recurrent state"),
-        ("Phi3", {}, "longrope"),
-        ("Qwen3Moe", {"output_router_logits": True}, "auxiliary loss"),
-        ("Llama", {"attention_dropout": 0.1, "training": True}, "dropout"),
-        ("GPT2", {"training": True}, "dropout"),
-        ("Llama", {"attention_dropout": 0.1}, ""),
-        ("Mistral", {"sliding_window": None}, ""),
-    ],
-)
+@pytest.mark.parametrize(("model", "change", "reason"), REFUSED)
 def test_what_cannot_be_exact_is_refused_by_name(
-    model: str, change: dict[str, Any], reason: str
+    result: Callable[..., Any], model: str, change: dict[str, Any], reason: str
 ) -> None:
-    said = run("refused", model, json.dumps(change))
+    said = result("refused", model, change)
     assert reason in said
     assert bool(said) == bool(reason)
 
 
-@pytest.mark.parametrize(
-    ("how", "named"),
-    [("positions", "row 1, token 6"), ("mask", "row 1, token 6"), ("detached", "gradient of")],
-)
-def test_the_oracle_names_what_a_wrong_packing_changes(how: str, named: str) -> None:
-    assert named in run("wrong", how)
+@pytest.mark.parametrize("how", WRONG)
+def test_the_oracle_names_what_a_wrong_packing_changes(
+    result: Callable[..., Any], how: str
+) -> None:
+    assert WRONG[how] in result("wrong", how)
 
 
-def test_the_oracle_passes_trls_own_plan() -> None:
-    assert run("trls", "Llama") == "exact"
+def test_the_oracle_passes_trls_own_plan(result: Callable[..., Any]) -> None:
+    assert result("trls", "Llama") == "exact"
 
 
 @pytest.mark.parametrize("trainer", ["GRPO", "RLOO"])
-def test_trl_trains_the_same_on_packs(trainer: str) -> None:
-    plain, batched, packed = run("trained", trainer)
+def test_trl_trains_the_same_on_packs(result: Callable[..., Any], trainer: str) -> None:
+    plain, batched, packed = result("trained", trainer)
     for name in ("loss", "grad_norm", "kl"):
         spread = max(abs(a[name] - b[name]) for a, b in zip(plain, batched, strict=True))
         off = max(abs(a[name] - b[name]) for a, b in zip(plain, packed, strict=True))
         assert off <= max(4 * spread, 1e-6), name
 
 
-def test_trl_with_dropout_is_refused() -> None:
-    assert "dropout" in run("trained_with_dropout", "GRPO")
+def test_trl_with_dropout_is_refused(result: Callable[..., Any]) -> None:
+    assert "dropout" in result("trained_with_dropout", "GRPO")

@@ -31,6 +31,15 @@ _VALIDATES = (
 )
 
 
+def without_effect(config: Any) -> list[Problem]:
+    """Keys that are set and that verl reads without doing what they say."""
+    key = "actor_rollout_ref.actor.use_prefix_grouper"
+    if not look_up(config, key):
+        return []
+    what = "verl balances groups over ranks, and never calls its grouped forward pass"
+    return [Problem(key, what, "prompts are computed once for each session")]
+
+
 def problems(
     settings: SkipSettings, roles: Roles, total: int | None = None, *, here: bool = False
 ) -> list[Problem]:
