@@ -45,6 +45,11 @@ def composed(folder: Path, *overrides: str, **more: Any) -> Any:
             "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first",
         ),
         (["+skip.rollout.enable=true"], "", "choose an option instead of single keys"),
+        (
+            ["rlskip.skip.steps=1", "+skip@rlskip=rollout_cache"],
+            "~hydra.callbacks.rlskip",
+            "remove ~hydra.callbacks.rlskip",
+        ),
         (["+skip@rlskip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
     ],
 )

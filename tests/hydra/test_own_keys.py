@@ -179,9 +179,6 @@ def test_a_job_skips_beside_an_own_node(make_app: Callable[..., Any]) -> None:
         assert run.returncode == 0, run.said
     assert "role rollout: 2 hits, 0 misses" in run.out
     assert app.generated == [1, 2]
-    refused = app.run("rlskip.skip.steps=1", on[0], "~hydra.callbacks.rlskip")
-    assert refused.returncode == 1
-    assert "remove ~hydra.callbacks.rlskip" in refused.said
 
 
 # -- typed configs ------------------------------------------------------------------------------

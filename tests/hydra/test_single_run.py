@@ -129,14 +129,6 @@ def test_counts_come_from_the_process_that_ran_the_stage(make_app: Callable[...,
     assert len(list((app.folder / "dumps").rglob("gen_batch.dp"))) == 2
 
 
-def test_a_job_without_the_callback_refuses(app: Any) -> None:
-    run = app.run(*ON, "~hydra.callbacks.rlskip")
-    assert run.returncode == 1
-    assert "+skip=rollout_cache was chosen for this job" in run.err
-    assert "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first" in run.err
-    assert app.generated == []
-
-
 @pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
 def test_a_user_who_turns_skip_off_has_not_chosen_it(
     make_app: Callable[..., Any], override: str
