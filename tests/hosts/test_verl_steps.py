@@ -12,7 +12,7 @@ import pytest
 # As much of verl as the plug-in wraps.
 VERL = {
     "__init__.py": "__version__ = '0.9.1'\nimport rlskip.hosts.verl.plugin\n",
-    "protocol.py": "from rlskip.batch.columns import DataProtoParts as DataProto\n",
+    "protocol.py": "from rlskip.batch.tables import DataProtoParts as DataProto\n",
     "utils/ray_utils.py": """
         import asyncio, functools
 
