@@ -1,9 +1,10 @@
-"""A batch: read from the trainer's, its prompts, and the handle to wait on."""
+"""A batch: read from the trainer's, its prompts and attempts, and the handle to wait on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,13 +18,16 @@ from tensordict import TensorDictBase
 from rlskip.batch.columns import own, rows_of
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.coroutines import Answer
+from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.scheduler import SessionGroup
+from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+
+logger = logging.getLogger(__name__)
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
@@ -84,6 +88,45 @@ class Prompt(SessionGroup):
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
         return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
+
+
+@attrs.define(eq=False)
+class Attempt:
+    """An attempt at a session, and what its coroutine waits for. Times are those of the batch."""
+
+    worker: int
+    unit: Unit
+    queued: float
+    started: float
+    outcome: Answer[Any] = attrs.field(factory=Answer)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.unit.group  # type: ignore[return-value]
+
+    def returned(self, future: asyncio.Future[Any]) -> None:
+        """Its worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if not self.outcome.done:
+            if error is None:
+                self.outcome.set(future.result())
+            else:
+                self.outcome.fail(error)
+        elif error is None:
+            self.prompt.batch.late += 1
+            logger.info("dropped a late result of %s", self)
+
+    def note(self, tokens: int, error: str | None) -> None:
+        """Add it, now that it has ended, to the timeline, where one is drawn."""
+        prompt, unit, batch = self.prompt, self.unit, self.prompt.batch
+        if batch.spans is not None:
+            names = prompt.prompt, prompt.uid, unit.session, unit.attempt
+            times = self.queued, self.started, batch.elapsed()
+            batch.spans.append(Span(self.worker, *names, *times, tokens, error))
+
+    def __str__(self) -> str:
+        session, attempt = self.unit.session, self.unit.attempt
+        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
 class BatchHandle:

@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeAlias
 
-import torch
-from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, BatchReport, read_batch
+from rlskip.dispatch.collect import Collector
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.history import History
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
@@ -28,7 +28,7 @@ from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
 from rlskip.dispatch.units import BatchError
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import TRAIN, VAL, TrajectoryKey
+from rlskip.keys import TRAIN, VAL
 from rlskip.queue import MemoryQueue, TrajectoryQueue
 from rlskip.replay import ReplayBuffer
 from rlskip.store import Identity, StepStore
@@ -203,52 +203,22 @@ class RolloutDispatcher:
             raise BatchError("no step is given", "step", "pass step=... to collect")
         partition = partition or (VAL if validate else TRAIN)
         seconds = timeouts.write_seconds(self.config)
-        buffer = timeouts.bounded(seconds, lambda: self.buffer)
+        collector = Collector(timeouts.bounded(seconds, lambda: self.buffer), seconds)
         if batch is not None and batch_size is None:
-            return self._collect_own(batch, buffer)
+            return collector.own_rows(batch, self._begin)
         if batch is not None:
             self._begin(batch)
+        self._check_ahead(batch)
+        return collector.take(step, partition, batch_size)
+
+    def _check_ahead(self, batch: BatchHandle | None) -> None:
+        """Raise what kept an earlier batch from the queue; remember this one."""
         with self._closing:
             done = [ahead for ahead in self._ahead if ahead.done()]
             running = [ahead for ahead in self._ahead if ahead not in done]
             self._ahead = running if batch is None else [*running, batch]
         for earlier in done:
             earlier.result()
-        return self._take(buffer, step, partition, batch_size)
-
-    def _collect_own(
-        self, batch: BatchHandle, buffer: ReplayBuffer
-    ) -> tuple[TensorDict, dict[str, float]]:
-        """The rows of one batch; if there is an error, nothing of it is left in the queue."""
-        uids = {prompt.uid for prompt in batch.prompts}  # and those that replace them
-        seconds = timeouts.write_seconds(self.config)
-        try:
-            timeouts.bounded(seconds, buffer.reserve, uids, batch.partition)
-            self._begin(batch)
-            batch.result()
-            return self._take(buffer, batch.step, batch.partition, None, uids)
-        except BaseException:
-            batch.cancel()
-            batch.settled.wait(timeouts.CLOSE_S)
-            with contextlib.suppress(Exception):
-                timeouts.bounded(timeouts.CLOSE_S, buffer.evict, uids, batch.partition)
-            raise
-
-    def _take(
-        self,
-        buffer: ReplayBuffer,
-        step: int,
-        partition: str,
-        batch_size: int | None,
-        uids: set[str] | None = None,
-    ) -> tuple[TensorDict, dict[str, float]]:
-        """Sample groups, and take their rows out of the queue."""
-        seconds = timeouts.write_seconds(self.config) + buffer.config.timeout_s
-        sampling = step, partition, batch_size, uids
-        taken, metrics = timeouts.bounded(seconds, buffer.sample, *sampling)
-        rows = _with_ids(timeouts.bounded(seconds, buffer.get, taken), taken.keys)
-        timeouts.bounded(seconds, buffer.clear, taken)
-        return rows, metrics
 
     def submit(
         self,
@@ -424,13 +394,3 @@ class RolloutDispatcher:
 
 def _of_python(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names
-
-
-def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:
-    """`rows` with columns that name the prompt and the session of each."""
-    parsed = [TrajectoryKey.parse(key) for key in keys]
-    if "uid" not in rows:
-        rows["uid"] = NonTensorStack(*(key.uid for key in parsed))
-    if "session_id" not in rows:
-        rows["session_id"] = torch.tensor([key.session_id for key in parsed])
-    return rows

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import BatchHandle, Prompt
+from rlskip.dispatch.batch import Attempt, BatchHandle, Prompt
 from rlskip.dispatch.coroutines import Answer, run, within
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -29,7 +29,7 @@ from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.timeline import Progress, Span, write_timeline
+from rlskip.dispatch.timeline import Progress, write_timeline
 from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import TrajectoryKey, row_tag, session_key, session_tag
@@ -53,45 +53,6 @@ class _Outcome:
     tokens: int = 0
     error: str | None = None
     tags: Sequence[Mapping[str, Any]] = ()
-
-
-@attrs.define(eq=False)
-class _Attempt:
-    """An attempt at a session, and what its coroutine waits for. Times are those of the batch."""
-
-    worker: int
-    unit: Unit
-    queued: float
-    started: float
-    outcome: Answer[Any] = attrs.field(factory=Answer)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.unit.group  # type: ignore[return-value]
-
-    def returned(self, future: asyncio.Future[Any]) -> None:
-        """Its worker has returned or raised, perhaps after the attempt was given up."""
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if not self.outcome.done:
-            if error is None:
-                self.outcome.set(future.result())
-            else:
-                self.outcome.fail(error)
-        elif error is None:
-            self.prompt.batch.late += 1
-            logger.info("dropped a late result of %s", self)
-
-    def note(self, tokens: int, error: str | None) -> None:
-        """Add it, now that it has ended, to the timeline, where one is drawn."""
-        prompt, unit, batch = self.prompt, self.unit, self.prompt.batch
-        if batch.spans is not None:
-            names = prompt.prompt, prompt.uid, unit.session, unit.attempt
-            times = self.queued, self.started, batch.elapsed()
-            batch.spans.append(Span(self.worker, *names, *times, tokens, error))
-
-    def __str__(self) -> str:
-        session, attempt = self.unit.session, self.unit.attempt
-        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
 class Sessions:
@@ -247,7 +208,7 @@ class Sessions:
             while outcome is None:
                 queued = batch.elapsed()
                 worker = await self._seat(unit)
-                attempt = _Attempt(worker, unit, queued, batch.elapsed())
+                attempt = Attempt(worker, unit, queued, batch.elapsed())
                 try:
                     rows, tokens = await self._attempt(attempt)
                 except _BatchEndedError:
@@ -282,7 +243,7 @@ class Sessions:
             self._seats.pop(unit, None)
             prompt.batch.waiting.pop(seat, None)
 
-    async def _attempt(self, attempt: _Attempt) -> tuple[Rows, int]:
+    async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
         """Run a session on its worker until it returns, its deadline passes or its batch ends.
 
         Returns its rows and their number of tokens; raises why it failed.
@@ -309,7 +270,7 @@ class Sessions:
             if not future.done():
                 self._stop(attempt, future)
 
-    def _start(self, attempt: _Attempt) -> asyncio.Future[Any]:
+    def _start(self, attempt: Attempt) -> asyncio.Future[Any]:
         prompt, unit = attempt.prompt, attempt.unit
         batch = prompt.batch
         session = Session(
@@ -333,13 +294,13 @@ class Sessions:
         future.add_done_callback(attempt.returned)
         return future
 
-    def _expire(self, attempt: _Attempt) -> None:
+    def _expire(self, attempt: Attempt) -> None:
         """Give up an attempt that has passed its deadline."""
         seconds = self._config.session_timeout_s
         late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
         attempt.outcome.fail(InfrastructureFailure(late))
 
-    def _stop(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
+    def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
@@ -350,7 +311,7 @@ class Sessions:
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _after_success(self, attempt: _Attempt, tokens: int) -> None:
+    def _after_success(self, attempt: Attempt, tokens: int) -> None:
         prompt = attempt.prompt
         length = tokens or prompt.batch.elapsed() - attempt.started
         attempt.note(tokens, None)
@@ -359,7 +320,7 @@ class Sessions:
         self._scheduler.done(attempt.worker, attempt.unit, length)
 
     def _after_failure(
-        self, attempt: _Attempt, error: Exception, failures: Counter[bool]
+        self, attempt: Attempt, error: Exception, failures: Counter[bool]
     ) -> Unit | str:
         """The session's next attempt; where none is left, the cause."""
         unit, failure = attempt.unit, as_failure(error)

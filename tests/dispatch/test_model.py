@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
+from rlskip.queue.transfer_queue import PollingWatch
 from rlskip.replay import IncompleteRolloutError
 
 RETRIES, DATA_RETRIES = 2, 1
@@ -168,9 +169,16 @@ class Pool(LocalPool):
 
 
 class Logged(MemoryQueue):
-    def __init__(self) -> None:
+    def __init__(self, polled: bool) -> None:
         super().__init__()
+        self.polled = polled  # watched as TransferQueue is
         self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
+
+    def watch(self) -> Any:
+        return PollingWatch(self, 0.001, 0.005) if self.polled else super().watch()
+
+    def kv_list(self) -> Any:
+        return {name: self.list(name) for name in list(self._partitions)}
 
     def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
         meta = super().put(keys, partition, fields, tags)
@@ -219,17 +227,18 @@ def make_worker(plan: Plan) -> type:
         cancels=st.booleans(),
     ),
     apart=st.booleans(),
+    polled=st.booleans(),
     n=st.integers(1, 3),
     policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
     cap=st.sampled_from([None, 1, 3]),
 )
-def test_each_caller_gets_its_own_rows(plan, apart, n, policy, cap):
+def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
     dispatch = {
         "rollout_level": True, "n": n, "policy": policy, "max_concurrent_rollouts": cap,
         "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
-    queue, pools = Logged(), [Pool(make_worker(plan), 2) for _ in range(2 if apart else 1)]
+    queue, pools = Logged(polled), [Pool(make_worker(plan), 2) for _ in range(2 if apart else 1)]
     dispatchers = [RolloutDispatcher(pool, queue, config) for pool in pools]
     of_caller = [dispatchers[0], dispatchers[-1]]
 

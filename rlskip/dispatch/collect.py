@@ -1,0 +1,62 @@
+"""Takes the rows of complete groups out of the queue, within a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.batch import BatchHandle
+from rlskip.keys import TrajectoryKey
+from rlskip.replay import ReplayBuffer
+
+Rows = tuple[TensorDict, dict[str, float]]
+"""The rows, with columns that name prompt and session, and the metrics of sampling them."""
+
+
+@attrs.frozen
+class Collector:
+    """Collects batches through `buffer`; each access to the queue may take `seconds`."""
+
+    buffer: ReplayBuffer
+    seconds: float
+
+    def own_rows(self, batch: BatchHandle, begin: Callable[[BatchHandle], None]) -> Rows:
+        """`begin` a batch, and take its rows; if there is an error, it leaves nothing behind."""
+        uids = {prompt.uid for prompt in batch.prompts}  # and those that will replace them
+        try:
+            timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
+            begin(batch)
+            batch.result()
+            return self.take(batch.step, batch.partition, None, uids)
+        except BaseException:
+            batch.cancel()
+            batch.settled.wait(timeouts.CLOSE_S)
+            with contextlib.suppress(Exception):
+                timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
+            raise
+
+    def take(
+        self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None
+    ) -> Rows:
+        """Sample groups, and take their rows out of the queue."""
+        seconds = self.seconds + self.buffer.config.timeout_s
+        sampling = step, partition, batch_size, uids
+        taken, metrics = timeouts.bounded(seconds, self.buffer.sample, *sampling)
+        rows = _with_ids(timeouts.bounded(seconds, self.buffer.get, taken), taken.keys)
+        timeouts.bounded(seconds, self.buffer.clear, taken)
+        return rows, metrics
+
+
+def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:
+    """`rows` with columns that name the prompt and the session of each."""
+    parsed = [TrajectoryKey.parse(key) for key in keys]
+    if "uid" not in rows:
+        rows["uid"] = NonTensorStack(*(key.uid for key in parsed))
+    if "session_id" not in rows:
+        rows["session_id"] = torch.tensor([key.session_id for key in parsed])
+    return rows
