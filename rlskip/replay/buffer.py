@@ -120,7 +120,7 @@ class ReplayBuffer:
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            Sample these prompts only, whoever else uses the queue; the call adds the prompts that
+            Sample these prompts only, which the call reserves; it adds the prompts that
             replace them. None: all that are not reserved.
 
         Returns
