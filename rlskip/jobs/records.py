@@ -83,24 +83,24 @@ class Event:
     def parse(cls, line: str) -> Event | None:
         """The event of a line; None for a torn line, and for one that is not an event."""
         try:
-            said = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             return None
-        return cls.of(said) if isinstance(said, dict) else None
+        return cls.of(record) if isinstance(record, dict) else None
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Event | None:
-        role, kind, run = said.get("role"), said.get("event"), said.get("run")
+    def of(cls, record: Mapping[str, Any]) -> Event | None:
+        role, kind, run = record.get("role"), record.get("event"), record.get("run")
         if not isinstance(role, str) or not isinstance(kind, str):
             return None
         return cls(
             role,
             kind,
             run if isinstance(run, str) else None,
-            _count(said.get("source", said.get("step"))),
-            _count(said.get("part")),
-            _count(said.get("bytes")) or 0,
-            _seconds(said.get("seconds_saved")),
+            _count(record.get("source", record.get("step"))),
+            _count(record.get("part")),
+            _count(record.get("bytes")) or 0,
+            _seconds(record.get("seconds_saved")),
         )
 
 
@@ -203,7 +203,7 @@ class Recorder:
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one line. A record that cannot be written costs a warning, never the run."""
-        said = {"role": self._role, "event": event, "time": time.time(), **facts}
+        record = {"role": self._role, "event": event, "time": time.time(), **facts}
         # A line that was written in part ends here.
         start = "\n" if self.unwritten.consulted else ""
         try:
@@ -211,7 +211,7 @@ class Recorder:
                 open_folder(self._dump_dir, FOLDER, self._job, create=True) as folder,
                 folder.open(self._name, "a") as file,
             ):
-                file.write(f"{start}{json.dumps(said)}\n".encode())
+                file.write(f"{start}{json.dumps(record)}\n".encode())
         except (OSError, TypeError, ValueError) as error:
             with self._lock:
                 if not self.unwritten.consulted:
@@ -220,7 +220,7 @@ class Recorder:
                         "report` will not know of this job: %s",
                         self._role, error,
                     )  # fmt: skip
-                if (lost := Event.of(said)) is not None:
+                if (lost := Event.of(record)) is not None:
                     self.unwritten += Tally.of(lost)
 
 
@@ -232,12 +232,12 @@ def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
     OSError
         It cannot be written, and then dumps cannot be written either.
     """
-    said = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
+    record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
     with (
         open_folder(dump_dir, FOLDER, job_id(), create=True) as folder,
         folder.open(f"{role}.active", "w") as file,
     ):
-        file.write(f"{json.dumps(said)}\n".encode())
+        file.write(f"{json.dumps(record)}\n".encode())
 
 
 def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:

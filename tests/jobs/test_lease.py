@@ -93,7 +93,7 @@ def test_a_second_job_waits_and_loads(
         assert enter(lambda: store.read_meta(1) is not None) is None
     assert clock.now == pytest.approx(200, abs=1)
     assert store.load(1) == "of the first"
-    assert "another job generates step 1; waiting for it" in caplog.text
+    assert "waiting for it" in caplog.text
 
 
 def test_a_dead_generator_is_taken_over(
@@ -101,7 +101,7 @@ def test_a_dead_generator_is_taken_over(
 ) -> None:
     lease = enter()
     assert clock.now == pytest.approx(60, abs=2)
-    assert "no sign of life; taking over" in caplog.text
+    assert "no sign of life" in caplog.text
     other.release()
     assert file.exists(), "a lease that was taken over is not the old owner's"
     lease.release()
@@ -126,7 +126,7 @@ def test_the_lease_of_a_process_that_was_killed_on_this_host_is_taken_over_at_on
     with caplog.at_level(logging.INFO):
         lease = enter()
     assert clock.now == 0
-    assert "the job that generated step 1 has ended (process " in caplog.text
+    assert "has ended" in caplog.text
     assert "waiting for it" not in caplog.text
     lease.release()
 
@@ -207,7 +207,7 @@ def test_waiting_is_bounded(
     monkeypatch.undo()
     assert lease is not None
     assert clock.now == pytest.approx(300, abs=2)
-    assert "of waiting for step 1; generating it" in caplog.text
+    assert "timed out" in caplog.text
     assert "no sign of life" not in caplog.text
     lease.release()
     assert file.exists(), "the owner keeps its own"
@@ -243,7 +243,7 @@ def test_a_lease_is_renewed_until_another_job_takes_it(
     assert _soon(lambda: file.read_text() != first)
     assert len(file.read_text()) == len(first), "never seen shorter"
     file.write_text("another job's")
-    assert _soon(lambda: "was taken over: it was not renewed in time" in caplog.text)
+    assert _soon(lambda: "was taken over" in caplog.text)
     lease.release()
     assert file.read_text() == "another job's"
 
@@ -294,7 +294,7 @@ def test_without_a_lease_the_step_is_generated_all_the_same(
     else:
         file.parent.symlink_to(outside) if why == "a link" else os.mkfifo(file.parent)
     lease = enter()
-    assert "no lease for step 1, another job may generate it too" in caplog.text
+    assert "no lease for step 1" in caplog.text
     lease.release()
     assert not file.exists()
     assert list(outside.iterdir()) == []

@@ -214,44 +214,6 @@ def test_a_full_disk_leaves_nothing_and_stops_nobody(python: Any, tmp_path: Path
 
 # -- rivals ------------------------------------------------------------------------------
 
-_RIVALS = """
-    import json, os, sys, time
-    import torch
-    from rlskip.store import StepStore
-    torch.set_num_threads(1)
-    folder, rivals, steps = sys.argv[1], 3, 40
-    store = StepStore(folder)
-    children = []
-    def meet(step, rival):
-        os.mkdir(f"{folder}-{step}-{rival}")
-        while not all(os.path.isdir(f"{folder}-{step}-{other}") for other in range(rivals)):
-            time.sleep(0.0001)
-    for rival in range(rivals):
-        child = os.fork()
-        if not child:
-            for step in range(steps):
-                meet(step, rival)
-                store.save(step, {"by": torch.full((20_000,), rival)})
-            os._exit(0)
-        children.append(child)
-    codes = [os.waitpid(child, 0)[1] for child in children]
-    wins = [0] * rivals
-    for step in range(steps):
-        by = store.load(step)["by"]
-        assert (by == by[0]).all()
-        wins[int(by[0])] += 1
-    names = sorted(os.listdir(folder))
-    print(json.dumps({"codes": codes, "wins": wins, "names": names}))
-"""
-
-
-def test_of_several_that_dump_one_step_one_wins(python: Any, tmp_path: Path) -> None:
-    seen, _ = python.json(_RIVALS, tmp_path / "run")
-    assert seen["codes"] == [0, 0, 0]
-    assert sum(seen["wins"]) == 40
-    assert max(seen["wins"]) < 40, "they must really have raced"
-    assert seen["names"] == sorted([".work", *map(str, range(40))])
-
 
 def test_a_call_outlives_that_its_steps_directory_is_replaced(
     store: StepStore, monkeypatch: pytest.MonkeyPatch

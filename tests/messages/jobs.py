@@ -1,0 +1,67 @@
+"""Of jobs that share a dump_dir: who generates a step, and what cannot be written."""
+
+import json
+import logging
+
+from rlskip.jobs.lease import LEASES, Lease, SingleFlight
+from rlskip.jobs.records import Recorder
+from tests.clock import MockClock
+
+LEASE = "rlskip.jobs.lease"
+
+
+def enter(folder, wait_s=1e9, **owner):
+    """Lack step 1, which another job has; `owner` changes what its lease holds."""
+    file = folder / LEASES / "1"
+    assert Lease(file, ttl_s=1e6).acquire()
+    file.write_text(json.dumps({**json.loads(file.read_text()), **owner}))
+    clock = MockClock()
+    flight = SingleFlight(folder, wait_s=wait_s, clock=clock, sleep=clock.sleep)
+    flight.enter(1, lambda: False).release()
+
+
+def write_record(folder):
+    (folder / "records").write_text("a file")
+    Recorder(folder, "rollout").write("hit", step=1)
+
+
+CASES = [
+    (
+        "a job that waits",
+        lambda folder: enter(folder, wait_s=3600),
+        logging.INFO,
+        LEASE,
+        "another job generates step 1; waiting for it, 3600 s at most",
+    ),
+    (
+        "an owner that hangs",
+        lambda folder: enter(folder, wait_s=30),
+        logging.WARNING,
+        LEASE,
+        "timed out after 31 s of waiting for step 1; generating it",
+    ),
+    (
+        "an owner that is gone",
+        enter,
+        logging.WARNING,
+        LEASE,
+        "the job that generated step 1 shows no sign of life; taking over",
+    ),
+    (
+        "an owner that has ended",  # more than Linux gives: no such process
+        lambda folder: enter(folder, pid=2**22 + 1),
+        logging.WARNING,
+        LEASE,
+        "the job that generated step 1 has ended (process 4194305 on this host); taking over",
+    ),
+    (
+        "records that cannot be written",
+        write_record,
+        logging.WARNING,
+        "rlskip.jobs.records",
+        """\
+rlskip: role rollout: no records can be written, so `rlskip ls` and `rlskip report` will not know \
+of this job: DIR/records: it is a file, not a directory
+  -> remove it or move it away""",
+    ),
+]
