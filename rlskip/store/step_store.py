@@ -20,13 +20,12 @@ from rlskip.format.dump_errors import (
     DumpError,
     UnreadableDumpError,
 )
-from rlskip.format.kinds import Packer
 from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
 from rlskip.store.identity import Identity
 from rlskip.store.layout import OpenPlace, Place, call_numbers
 from rlskip.store.meta import DumpMeta
-from rlskip.store.prepared import Prepared, as_json
+from rlskip.store.prepared import Prepared
 from rlskip.store.retention import Retention
 from rlskip.store.step_index import StepIndex, by_preference
 
@@ -198,20 +197,8 @@ class StepStore:
             It returns the part to write to instead; None: this dump is dropped. By default it is
             dropped. Shards are always replaced, one file after the other.
         """
-        packer = Packer()
-        index = {
-            "rollouts": packer.node(rollouts, "rollouts"),
-            "aside": packer.node(sidecar, "sidecar"),
-        }
-        return Prepared(
-            place=self._place(step, part),
-            index=index,
-            arrays=packer.arrays,
-            cost=packer.cost,
-            identity=identity,
-            info=as_json(info or {}),
-            on_conflict=on_conflict,
-        )
+        place = self._place(step, part)
+        return Prepared.of(place, rollouts, identity, info or {}, sidecar, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place."""
@@ -342,28 +329,25 @@ class StepStore:
             return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
 
-    def quarantine(self, step: int, reason: str, part: int | None = None) -> Path | None:
+    def quarantine(
+        self,
+        step: int,
+        reason: str,
+        part: int | None = None,
+        *,
+        judged: os.stat_result | None = None,
+    ) -> Path | None:
         """Keep a bad dump under a name that is not a step, with a warning.
 
-        Other calls of the step and other ranks' shards stay. Returns where the dump is; None when
-        it is gone or cannot be moved.
+        Other calls of the step and other ranks' shards stay; so does a dump whose directory is not
+        the one that was `judged`. Returns where the dump is; None when it is gone or cannot be
+        moved.
         """
-        return self._quarantine(step, reason, part, None)
-
-    def _quarantine(
-        self, step: int, reason: str, part: int | None, judged: os.stat_result | None
-    ) -> Path | None:
-        """As :meth:`quarantine`, but only what was `judged`."""
         place = self._place(step, part)
         alone = self.world_size == 1 and (part is not None or not any(self.calls(step)))
         try:
-            kept = commit.move_away(
-                self.directory,
-                place.parts,
-                (place.meta, place.dump),
-                alone=alone,
-                judged=judged,
-            )
+            files = place.meta, place.dump
+            kept = commit.move_away(self.directory, place.parts, files, alone=alone, judged=judged)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -392,7 +376,7 @@ class StepStore:
                     # Only what was read, not what another process may have put there since.
                     if here.is_in_place():
                         judged = os.fstat(here.folder.handle)
-                        self._quarantine(step, error.what, part, judged)
+                        self.quarantine(step, error.what, part, judged=judged)
                     raise
         except CorruptDumpError as error:
             if here is None:  # what has the directory's name is not a directory
