@@ -102,7 +102,8 @@ def session_facts(config: Any) -> HostFacts:
         aliases={
             k: (_ALIASES[k], v) for k, v in values.items() if v is not None and v is not False
         },
-        keys=_KEYS,
+        # Of nodes that the application does not have, messages name rlskip's own keys.
+        keys={k: key for k, key in _KEYS.items() if look_up(config, key.split(".")[0]) is not None},
     )
 
 

@@ -110,6 +110,15 @@ def likely_prompts(parameters: Iterable[str]) -> list[str]:
     return ["prompts"] if "prompts" in names else names[:1]
 
 
+def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
+    """The entries that are plain data, but those of the names in `without`."""
+    found = Arguments()
+    for name, value in values.items():
+        if name not in without:
+            _add(found, str(name), value, _KINDS.empty)
+    return found.given
+
+
 def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
     try:
         value = _plain(value, [_MAX_PARTS])
@@ -147,6 +156,8 @@ def _plain(value: Any, budget: list[int]) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "dtype") and hasattr(value, "nbytes") and hasattr(value, "tolist"):
+        if not getattr(value, "shape", ()):
+            return value.tolist()
         if value.nbytes > _MAX_ARRAY:
             raise _NotPlain(f"an array of {value.nbytes} bytes")
         return value

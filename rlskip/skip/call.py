@@ -18,11 +18,20 @@ from rlskip.skip.arguments import ArgumentReader, likely_prompts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.visit import Found
+    from rlskip.store import UnsupportedTypeError
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 LacksSpec = Callable[[Any], Sequence[str]] | None
+
+
+def named(func: Callable[..., Any]) -> Any:
+    """What gives a callable its name: a function, what a partial calls, or an object's class."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func if hasattr(func, "__qualname__") else type(func)
 
 
 @attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
@@ -48,7 +57,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        return f"{self.func.__module__}.{self.func.__qualname__}"
+        return f"{named(self.func).__module__}.{named(self.func).__qualname__}"
 
     @functools.cached_property
     def arguments(self) -> ArgumentReader | None:
@@ -89,6 +98,20 @@ class Stage:
                 )
             return bound.arguments[self.prompts]
         return next((bound.arguments[name] for name in likely_prompts(bound.arguments)), None)
+
+    def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
+        """`error`; where it is about an argument that nobody named as the prompts, it says so."""
+        parameters = [name for name in self._signature.parameters if name not in ("self", "cls")]
+        taken = next(iter(likely_prompts(parameters)), "prompts")
+        others = [name for name in parameters if name != taken]
+        of_prompts = error.where.startswith("prompts")
+        if self.prompts is not None or taken == "prompts" or not others or not of_prompts:
+            return error
+        return type(error)(
+            f"{error.what}; {taken!r}, the first argument, was taken for the prompts",
+            error.where,
+            f"name the argument that holds them: annotate(prompts={others[0]!r})",
+        )
 
     def identity_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if callable(self.identity):
@@ -155,6 +178,8 @@ class Call:
     )
     #: What the role computed from the prompts before the stage ran (a stage may alter its input).
     identity: Any = attrs.field(init=False, default=None)
+    #: A summary of its prompts, if it is generated.
+    prompt_rows: PromptRows | None = attrs.field(init=False, default=None)
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
     found: Found | None = attrs.field(init=False, default=None)
@@ -172,6 +197,8 @@ class Call:
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
     #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
+    #: Whether the stage is a plain function that returned a coroutine.
+    awaited: bool = attrs.field(init=False, default=False)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 

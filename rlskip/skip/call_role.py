@@ -16,6 +16,7 @@ from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
+from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.role import Role
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.visit import Found, OtherSteps, Visit
@@ -130,6 +131,7 @@ class CallRole(Role):
                 self._begin(call)
                 self._reserve(call)
             raise
+        call.awaited = meta.info.get("awaited") is True
         call.facts.update(
             source=meta.step,
             part=call.found.number,
@@ -280,12 +282,13 @@ class CallRole(Role):
         found, differs = nearest
         n = len(visit.listed)
         of = f", the nearest of its {n} calls," if n > 1 else ""
+        differs = self.dumps.in_words(call, found, differs)
         call.reason = f"the dump of {found}{of} was made for another call: {'; '.join(differs)}"
         hint = ""
         if policy == "error" and self.local_config.match == "step":
             elsewhere = self._others.find(identity.prompts_hash, visit.step)
             if elsewhere:
-                call.reason += f". A dump of {elsewhere[0]} has its prompts"
+                call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
                 hint = f"skip.{self.role}.match=run looks in the run's other steps, too; "
         return self._accept_mismatch(call, found, hint)
 
@@ -328,6 +331,7 @@ class CallRole(Role):
 
     def _begin(self, call: Call) -> None:
         call.visit.begin(call, call.identity)
+        call.prompt_rows = PromptRows.of(call.prompts)  # now: the stage may change its input
         # One that fails, or is cancelled, leaves no dump: the next run must not take its place for
         # that of another call.
         call.cleanup.add(functools.partial(call.visit.end, call, dumped=False))
@@ -374,6 +378,7 @@ class CallRole(Role):
         call.visit = call.visit or self._visit(call.step)
         identity = call.identity = call.identity or self.dumps.identity_of(call)
         if call.number is None:
+            call.prompt_rows = PromptRows.of(call.prompts)
             self._reserve(call)
 
         def on_conflict(other: DumpMeta) -> int | None:

@@ -13,14 +13,15 @@ import torch
 
 from rlskip._version import __version__
 from rlskip.batch.fields import drop_fields, field_names, score_fields
-from rlskip.batch.meta import meta_of, plain
+from rlskip.batch.meta import meta_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import job_id
-from rlskip.skip.arguments import Arguments
+from rlskip.skip.arguments import IGNORED, Arguments, plain_entries
 from rlskip.skip.call import Call
 from rlskip.skip.notices import Notices, flat_config, keep_config
+from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -33,8 +34,12 @@ from rlskip.store import (
 )
 from rlskip.store.layout import role_directory
 
-# Sampling parameters that a host may override in the prompts' meta.
-_IN_META = ("temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos")
+#: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.
+NEUTRAL_META = (
+    *IGNORED, "eos_token_id", "pad_token_id", "recompute_log_prob", "calculate_entropy", "metrics",
+    "micro_batch_size", "max_token_len", "use_dynamic_bsz", "dp_size", "global_token_num",
+    "is_last_step", "training_phase", "reward_extra_keys",
+)  # fmt: skip
 
 
 class Dumps:
@@ -99,6 +104,10 @@ class Dumps:
     def info(self, call: Call, result: Any) -> dict[str, Any]:
         """What ``meta.json`` of a dump says besides the identity."""
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
+        if call.awaited:
+            info["awaited"] = True
+        if call.prompt_rows is not None:
+            info["prompts"] = attrs.asdict(call.prompt_rows)
         if lacking := call.stage.lacking(result):
             info["lacks"] = lacking
         try:
@@ -129,7 +138,7 @@ class Dumps:
                 defaults={} if arguments is None else arguments.defaults,
             )
         except UnsupportedTypeError as error:
-            self.refuse_uncomparable(error)
+            self.refuse_uncomparable(call.stage.explained(error))
             return conditions
 
     def arguments_of(self, call: Call) -> Arguments | None:
@@ -142,14 +151,13 @@ class Dumps:
         return arguments
 
     def extra_of(self, call: Call) -> dict[str, Any]:
-        """What the call adds to the identity: the stage's own, and sampling that it overrides.
+        """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
 
-        A host may ask for other sampling in the prompts' meta, for a greedy baseline, say.
+        A host may ask for other sampling there, for a greedy baseline, say.
         """
-        meta = meta_of(call.prompts)
-        asked = {name: plain(meta[name]) for name in _IN_META if name in meta}
-        usual = self.conditions.sampling
-        unusual = {k: v for k, v in asked.items() if k not in usual or usual[k] != v}
+        usual = {"n": self.conditions.n, **self.conditions.sampling}
+        asked = plain_entries(meta_of(call.prompts), NEUTRAL_META)
+        unusual = {k: v for k, v in asked.items() if v is not None and usual.get(k) != v}
         return {
             **self.conditions.extra,
             **{f"meta_info.{name}": value for name, value in unusual.items()},
@@ -188,6 +196,16 @@ class Dumps:
                 "noteworthy", "replayed although it differs: %s", "; ".join(noteworthy)
             )
         return differs
+
+    def in_words(self, call: Call, found: Found, differs: list[str]) -> list[str]:
+        """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
+        meta = self.store.read_meta(found.step, found.part)
+        now = PromptRows.of(call.prompts)
+        then = None if meta is None else PromptRows.recorded(meta.info.get("prompts"))
+        how = now.difference(then) if now and then else ""
+        if not how:
+            return differs
+        return [f"prompts: {how}" if line.startswith("prompts: ") else line for line in differs]
 
     # -- what does not fit ---------------------------------------------------------------
 

@@ -26,6 +26,11 @@ VERSION = 3
 """Of the keys that an identity has in ``meta.json``."""
 _COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
 _ONLY_LOGGED = ("model", "versions")
+# An older rlskip recorded no other entries of a batch's `meta_info`, and no arguments.
+_META = "extra.meta_info."
+_OLDER_META = (
+    "temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos",
+)  # fmt: skip
 _NAN = math.nan  # one object for all, so that equal identities are equal
 _REMEDY = (
     "give numbers, strings, arrays, or lists and mappings of these; or register a codec for its "
@@ -169,13 +174,16 @@ class Identity:
         must, warn
             Readable lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
         """
-        must = []
+        must, lacks = [], [f"arguments.{name}" for name in sorted(self.arguments or {})]
         if self.prompts_hash != other.prompts_hash:
             must.append(_line("prompts", self.prompts_hash, other.prompts_hash))
         for name in _COMPARED:
             for key, now, then in _compare(name, getattr(self, name), getattr(other, name)):
                 if key in ("role", "stage") and None in (now, then):
                     continue  # a role used by hand: whose call it was is not known
+                if then is _ABSENT and other.arguments is None and _is_recorded_since(key):
+                    lacks.append(key.removeprefix("extra."))
+                    continue
                 must.append(_line(key, now, then))
         warn = [
             _line(*difference)
@@ -184,9 +192,8 @@ class Identity:
         ]
         if self.arguments is not None and other.arguments is not None:
             must += self._other_arguments(other)
-        elif self.arguments:
-            lacks = ", ".join(sorted(self.arguments))
-            warn.append(f"arguments: the dump does not record its own; now there are {lacks}")
+        elif other.arguments is None and lacks:
+            warn.append(f"an older dump, which does not record {', '.join(lacks)}")
         return must, warn
 
     def _other_arguments(self, other: Identity) -> list[str]:
@@ -236,6 +243,10 @@ class Identity:
             )
         others = {key: value for key, value in data.items() if key not in ("prompts", "version")}
         return cls(prompts_hash=data["prompts"], **others)
+
+
+def _is_recorded_since(key: str) -> bool:
+    return key.startswith(_META) and key.removeprefix(_META) not in _OLDER_META
 
 
 class _Absent:

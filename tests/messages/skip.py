@@ -20,17 +20,17 @@ def start(folder, **skip):
     SkipManager.init(config)
 
 
-def step(number, prompts):
+def step(number, prompts, **sampling):
     SkipManager.set_step(number)
-    return generate(prompts)
+    return generate(prompts, **sampling)
 
 
-def again(folder, prompts=(1, 2), **skip):
+def again(folder, prompts=(1, 2), **sampling):
     """Dump step 1, of the prompts 1 and 2; then a new run, whose step 1 has `prompts`."""
     start(folder)
     step(1, [1, 2])
-    start(folder, **skip)
-    step(1, list(prompts))
+    start(folder)
+    step(1, list(prompts), **sampling)
 
 
 def miss(folder):
@@ -60,8 +60,20 @@ for in DIR""",
         MismatchError,
         "DIR/e_p/GBSany_Nany_inany_outany/1",
         """\
-DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: prompts: \
-'7653660b7aafea00de913c4aac7b7437' now, 'c637470ec37c3686a4a917161b34929d' in the dump
+DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: prompts: row \
+1 is 3 now, 2 in the dump
+  -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
+one is quarantined); on_mismatch=ignore replays it anyway; another skip.dump_dir or \
+trainer.experiment_name starts from nothing""",
+    ),
+    (
+        "another argument",
+        lambda folder: again(folder, temperature=0.5),
+        MismatchError,
+        "DIR/e_p/GBSany_Nany_inany_outany/1",
+        """\
+DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: \
+arguments.temperature: 0.5 now, absent in the dump
   -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
 one is quarantined); on_mismatch=ignore replays it anyway; another skip.dump_dir or \
 trainer.experiment_name starts from nothing""",

@@ -119,7 +119,7 @@ def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> No
     dumped_calls({1: "a", 2: "bc"})
     with pytest.raises(MismatchError) as caught:
         step(1, "c")
-    assert "A dump of step 2, call 1 has its prompts" in str(caught.value)
+    assert "they are the same prompts as those of step 2, call 1" in str(caught.value)
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tensordict import NonTensorData, TensorDict
 from rlskip import SkipManager
 from rlskip.batch.meta import is_validation
 from rlskip.errors import ConfigError, MismatchError
+from rlskip.skip.dumps import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
 
 # -- validation -------------------------------------------------------------------------------
@@ -145,6 +147,58 @@ def test_sampling_asked_for_in_the_prompts_meta_counts(Stage: Any, tmp_path: Pat
     proto.meta_info = {"do_sample": False}
     with pytest.raises(MismatchError, match=r"meta_info.do_sample: False now, absent in the dump"):
         stage.at(1, proto)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"n": 4}, {"max_tokens": 7}, {"stop": ["###"]}, {"min_p": 0.1}, {"presence_penalty": 1.0},
+        {"logit_bias": {"5": -1}}, {"lora_name": "a"}, {"sampling_params": {"temperature": 0.1}},
+        {"whatever": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_whatever_the_prompts_meta_holds_counts(
+    Stage: Any, init: Callable[..., Path], meta: dict[str, Any]
+) -> None:
+    init()
+    stage, ids = Stage(), torch.arange(3)
+    neutral = {name: 1 for name in NEUTRAL_META if name != "validate"}
+    assert stage.at(1, {"ids": ids, "meta_info": {"tokenizer": object(), "stop": None}}) == 1
+    assert stage.at(1, {"ids": ids, "meta_info": {**neutral, "tokenizer": print}}) == 1
+    with pytest.raises(MismatchError, match=rf"meta_info\.{next(iter(meta))}.* now, absent"):
+        stage.at(1, {"ids": ids, "meta_info": meta})
+
+
+def test_an_older_dump_without_an_entry_of_meta_is_replayed_with_a_warning(
+    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init()
+    stage = Stage()
+    stage.at(1, {"ids": [1]})
+    store = SkipManager.store("rollout")
+    (made, meta) = store.load_with_meta(1)
+    store.quarantine(1, "for a test")
+    store.save(1, made, identity=attrs.evolve(meta.identity, arguments=None))
+    assert stage.at(1, {"ids": [1], "meta_info": {"stop": ["a"]}}) == 1
+    assert "an older dump, which does not record meta_info.stop" in caplog.text
+    with pytest.raises(MismatchError, match=r"meta_info\.temperature"):
+        stage.at(1, {"ids": [1], "meta_info": {"temperature": 0.5}})
+
+
+def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
+    init: Callable[..., Path],
+) -> None:
+    init()
+
+    @SkipManager.annotate(role="rollout")
+    def generate(policy: Any, batch: list[int]) -> None: ...
+
+    SkipManager.set_step(1)
+    with pytest.raises(UnsupportedTypeError) as caught:
+        generate(threading.Lock(), [1])
+    assert "'policy', the first argument, was taken for the prompts" in caught.value.what
+    assert "annotate(prompts='batch')" in caught.value.remedy
 
 
 def test_uids_of_rows_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:

@@ -167,7 +167,7 @@ def test_an_older_dump_without_arguments_is_replayed_with_one_warning(
     assert calls(stage(), [1], 3)
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (line,) = [line for line in lines if "arguments" in line]
-    assert "the dump does not record" in line
+    assert "an older dump, which does not record arguments.n" in line
 
 
 def test_what_is_compared_and_what_is_not_is_said_once(

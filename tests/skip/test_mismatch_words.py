@@ -1,0 +1,100 @@
+"""A mismatch says how the prompts differ, and its advice names keys that this host has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlskip import SkipManager
+from rlskip.batch.tables import DataProtoParts
+from rlskip.errors import MismatchError
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: Any) -> list[int]:
+    return [1]
+
+
+def questions(*texts: str) -> list[dict[str, Any]]:
+    return [{"uid": object.__repr__(text), "question": text} for text in texts]
+
+
+def ids(*rows: int) -> TensorDict:
+    return TensorDict({"input_ids": torch.tensor([[row, row] for row in rows])}, [len(rows)])
+
+
+def conversation(text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}]
+
+
+def proto(*texts: str) -> DataProtoParts:
+    column = np.array([conversation(text) for text in texts] + [None], object)[:-1]
+    return DataProtoParts(None, {"raw_prompt": column})
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (["a", "b"], ["b", "a"], "the same prompts in another order"),
+        (["a", "b"] * 2, ["a", "b"], "2 prompts now, 4 in the dump"),
+        (["a", "b", "c"], ["a", "x", "c"], "row 1 is 'x' now, 'b' in the dump"),
+        (["a", "b", "c", "d"], ["w", "x", "y", "z"], "'x' now, 'b' in the dump, 2 more rows"),
+        (["a", "b"], ["x", "b", "c"], "3 prompts now, 2 in the dump, row 0 is 'x' now, 'a' in"),
+        (questions("a", "b"), questions("b", "a"), "the same prompts in another order"),
+        (questions("a"), questions("x"), "row 0 is 'x' now, 'a' in the dump"),
+        (proto("a", "b"), proto("a", "x"), "row 1 is 'x' now, 'b' in the dump"),
+        (ids(1, 2), ids(1, 7), "row 1 is [7, 7] now, [2, 2] in the dump"),
+        (ids(*range(300)), ids(*range(299), 5), "prompts: '"),
+        ("a text", "another text", "row 0 is 'another text' now, 'a text' in the dump"),
+    ],
+)
+def test_a_mismatch_of_prompts_says_how_they_differ(
+    init: Callable[..., Path], then: Any, now: Any, said: str
+) -> None:
+    init()
+    SkipManager.set_step(1)
+    generate(then)
+    init()
+    SkipManager.set_step(1)
+    with pytest.raises(MismatchError) as caught:
+        generate(now)
+    assert said in caught.value.what
+
+
+def test_a_summary_that_was_forged_is_not_shown(init: Callable[..., Path]) -> None:
+    init()
+    SkipManager.set_step(1)
+    generate(["a"])
+    store = SkipManager.store("rollout")
+    meta = store.read_meta(1)
+    assert meta is not None
+    for forged in (5, {}, {"rows": "x", "digests": [], "texts": []}, {"rows": 1, "digests": 5}):
+        store.quarantine(1, "for a test")
+        store.save(1, 1, identity=meta.identity, info={"prompts": forged})
+        init()
+        SkipManager.set_step(1)
+        with pytest.raises(MismatchError, match="prompts: '"):
+            generate(["b"])
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [({}, "skip.experiment_name"), ({"trainer": {"x": 1}}, "trainer.experiment_name")],
+)
+def test_the_advice_names_keys_that_this_host_has(tmp_path: Path, host: Any, key: str) -> None:
+    def begin() -> None:
+        SkipManager.init({**host, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+        SkipManager.set_step(1)
+
+    begin()
+    generate(["a"])
+    begin()
+    with pytest.raises(MismatchError) as caught:
+        generate(["b"])
+    assert f"or {key} starts from nothing" in caught.value.remedy
