@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from rlskip._nodes import ABOVE, as_typed
@@ -25,6 +25,7 @@ from rlskip.skip.call import (
     LacksSpec,
     PromptsSpec,
     Stage,
+    named,
 )
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role, refuse_misspelt, role_specs
@@ -315,11 +316,29 @@ class SkipManager:
         cls._decorated.add(role)
 
         def decorate(func: F) -> F:
-            name = stage or func.__qualname__
+            if isinstance(func, staticmethod | classmethod):
+                return type(func)(decorate(func.__func__))  # type: ignore[return-value]
+            _refuse_what_is_no_function(func)
+            name = stage or named(func).__qualname__
             staged = Stage(func, role, prompts, identity, name, lacks, options, ignore)
             return _decorate(staged)  # type: ignore[return-value]
 
         return decorate
+
+
+def _refuse_what_is_no_function(func: Any) -> None:
+    if isinstance(func, property):
+        raise ConfigError(
+            "a property takes no prompts",
+            "SkipManager.annotate",
+            "decorate the function that generates, and let the property call it",
+        )
+    if isinstance(func, type) or not callable(func):
+        raise ConfigError(
+            f"{func!r:.80} is not a function",
+            "SkipManager.annotate",
+            "decorate a function, a method, a functools.partial or a callable object",
+        )
 
 
 def _decorate(stage: Stage) -> Callable[..., Any]:
@@ -328,7 +347,9 @@ def _decorate(stage: Stage) -> Callable[..., Any]:
         raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
     if stage.ignore:
         stage.refuse_unknown_names()
-    wrap = _wrap_async if inspect.iscoroutinefunction(func) else _wrap_sync
+    called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
+    wrap = _wrap_async if is_async else _wrap_sync
     return functools.wraps(func)(wrap(stage))
 
 
@@ -348,13 +369,30 @@ def _wrap_sync(stage: Stage) -> Callable[..., Any]:
         with call.cleanup:
             replayed = replay(skip, call)
             if replayed is not Miss:
-                return replayed
+                return _returned(replayed) if call.awaited else replayed
             with running(skip, call):
                 result = func(*call.args, **call.kwargs)
+            if inspect.iscoroutine(result):
+                call.cleanup = call.cleanup.pop_all()
+                return _awaited(skip, call, result)
             dump(skip, call, result)
         return result
 
     return wrapper
+
+
+async def _awaited(skip: Role, call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What the coroutine that a plain function returned returns, dumped."""
+    call.awaited = True
+    with call.cleanup:
+        with running(skip, call):
+            result = await coroutine
+        await in_thread(dump, skip, call, result)
+    return result
+
+
+async def _returned(result: Any) -> Any:
+    return result
 
 
 def _wrap_async(stage: Stage) -> Callable[..., Any]:

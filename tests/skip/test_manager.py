@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import threading
@@ -145,6 +146,64 @@ def test_generators_are_refused() -> None:
         @SkipManager.annotate(role="rollout")
         def generate(prompts: list[int]) -> Any:
             yield prompts
+
+
+class Callable_:
+    """An object that is a stage."""
+
+    def __init__(self, ran: list[Any]) -> None:
+        self.ran = ran
+
+    def __call__(self, prompts: list[int]) -> list[int]:
+        self.ran.append(prompts)
+        return prompts
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_async"),
+    [
+        ("partial", False), ("partial of a coroutine function", True), ("object", False),
+        ("plain function that returns a coroutine", False), ("static method", False),
+    ],
+)  # fmt: skip
+def test_whatever_can_be_called_is_a_stage(
+    init: Callable[..., Path], visit: Any, leases: Any, kind: str, is_async: bool
+) -> None:
+    ran: list[Any] = []
+
+    def plain(ran: list[Any], prompts: list[int]) -> list[int]:
+        ran.append(prompts)
+        return prompts
+
+    async def coroutine(ran: list[Any], prompts: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return plain(ran, prompts)
+
+    stages: dict[str, Any] = {
+        "partial": functools.partial(plain, ran),
+        "partial of a coroutine function": functools.partial(coroutine, ran),
+        "object": Callable_(ran),
+        "plain function that returns a coroutine": lambda prompts: coroutine(ran, prompts),
+        "static method": staticmethod(functools.partial(plain, ran)),
+    }
+    stage = SkipManager.annotate(role="rollout", prompts="prompts")(stages[kind])
+    call = stage.__func__ if isinstance(stage, staticmethod) else stage
+    assert asyncio.iscoroutinefunction(call) is is_async
+    dumps = init()
+    for prompts in ([1], [1], [1]):
+        visit(1)
+        result = call(prompts)
+        awaited = asyncio.run(result) if asyncio.iscoroutine(result) else result
+        assert awaited == [1]
+        assert not leases(dumps)
+    assert ran == [[1]]
+
+
+@pytest.mark.parametrize("what", [property(lambda self: 1), 5, int], ids=["property", "5", "int"])
+def test_what_is_no_function_is_refused_by_name(what: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SkipManager.annotate(role="rollout")(what)
+    assert caught.value.where == "SkipManager.annotate"
 
 
 # -- the table --------------------------------------------------------------------------------
