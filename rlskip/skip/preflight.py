@@ -103,6 +103,8 @@ def _why_not(
     except DumpError:  # a newer format
         return ""
     there = [meta for meta in metas if meta is not None]
+    if None in metas and (reason := _unreadable(dumps.directory / str(step))):
+        return f"cannot be read ({reason})"
     if not there:
         return ""
     calls = max(numbers[-1] + 1, *map(calls_recorded, there), 0)
@@ -120,6 +122,20 @@ def _why_not(
     ]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
+
+
+def _unreadable(directory: Path) -> str:
+    """Why a file of a step cannot be read, as another user's may be; empty: all can, or none is."""
+    try:
+        for place in (directory, *(path for path in directory.iterdir() if path.is_dir())):
+            for path in place.iterdir():
+                if path.is_file():
+                    path.open("rb").close()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _quarantined(directory: Path) -> set[int]:
@@ -168,6 +184,8 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
         for reason in sorted({*missing.values()} - {""}):
             others = compact([step for step, why in missing.items() if why == reason])
             found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
+            if reason.startswith("cannot be read"):
+                remedy = f"ask their owner for permission: chmod -R a+rX {dumps.directory}"
             if reason.startswith("were made"):
                 remedy = "set back what differs, or name another skip.dump_dir and generate them "
                 remedy += "there once with skip.on_miss=generate skip.start_engine=true"
