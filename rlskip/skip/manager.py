@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import operator
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from rlskip._nodes import ABOVE, as_typed
-from rlskip.batch.meta import is_validation
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import retire_legacy_flags
@@ -20,7 +18,6 @@ from rlskip.errors import ConfigError
 from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
-    Call,
     IdentitySpec,
     LacksSpec,
     PromptsSpec,
@@ -29,7 +26,7 @@ from rlskip.skip.call import (
 )
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role, refuse_misspelt, role_specs
-from rlskip.skip.stage_runner import Miss, dump, in_thread, inside, replay, run_of, running
+from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +69,9 @@ class SkipManager:
 
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
+
+    # The roles that do not list the present step: looked up once per step, not on every call.
+    _unlisted: ClassVar[frozenset[str]] = frozenset()
 
     # One for each enabled role, from its first call on.
     _recorders: ClassVar[dict[str, Recorder]] = {}
@@ -140,7 +140,7 @@ class SkipManager:
         cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if enabled else None
         try:
-            attach(settings.attach, enabled, _decorate)
+            attach(settings.attach, enabled, functools.partial(decorated, cls))
         except Exception as error:
             cls._refuse(f"{type(error).__name__}: {error}")
             raise
@@ -177,6 +177,11 @@ class SkipManager:
                 cls._at_first_step = False
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
+        cls._unlisted = frozenset(
+            role
+            for role, skip in cls.skip_instances.items()
+            if not skip.support_online_step and cls.step not in skip.local_config.steps
+        )
 
     @classmethod
     def _warn_of_uncalled(cls, step: int) -> None:
@@ -267,6 +272,7 @@ class SkipManager:
         for role in cls.skip_instances.values():
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
+        cls._unlisted = frozenset()
         cls._recorders = {}
         cls.bypassed, cls._warned, cls._at_first_step = set(), None, True
         cls.settings, cls.skip_instances = None, {}
@@ -321,7 +327,7 @@ class SkipManager:
             _refuse_what_is_no_function(func)
             name = stage or named(func).__qualname__
             staged = Stage(func, role, prompts, identity, name, lacks, options, ignore)
-            return _decorate(staged)  # type: ignore[return-value]
+            return decorated(cls, staged)  # type: ignore[return-value]
 
         return decorate
 
@@ -339,120 +345,6 @@ def _refuse_what_is_no_function(func: Any) -> None:
             "SkipManager.annotate",
             "decorate a function, a method, a functools.partial or a callable object",
         )
-
-
-def _decorate(stage: Stage) -> Callable[..., Any]:
-    func = stage.func
-    if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
-        raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
-    if stage.ignore:
-        stage.refuse_unknown_names()
-    called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
-    wrap = _wrap_async if is_async else _wrap_sync
-    return functools.wraps(func)(wrap(stage))
-
-
-def _wrap_sync(stage: Stage) -> Callable[..., Any]:
-    func, role = stage.func, stage.role
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = SkipManager.skip_instances
-        if role not in enabled:
-            if SkipManager._guard is not None:
-                SkipManager._guard(role)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        skip = enabled[role]
-        call = _eligible_call(skip, stage, args, kwargs)
-        if call is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        with call.cleanup:
-            replayed = replay(skip, call)
-            if replayed is not Miss:
-                return _returned(replayed) if call.awaited else replayed
-            with running(skip, call):
-                result = func(*call.args, **call.kwargs)
-            if inspect.iscoroutine(result):
-                call.cleanup = call.cleanup.pop_all()
-                return _awaited(skip, call, result)
-            dump(skip, call, result)
-        return result
-
-    return wrapper
-
-
-async def _awaited(skip: Role, call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine that a plain function returned returns, dumped."""
-    call.awaited = True
-    with call.cleanup:
-        with running(skip, call):
-            result = await coroutine
-        await in_thread(dump, skip, call, result)
-    return result
-
-
-async def _returned(result: Any) -> Any:
-    return result
-
-
-def _wrap_async(stage: Stage) -> Callable[..., Any]:
-    """As `_wrap_sync`, with everything that may touch the disk in a thread."""
-    func, role = stage.func, stage.role
-
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = SkipManager.skip_instances
-        if role not in enabled:
-            if SkipManager._guard is not None:
-                SkipManager._guard(role)
-            return await func(*args, **kwargs)
-        skip = enabled[role]
-        call = _eligible_call(skip, stage, args, kwargs)
-        if call is None:
-            return await func(*args, **kwargs)
-        with call.cleanup:
-            replayed = await in_thread(replay, skip, call)
-            if replayed is not Miss:
-                return replayed
-            with running(skip, call):
-                result = await func(*call.args, **call.kwargs)
-            await in_thread(dump, skip, call, result)
-        return result
-
-    return wrapper
-
-
-def _eligible_call(
-    skip: Role, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Call | None:
-    """The call, where the role may act on it; None where the stage just runs."""
-    if stage.options:
-        skip.check_options(stage)
-    if stage.role not in SkipManager._recorders:
-        recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        recorder.write("consulted", stage=stage.name, **run_of(skip))
-        SkipManager._recorders[skip.role] = recorder
-    if stage.step_of is not None:
-        if (step := stage.step_of(*args, **kwargs)) is None:
-            return None
-        SkipManager.set_step(step)
-    step, steps = SkipManager.step, skip.local_config.steps
-    observes, online = skip.observes(stage), skip.support_online_step
-    if step is not None and not (observes or online or step in steps):
-        return None  # the cheapest question first
-    call = Call(stage, args, kwargs, record=SkipManager._recorders[stage.role].write)
-    if observes:
-        call.step = -1 if step is None else step
-        return call
-    if skip.role in inside.get():
-        return None
-    if is_validation(call.prompts) and not skip.serves_validation:
-        return None
-    if online:
-        step = skip.extract_step(*args, **kwargs)
-    if step is None:
-        stage.refuse_without_step(args, kwargs)
-    call.step = step
-    return call if step in steps else None
 
 
 def _make_roles(settings: SkipSettings) -> dict[str, Role]:

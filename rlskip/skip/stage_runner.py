@@ -1,20 +1,24 @@
-"""One call between the manager and its role: replay, else run the stage and keep its result."""
+"""A decorated function: each call is replayed, or runs the stage, whose result its role keeps."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
+import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
+from rlskip.batch.meta import is_validation
 from rlskip.errors import MissError, RlskipError
-from rlskip.skip.call import Call
+from rlskip.jobs.records import Recorder
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.role import Role
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,121 @@ class Miss:
     A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
     plain object would arrive in their workers as another object.
     """
+
+
+def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
+    """The decorated function of `stage`, whose role `manager` turns on or off."""
+    func = stage.func
+    if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
+        raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
+    if stage.ignore:
+        stage.refuse_unknown_names()
+    called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
+    wrap = _wrap_async if is_async else _wrap_sync
+    return functools.wraps(func)(wrap(manager, stage))
+
+
+def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
+    func, role = stage.func, stage.role
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        enabled = manager.skip_instances
+        if role not in enabled:
+            if manager._guard is not None:
+                manager._guard(role)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        skip = enabled[role]
+        call = _eligible_call(manager, skip, stage, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        with call.cleanup:
+            replayed = replay(skip, call)
+            if replayed is not Miss:
+                return _returned(replayed) if call.awaited else replayed
+            with running(skip, call):
+                result = func(*call.args, **call.kwargs)
+            if inspect.iscoroutine(result):
+                call.cleanup = call.cleanup.pop_all()
+                return _awaited(skip, call, result)
+            dump(skip, call, result)
+        return result
+
+    return wrapper
+
+
+async def _awaited(skip: Role, call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What the coroutine that a plain function returned returns, dumped."""
+    call.awaited = True
+    with call.cleanup:
+        with running(skip, call):
+            result = await coroutine
+        await in_thread(dump, skip, call, result)
+    return result
+
+
+async def _returned(result: Any) -> Any:
+    return result
+
+
+def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
+    """As `_wrap_sync`, with everything that may touch the disk in a thread."""
+    func, role = stage.func, stage.role
+
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        enabled = manager.skip_instances
+        if role not in enabled:
+            if manager._guard is not None:
+                manager._guard(role)
+            return await func(*args, **kwargs)
+        skip = enabled[role]
+        call = _eligible_call(manager, skip, stage, args, kwargs)
+        if call is None:
+            return await func(*args, **kwargs)
+        with call.cleanup:
+            replayed = await in_thread(replay, skip, call)
+            if replayed is not Miss:
+                return replayed
+            with running(skip, call):
+                result = await func(*call.args, **call.kwargs)
+            await in_thread(dump, skip, call, result)
+        return result
+
+    return wrapper
+
+
+def _eligible_call(
+    manager: Any, skip: Role, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
+    """The call, where the role may act on it; None where the stage just runs."""
+    if stage.options:
+        skip.check_options(stage)
+    if stage.role not in manager._recorders:
+        recorder = Recorder(skip.local_config.dump_dir, skip.role)
+        recorder.write("consulted", stage=stage.name, **run_of(skip))
+        manager._recorders[skip.role] = recorder
+    if stage.step_of is not None:
+        if (step := stage.step_of(*args, **kwargs)) is None:
+            return None
+        manager.set_step(step)
+    observes = skip.observes(stage)
+    if stage.role in manager._unlisted and not observes:
+        return None
+    step = manager.step
+    call = Call(stage, args, kwargs, record=manager._recorders[stage.role].write)
+    if observes:
+        call.step = -1 if step is None else step
+        return call
+    if skip.role in inside.get():
+        return None
+    if is_validation(call.prompts) and not skip.serves_validation:
+        return None
+    if skip.support_online_step:
+        step = skip.extract_step(*args, **kwargs)
+    if step is None:
+        stage.refuse_without_step(args, kwargs)
+    call.step = step
+    return call if step in skip.local_config.steps else None
 
 
 def replay(role: Role, call: Call) -> Any:

@@ -203,3 +203,25 @@ def test_the_page_shows_the_names_that_are_left_out() -> None:
     page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"(?m)^Left out by their names: (.+(?:\n.+)*)\.$", page)
     assert re.findall(r"`(\w+)`", line) == [*IGNORED]
+
+
+def test_an_attached_functions_arguments_count_but_those_it_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: Callable[..., Path]
+) -> None:
+    code = "ran = []\ndef generate(model, batch, tag, n=1):\n    ran.append(n)\n    return n\n"
+    (tmp_path / "attached_stage.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    import attached_stage  # type: ignore[import-not-found]
+
+    def call(batch: dict[str, Any], tag: str, n: int) -> Any:
+        target = "attached_stage:generate"
+        node = {"target": target, "prompts": "batch.ids", "ignore": ["tag"]}
+        init(attach={"rollout": node}, wait_s=0)
+        SkipManager.set_step(1)
+        return attached_stage.generate(print, batch, tag, n)
+
+    assert call({"ids": [1], "x": 1}, "a", 2) == 2
+    assert call({"ids": [1], "x": 2}, "b", 2) == 2
+    assert attached_stage.ran == [2]
+    with pytest.raises(MismatchError, match=r"arguments\.n: 3 now, 2 in the dump"):
+        call({"ids": [1]}, "a", 3)
