@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import inspect
@@ -27,6 +28,8 @@ ALL = "*"
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 10_000
+_MAX_KEPT = 256  # parts
+_MAX_TEXT = 4096
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _KINDS = inspect.Parameter
 
@@ -121,19 +124,27 @@ def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[s
 
 def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
     try:
-        value = _plain(value, [_MAX_PARTS])
+        value = _compact(value)
     except _NotPlain as error:
         found.left_out[name] = str(error)
         return
-    is_default = default is not _KINDS.empty and _is_plain_and_equal(default, value)
+    is_default = False
+    if default is not _KINDS.empty:
+        with contextlib.suppress(_NotPlain):
+            is_default = repr(_compact(default)) == repr(value)
     (found.defaults if is_default else found.given)[name] = value
 
 
-def _is_plain_and_equal(default: Any, value: Any) -> bool:
-    try:
-        return repr(_plain(default, [_MAX_PARTS])) == repr(value)
-    except _NotPlain:
-        return False
+def _compact(value: Any) -> Any:
+    """`value` as plain data; of much of it a hash, because each dump records it."""
+    budget = [_MAX_PARTS]
+    data = _plain(value, budget)
+    long_text = isinstance(data, str) and len(data) > _MAX_TEXT
+    if _MAX_PARTS - budget[0] <= _MAX_KEPT and not long_text:
+        return data
+    from rlskip.format.fingerprint import fingerprint  # needs torch
+
+    return f"<{type(value).__name__} of {len(data)}: {fingerprint(data, ())}>"
 
 
 def _plain(value: Any, budget: list[int]) -> Any:
