@@ -1,9 +1,14 @@
-"""Several ranks call the stage together: shards, and hit or miss agreed by all."""
+"""Several ranks call the stage together: shards, and hit or miss agreed by all.
+
+The ranks are real processes; what such tests cost is why most rules are tested with simulated ones
+(test_calls_stateful.py, test_ranks_cost.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +19,96 @@ import torch.multiprocessing as mp
 import rlskip.skip.roles  # noqa: F401 - here once, not in every child
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
+from rlskip.store import RankTimeoutError
 
 
-def _rank(rank: int, world: int, folder: str, steps: list[int]) -> None:
-    # This file's own module is not importable by name in the child (importlib mode), so the
-    # stage is made here.
+def _in_group(rank: int, world: int, folder: str, act: Callable[..., Any], *args: Any) -> None:
+    """A rank's process: ``act(rank, folder, *args)`` while the group is there."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
     )
-    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
-    generated = []
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> dict[str, Any]:
-        dist.barrier()  # a rank that generated alone would hang here
-        generated.append(prompts[0])
-        return {"rank": rank, "step": prompts[0]}
-
-    for step in steps:
-        SkipManager.set_step(step)
-        assert generate([step]) == {"rank": rank, "step": step}
-    Path(folder, f"generated-{rank}").write_text(" ".join(map(str, generated)))
+    act(rank, folder, *args)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _repeating_rank(rank: int, world: int, folder: str) -> None:
-    """Another job writes step 5 between two ranks' looks: rank 0 finds it, rank 1 does not."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
+def run(folder: Path, act: Callable[..., Any], *args: Any, world: int = 2) -> None:
+    (folder / "rendezvous").unlink(missing_ok=True)
+    mp.start_processes(
+        _in_group, args=(world, str(folder), act, *args), nprocs=world, start_method="fork"
     )
-    settings = {"dump_dir": f"{folder}/dumps", "action": "repeat", "wait_s": 0}
-    SkipManager.init({"skip": {**settings, "rollout": {"enable": True}}})
-    skip: Any = SkipManager.skip_instances["rollout"]
+
+
+def start(folder: str, role: str = "rollout", **skip: Any) -> Any:
+    """Turn a role on; the role."""
+    skip.setdefault("dump_dir", f"{folder}/dumps")
+    SkipManager.init({"skip": {**skip, role: {"enable": True}}})
+    return SkipManager.skip_instances[role]
+
+
+def counting(rank: int, role: Any) -> Any:
+    """A stage of `rank` that counts its calls in ``role.made``."""
+    role.made = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: str) -> dict[str, Any]:
+        dist.barrier()  # a rank that generated alone would hang here
+        role.made.append(prompts)
+        return {"rank": rank, "of": prompts, "place": len(role.made)}
+
+    return generate
+
+
+# -- steps -------------------------------------------------------------------------------------
+
+
+def _steps(rank: int, folder: str, steps: str) -> None:
+    role = start(folder)
+    generate = counting(rank, role)
+    for step in steps:
+        SkipManager.set_step(int(step))
+        got = generate(step)
+        assert (got["rank"], got["of"]) == (rank, step)
+    Path(folder, f"generated-{rank}").write_text("".join(role.made))
+
+
+def generated(folder: Path, steps: str, world: int = 2) -> list[str]:
+    """The steps that each rank generates in a job."""
+    run(folder, _steps, steps, world=world)
+    return [(folder / f"generated-{rank}").read_text() for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_hit_or_all_miss(tmp_path: Path, world: int) -> None:
+    assert generated(tmp_path, "123", world) == ["123"] * world
+    assert generated(tmp_path, "123", world) == [""] * world
+    missing, broken = (
+        next(tmp_path.glob(f"dumps/*/*/{step}/gen_batch.r1-of-{world}.dp")) for step in (2, 3)
+    )
+    missing.unlink()
+    broken.write_bytes(broken.read_bytes()[:-9])
+    assert generated(tmp_path, "123", world) == ["23"] * world
+    assert generated(tmp_path, "123", world) == [""] * world
+
+
+def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
+    """As they lie where the second job was killed when only rank 1 had written."""
+    generated(tmp_path, "1")
+    (first,) = tmp_path.glob("dumps/*/*/1")
+    old = {file: file.read_bytes() for file in first.glob("*.r0-of-2.*")}
+    next(first.glob("meta.r1-of-2.json")).unlink()
+    assert generated(tmp_path, "1") == ["1", "1"]
+    assert generated(tmp_path, "1") == ["", ""]
+    for file, content in old.items():
+        file.write_bytes(content)
+    assert generated(tmp_path, "1") == ["1", "1"]
+    assert generated(tmp_path, "1") == ["", ""]
+
+
+def _repeating(rank: int, folder: str) -> None:
+    """Another job writes step 5 between two ranks' looks: rank 0 finds it, rank 1 does not."""
+    skip = start(folder, action="repeat", wait_s=0)
     for step in (3, 5):
         skip.store.save(step, step)
     dist.barrier()
@@ -66,82 +126,22 @@ def _repeating_rank(rank: int, world: int, folder: str) -> None:
 
     skip.store.nearest = fail  # asked on rank 0 only; the other must not wait for it
     assert generate([7]) is None, "generated on every rank"
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_repeat_takes_the_same_step_on_every_rank(tmp_path: Path) -> None:
-    mp.start_processes(_repeating_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
+    run(tmp_path, _repeating)
 
 
-def _sampling_rank(rank: int, world: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
-    )
-    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "async_rollout": {"enable": True}}})
-
-    @SkipManager.annotate(role="async_rollout")
-    async def generate(prompts: list[int], sample_id: str) -> None: ...
-
-    with pytest.raises(ConfigError, match=r"skip.async_rollout.enable: .* has 2 ranks here"):
-        asyncio.run(generate([1], sample_id="sample_0_1"))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_samples_side_by_side_are_refused_with_several_ranks(tmp_path: Path) -> None:
-    mp.start_processes(_sampling_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
-
-
-def run(folder: Path, steps: list[int], world: int = 2) -> list[str]:
-    (folder / "rendezvous").unlink(missing_ok=True)
-    mp.start_processes(_rank, args=(world, str(folder), steps), nprocs=world, start_method="fork")
-    return [(folder / f"generated-{rank}").read_text() for rank in range(world)]
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_all_hit_or_all_miss(tmp_path: Path, world: int) -> None:
-    assert run(tmp_path, [1, 2, 3], world) == ["1 2 3"] * world
-    assert run(tmp_path, [1, 2, 3], world) == [""] * world
-    missing, broken = (
-        next(tmp_path.glob(f"dumps/*/*/{step}/gen_batch.r1-of-{world}.dp")) for step in (2, 3)
-    )
-    missing.unlink()
-    broken.write_bytes(broken.read_bytes()[:-9])
-    assert run(tmp_path, [1, 2, 3], world) == ["2 3"] * world
-    assert run(tmp_path, [1, 2, 3], world) == [""] * world
-
-
-def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
-    """As they lie where the second job was killed when only rank 1 had written."""
-    run(tmp_path, [1])
-    (first,) = tmp_path.glob("dumps/*/*/1")
-    old = {file: file.read_bytes() for file in first.glob("*.r0-of-2.*")}
-    next(first.glob("meta.r1-of-2.json")).unlink()
-    assert run(tmp_path, [1]) == ["1", "1"]
-    assert run(tmp_path, [1]) == ["", ""]
-    for file, content in old.items():
-        file.write_bytes(content)
-    assert run(tmp_path, [1]) == ["1", "1"]
-    assert run(tmp_path, [1]) == ["", ""]
-
-
-def _late_rank(rank: int, world: int, folder: str) -> None:
+def _replacing(rank: int, folder: str) -> None:
     """Another job replaces both shards after rank 0 has loaded its own, before rank 1 has."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
-    )
-    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
-    skip: Any = SkipManager.skip_instances["rollout"]
+    skip = start(folder)
 
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> str:
-        return "anew"
+        return "generated"
 
     SkipManager.set_step(1)
-    assert generate([1]) == "anew"
+    assert generate([1]) == "generated"
     load, replacing = skip.store.load_with_meta, [True]
 
     def replaced(step: int) -> Any:
@@ -156,36 +156,116 @@ def _late_rank(rank: int, world: int, folder: str) -> None:
         return loaded or load(step)
 
     skip.store.load_with_meta = replaced
-    assert generate([1]) == "anew"  # on both: none trains on the other job's beside it
-    assert generate([1]) == "anew"
-    dist.barrier()
-    dist.destroy_process_group()
+    assert generate([1]) == "generated"  # on both: none trains on the other job's beside it
+    assert generate([1]) == "generated"
 
 
 def test_a_step_replaced_between_two_ranks_loads_is_a_miss(tmp_path: Path) -> None:
-    mp.start_processes(_late_rank, args=(2, str(tmp_path)), nprocs=2, start_method="fork")
+    run(tmp_path, _replacing)
 
 
-def _rank_apart(rank: int, world: int, folder: str) -> None:
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def _sampling(rank: int, folder: str) -> None:
+    start(folder, "async_rollout")
+
+    @SkipManager.annotate(role="async_rollout")
+    async def generate(prompts: list[int], sample_id: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="has 2 ranks here") as caught:
+        asyncio.run(generate([1], sample_id="sample_0_1"))
+    assert caught.value.where == "skip.async_rollout.enable"
+
+
+def test_samples_side_by_side_are_refused_with_several_ranks(tmp_path: Path) -> None:
+    run(tmp_path, _sampling)
+
+
+def _apart(rank: int, folder: str) -> None:
     """A dump_dir on the local disk of each node, as rank 2 has it."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", rank=rank, world_size=world, init_method=f"file://{folder}/rendezvous"
-    )
-    dumps = f"{folder}/{'shared' if rank < 2 else 'local'}"
-    SkipManager.init({"skip": {"dump_dir": dumps, "rollout": {"enable": True}}})
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> None:
-        raise AssertionError("generated")
-
+    generate = counting(rank, start(folder, dump_dir=f"{folder}/{'shared' * (rank < 2) or 'own'}"))
     SkipManager.set_step(1)
     with pytest.raises(ConfigError, match="rank 2 of 3 does not see what rank 0 writes there"):
-        generate([1])
+        generate("a")
     dist.barrier()
     assert not list(Path(folder, "shared").glob(".rlskip*")), "the token is gone"
-    dist.destroy_process_group()
 
 
 def test_ranks_that_do_not_share_a_dump_dir_are_named_at_the_first_call(tmp_path: Path) -> None:
-    mp.start_processes(_rank_apart, args=(3, str(tmp_path)), nprocs=3, start_method="fork")
+    run(tmp_path, _apart, world=3)
+
+
+def _unequal(rank: int, folder: str) -> None:
+    generate = counting(rank, start(folder))
+    SkipManager.set_step(5)
+    generate("a")
+    if rank == 1:
+        SkipManager.set_step(6)
+    with pytest.raises(RankTimeoutError) as caught:
+        generate("b")
+    assert "rank 0 makes call 1 of step 5, rank 1 makes call 0 of step 6" in caught.value.what
+
+
+def test_ranks_that_make_other_numbers_of_calls_are_named(tmp_path: Path) -> None:
+    run(tmp_path, _unequal)
+
+
+# -- several calls in a step -------------------------------------------------------------------
+
+
+def _calls(rank: int, folder: str, calls: str, made: str) -> None:
+    role = start(folder)
+    generate = counting(rank, role)
+    SkipManager.set_step(1)
+    got = [generate(call) for call in calls]
+    assert [(one["rank"], one["of"]) for one in got] == [(rank, call) for call in calls]
+    assert "".join(role.made) == made
+
+
+def test_calls_of_ranks_are_replayed_and_added(tmp_path: Path) -> None:
+    run(tmp_path, _calls, "aab", "aab")
+    run(tmp_path, _calls, "baa", "")
+    run(tmp_path, _calls, "abac", "c")
+    run(tmp_path, _calls, "abca", "")
+    assert len(list(tmp_path.glob("dumps/*/*/1/3/gen_batch.r*-of-2.dp"))) == 2
+
+
+def _counting(rank: int, folder: str) -> None:
+    generate = counting(rank, start(folder))
+    gather, exchanges = dist.all_gather, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        exchanges.append(args)
+        return gather(*args, **kwargs)
+
+    dist.all_gather = counted
+    SkipManager.set_step(1)
+    generate("a")  # the job's first call also finds out whether the ranks share dump_dir
+    assert len(exchanges) == 1 + 2
+    for k, call in enumerate("ab", 1 + 3):
+        generate(call)
+        assert len(exchanges) == k
+
+
+def test_a_hit_takes_one_collective(tmp_path: Path) -> None:
+    run(tmp_path, _calls, "aab", "aab")
+    run(tmp_path, _counting)
+
+
+def _first_for_all(rank: int, folder: str) -> None:
+    """Rank 1 has lost what it knew of call 0, so the lowest that fits both is call 1."""
+    role = start(folder)
+    generate = counting(rank, role)
+    SkipManager.set_step(1)
+    if rank == 1:
+        visit, identity = role._visit(1), role.store.read_meta(1).identity
+        assert [found.number for found in visit.fitting(identity)] == [0, 1]
+        visit.take(next(visit.fitting(identity)))
+    assert generate("a")["place"] == 2
+    assert role.made == []
+
+
+def test_ranks_take_the_lowest_dump_that_fits_all(tmp_path: Path) -> None:
+    run(tmp_path, _calls, "aa", "aa")
+    run(tmp_path, _first_for_all)
