@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from rlskip import SkipManager
-from rlskip.errors import ConfigError, MissError
+from rlskip.errors import ConfigError
 
 # -- repeat -----------------------------------------------------------------------------------
 
@@ -37,14 +37,6 @@ def test_repeat_picks_by_the_four_rules(
 
 
 # -- the other keys ---------------------------------------------------------------------------
-
-
-def test_on_miss_error_never_calls_the_stage(Stage: Any, init: Callable[..., Path]) -> None:
-    init(on_miss="error")
-    stage = Stage()
-    with pytest.raises(MissError, match=r"step 1 has no usable dump"):
-        stage.at(1)
-    assert stage.calls == 0
 
 
 def test_drop_fields(

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -57,34 +56,10 @@ def test_cache_replays_the_listed_steps_only(
     assert second.calls == 1
 
 
-def test_step_zero_and_numpy_steps(Stage: Any, init: Callable[..., Path]) -> None:
-    init()
-    stage = Stage()
-    assert [stage.at(0), stage.at(np.int64(0))] == [1, 1]
-
-
 def test_no_step_set(Stage: Any, init: Callable[..., Path]) -> None:
     init()
     with pytest.raises(StepNotSetError, match="set_step"):
         Stage().generate({"ids": [1]})
-
-
-def test_a_corrupt_dump_counts_as_a_miss_and_is_kept(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    dumps = init()
-    Stage().at(1)
-    (dump,) = dumps.rglob("gen_batch.dp")
-    data = bytearray(dump.read_bytes())
-    data[len(data) // 2] ^= 1
-    dump.write_bytes(data)
-    stage = Stage()
-    stage.calls = 10
-    assert stage.at(1) == 11
-    assert "counts as a miss" in caplog.text
-    stage.calls = 20
-    assert stage.at(1) == 11, "the new dump stands in"
-    assert len(list(dumps.rglob("gen_batch.dp"))) == 2, "the bad one is kept aside"
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
@@ -121,23 +96,6 @@ def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path], visit: 
 
 
 # -- async ------------------------------------------------------------------------------------
-
-
-def test_async_stage(init: Callable[..., Path], visit: Any) -> None:
-    init()
-    calls = []
-
-    @SkipManager.annotate(role="rollout")
-    async def generate(prompts: list[int]) -> list[int]:
-        await asyncio.sleep(0)
-        calls.append(1)
-        return prompts
-
-    assert asyncio.iscoroutinefunction(generate)
-    for _ in range(2):
-        visit(1)
-        assert asyncio.run(generate([3])) == [3]
-    assert len(calls) == 1
 
 
 def test_generators_are_refused() -> None:

@@ -96,16 +96,6 @@ def test_mismatch_regenerate_keeps_the_old_dump(Stage: Any, init: Callable[..., 
     assert len(list(dumps.rglob("gen_batch.dp"))) == 2
 
 
-def test_mismatch_ignore(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    init(on_mismatch="ignore")
-    stage = Stage()
-    stage.at(1)
-    assert stage.at(1, {"ids": torch.tensor([7, 7, 7])}) == 1
-    assert "on_mismatch=ignore" in caplog.text
-
-
 def test_sampling_counts_and_the_model_only_warns(
     Stage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
