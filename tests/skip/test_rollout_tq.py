@@ -142,18 +142,37 @@ def test_a_sampler_that_waits_never_takes_half_a_step(
 # -- which group for which prompt ---------------------------------------------------------
 
 
-def test_a_dump_that_cannot_serve_the_batch_is_refused(
-    prompts: Any, dumped: Callable[..., Any]
+@pytest.mark.parametrize(
+    ("policy", "kept", "asked", "outcome"),
+    [
+        ("error", "abc", "cab", ("", "abc")),
+        ("error", "abc", "abcde", "serves 3 of the batch's 5 prompts"),
+        ("error", "aab", "aba", ("", "aab")),
+        ("error", "aab", "abb", "serves 2 of the batch's 3"),
+        ("regenerate", "abc", "edcba", ("ed", "abcde")),
+        ("ignore", "abc", "xy", ("", "ab")),
+        ("ignore", "abc", "vxyz", "serves 0 of the batch's 4"),
+    ],
+)
+def test_which_groups_serve_a_batch(
+    prompts: Any, dumped: Callable[..., Any], policy: str, kept: str, asked: str, outcome: Any
 ) -> None:
-    trainer = dumped(prompts(*"abc"))
-    with pytest.raises(MismatchError) as caught:
-        trainer.step(3, prompts(*"abcde"))
-    text = str(caught.value)
-    assert "the dump of step 3 serves 3 of the batch's 5 prompts" in text
-    for way in ("on_mismatch=regenerate", "on_mismatch=ignore", "skip.dump_dir"):
-        assert way in text
-    assert trainer.submitted == []
-    assert trainer.queue.list("train") == {}
+    """Served groups by the prompts that they were made for, and the prompts that are submitted."""
+    trainer = dumped(prompts(*kept), on_mismatch=policy)
+    if isinstance(outcome, str):
+        with pytest.raises(MismatchError, match=outcome):
+            trainer.step(3, prompts(*asked))
+        assert trainer.submitted == []
+        assert trainer.queue.list("train") == {}
+        return
+    submitted, trained = outcome
+    rows = trainer.step(3, prompts(*asked))
+    firsts = {tuple(row["responses"]): row["text"][0] for row in rows if row["key"] == (0, 0)}
+    assert sorted(firsts.values()) == [*trained]
+    assert trainer.submitted == [*submitted]
+    if policy != "ignore":
+        assert trainer.step(3, prompts(*asked[::-1])) == rows
+        assert trainer.submitted == [*submitted], "what was generated was added"
 
 
 def test_sampling_asked_for_in_the_prompts_meta_counts(
@@ -164,33 +183,6 @@ def test_sampling_asked_for_in_the_prompts_meta_counts(
     with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
         trainer.step(3, {**prompts("a"), "meta_info": {"do_sample": False}})
     assert trainer.submitted == []
-
-
-def test_regenerate_submits_what_is_missing_and_adds_it(
-    prompts: Any, dumped: Callable[..., Any]
-) -> None:
-    trainer = dumped(prompts(*"abc"), on_mismatch="regenerate")
-    rows = trainer.step(3, prompts(*"edcba"))
-    assert trainer.submitted == ["e", "d"]
-    assert trainer.step(3, prompts(*"abcde")) == rows
-    assert trainer.submitted == ["e", "d"]
-
-
-def test_ignore_goes_by_position(prompts: Any, dumped: Callable[..., Any]) -> None:
-    trainer = dumped(prompts(*"abc"), on_mismatch="ignore")
-    rows = trainer.step(3, prompts("x", "y"))
-    assert {row["text"][0] for row in rows} == {"a", "b"}
-    with pytest.raises(MismatchError, match="serves 0 of the batch's 4"):
-        trainer.step(3, prompts(*"vxyz"))
-    assert trainer.submitted == []
-
-
-def test_the_same_prompt_twice_gets_two_groups(prompts: Any, dumped: Callable[..., Any]) -> None:
-    trainer = dumped(prompts("a", "a", "b"))
-    rows = trainer.step(3, prompts("a", "b", "a"))
-    assert len({tuple(row["responses"]) for row in rows if row["text"] == "a/0/0"}) == 2
-    with pytest.raises(MismatchError, match="serves 2 of the batch's 3"):
-        trainer.step(3, prompts("a", "b", "b"))
 
 
 def test_nothing_but_uids_goes_by_position(uids_only: Any, dumped: Callable[..., Any]) -> None:
