@@ -91,7 +91,7 @@ class CallRoleByHand(CallRole):
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         """Keep `result`, which the stage returned for these arguments."""
-        call = _present_call(step) or self._asked.get(_key(step, args, kwargs))
+        call = self._present_call(step) or self._asked.get(_key(step, args, kwargs))
         if call is None:
             call = Call(Stage(_no_function, "", _likely_prompts), args, kwargs, step)
         try:
@@ -107,7 +107,7 @@ class CallRoleByHand(CallRole):
     def _looked_up(
         self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call:
-        if (call := _present_call(step)) is not None:
+        if (call := self._present_call(step)) is not None:
             if call.visit is None:
                 self.find(call)
             return call
@@ -125,8 +125,14 @@ class CallRoleByHand(CallRole):
             self._end(old)
         return call
 
+    def _present_call(self, step: int) -> Call | None:
+        """The call of a decorated function that the methods are about; None: they name it."""
+        call = _present.get()
+        mine = call is not None and (call.stage.role, call.step) == (self.role, step)
+        return call if mine else None
+
     def _end(self, call: Call) -> None:
-        if call is not _present_call(call.step):  # else the manager ends it
+        if call is not self._present_call(call.step):  # else the manager ends it
             self._asked.pop(_key(call.step, call.args, call.kwargs), None)
             call.cleanup.close()
 
@@ -134,13 +140,8 @@ class CallRoleByHand(CallRole):
 # Of calls that have a step of their own, so many are known until they are served or kept.
 _MOST = 1000
 
-# The call of a decorated function that the methods above are about.
+# The call of a decorated function that a subclass of RolloutSkip is asked about.
 _present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
-
-
-def _present_call(step: int) -> Call | None:
-    call = _present.get()
-    return call if call is not None and call.step == step else None
 
 
 @contextmanager
