@@ -60,6 +60,9 @@ class State(enum.Enum):
     WRITTEN = "this visit has written its dump, which serves no other call"
 
 
+_USABLE = (State.UNREAD, State.OPEN, State.USED)
+
+
 @attrs.define(eq=False)
 class Alike:
     """The numbers of the open dumps of one identity; None: they record none."""
@@ -123,18 +126,21 @@ class Visit:
 
     def is_usable(self, number: int) -> bool:
         """Whether the dump of a listed number may be loaded."""
-        return self.slots[number].state in (State.UNREAD, State.OPEN, State.USED)
+        return self.slots[number].state in _USABLE
 
     @property
     def is_empty(self) -> bool:
         """Whether the step has no dump but those that this visit wrote."""
-        return not any(map(self.is_usable, self.listed))
+        return not self._usable()
 
     @property
     def is_damaged(self) -> bool:
         """Whether a dump is missing: it may have been that of a call that fits none."""
-        there = [*filter(self.is_usable, self.listed)]
-        return there != [*range(len(self.listed))] or len(there) < self.expected
+        highest = self.listed[-1] if self.listed else -1
+        return self._usable() < max(highest + 1, self.expected)
+
+    def _usable(self) -> int:
+        return sum(self._states[state] for state in _USABLE)
 
     def kth(self, place: int) -> Found | None:
         """The dump of that place in the step, else the last one; None if it is lost."""
@@ -183,7 +189,10 @@ class Visit:
         if differing:
             least = min(differing, key=len)
             return "; ".join(least)
-        return "no dump of the step has its prompts"
+        others = (
+            "a dump of the step is missing, no other" if self.is_damaged else "no dump of the step"
+        )
+        return f"{others} has its prompts"
 
     # -- what becomes of a call ----------------------------------------------------------
 

@@ -383,6 +383,7 @@ class Visits(RuleBasedStateMachine):
             unread = [n for n, slot in slots.items() if slot.state is State.UNREAD]
             assert {*unread} <= {*visit._unread}
             assert [*visit._unread] == sorted(visit._unread)
+            assert visit._states == Counter(slot.state for slot in slots.values())
             assert not any(visit._is_free(number) for number in range(visit._low))
 
     def teardown(self) -> None:

@@ -46,6 +46,13 @@ def test_a_step_whose_only_dump_is_damaged_is_a_miss_like_any_other(dumped_calls
         step(1, "a")
 
 
+def test_a_later_call_whose_dump_is_gone_is_said_to_be_missing(dumped_calls: Any) -> None:
+    (gone,) = dumped_calls({1: "abc"}, on_miss="error").glob("*/*/1/1/gen_batch.dp")
+    gone.write_bytes(b"")
+    with pytest.raises(MissError, match="a dump of the step is missing, no other has its prompts"):
+        step(1, *"cb")
+
+
 def test_a_refused_call_does_not_count(dumped_calls: Any) -> None:
     dumps = dumped_calls({1: "ab"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
