@@ -6,7 +6,7 @@ and strings are nodes as they are; every other value is ``[tag, ...]``, in the f
 :class:`Kind`.
 The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
 :mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`. Whether
-the last become tensors or arrays of numpy, a :class:`Maker` decides.
+the last become tensors or arrays of numpy, a :class:`~rlskip.format.maker.Maker` decides.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names.
 What a rebuilt value occupies in memory follows from its node (:attr:`Kind.cost`). It is charged to
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
@@ -37,6 +37,7 @@ from rlskip.format.dump_errors import (
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
+    from rlskip.format.maker import Maker
 
 Node = Any
 T = TypeVar("T")
@@ -243,52 +244,6 @@ class Packer:
 def _packer_of(value: Any) -> tuple[str, Pack] | None:
     by_test = (packer for test, packer in _PACKERS_BY_TEST if test(value))
     return _PACKERS.get(type(value)) or next(by_test, None)
-
-
-class Maker(Protocol):
-    """Makes tensors and batches from parts that fit together: of torch, or of numpy.
-
-    `dtype` is the name that torch has for it, `shape` and `batch_size` are lists of sizes.
-    `host_classes` is whether a host's or a program's own classes are wanted, too.
-    """
-
-    host_classes: bool
-
-    def tensor(self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None) -> Any:
-        """A tensor of these bytes; raises ValueError if they are not as many."""
-
-    def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
-        """A nested tensor of rows that differ in their dimension `dim`."""
-
-    def nested(self, tensors: list[Any]) -> Any:
-        """A nested tensor of these, in the strided layout."""
-
-    def size(self, sizes: list[int]) -> Any: ...
-
-    def dtype(self, name: str) -> Any: ...
-
-    def tensordict(
-        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
-    ) -> Any: ...
-
-    def stack(self, form: str, parts: list[Any], dim: int, name: Any) -> Any:
-        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
-
-    def wrapped(self, data: Any, batch_size: list[int]) -> Any:
-        """A value of no type of torch, as a TensorDict holds it."""
-
-    def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> Any: ...
-
-    def for_codecs(self) -> Maker:
-        """The maker of what registered codecs get."""
-
-    def is_tensor(self, value: Any) -> bool: ...
-
-    def is_batch(self, value: Any) -> bool:
-        """Whether it is what a TensorDict holds besides: another one, a stack, a nested tensor."""
-
-    def as_array(self, tensor: Any) -> np.ndarray:
-        """The elements of a tensor that is not nested."""
 
 
 class Unpacker:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
-from rlskip.format.codec import Maker
+from rlskip.format.maker import Maker
 
 _SAME = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
 
 
 class NumpyMaker:
-    """Makes arrays, as a :class:`~rlskip.format.codec.Maker`."""
+    """Makes arrays, as a :class:`~rlskip.format.maker.Maker`."""
 
     host_classes = False
 

@@ -30,7 +30,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 class TorchMaker:
-    """Makes what was packed, as a :class:`~rlskip.format.codec.Maker`.
+    """Makes what was packed, as a :class:`~rlskip.format.maker.Maker`.
 
     Parameters
     ----------
