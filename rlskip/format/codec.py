@@ -370,9 +370,16 @@ class Unpacker:
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
         (chosen,) = self.chosen(entries)
-        keys = [self.node(key) for key, _ in chosen]
-        check_hashes(keys)
+        keys = self.hashable([self.node(key) for key, _ in chosen])
         return zip(keys, (self.node(value) for _, value in chosen), strict=True)
+
+    def hashable(self, keys: list[Any]) -> list[Any]:
+        """Return keys of a mapping or items of a set, of which few have one hash."""
+        for key in keys:
+            if type(key).__module__ != "builtins":  # its hash is not rlskip's either
+                self.outside(hash, key)
+        check_hashes(keys)
+        return keys
 
     def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
         """Array `number` as elements of `dtype`.

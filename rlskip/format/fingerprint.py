@@ -43,6 +43,7 @@ VOLATILE = frozenset(
         "timestamps",
         "created",
         "created_at",
+        "updated_at",
     }
 )
 """Fields of a batch that record when it was made, not what is in it.

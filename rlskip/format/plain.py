@@ -129,9 +129,7 @@ def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:
 
 
 def _unpack_set(parts: list[Node], unpacker: Unpacker) -> list[Any]:
-    values = _unpack_list(parts, unpacker)
-    check_hashes(values)
-    return values
+    return unpacker.hashable(_unpack_list(parts, unpacker))
 
 
 _FACTORIES: dict[str, Any] = {

@@ -293,7 +293,10 @@ class Rebuilder:
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).view(shape)
 
     def _size(self, made: Pickled) -> torch.Size:
-        return torch.Size(self._budget.shape(made.arguments[0] if made.arguments else (), 1))
+        (sizes,) = made.arguments
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ForeignDumpError("a shape that is not a tuple of sizes")
+        return torch.Size(sizes)
 
     def _image(self, made: Pickled) -> Any:
         from PIL import Image

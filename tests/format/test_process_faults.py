@@ -23,6 +23,10 @@ class Thing:
     """A value that a codec of the user's keeps."""
 
 
+class Unhashable(Thing):
+    __hash__ = None  # type: ignore[assignment]
+
+
 class DataProto:
     """verl's, as far as dumps go."""
 
@@ -34,7 +38,7 @@ DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
 
 
 _ROWS = TensorDict({"ids": torch.arange(9)}, [9])
-_ROLLOUTS = {"thing": Thing(), "rows": _ROWS, "proto": DataProto(_ROWS, {}, {})}
+_ROLLOUTS = {"thing": {Thing(): 1}, "rows": _ROWS, "proto": DataProto(_ROWS, {}, {})}
 
 
 @SkipManager.annotate(role="rollout")
@@ -72,6 +76,7 @@ _FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
         f"a codec's {error.__name__}": lambda patch, error=error: _codec(_raise(error("mine")))
         for error in (RuntimeError, MemoryError, OSError, *DAMAGE)
     },
+    "a codec's unhashable value": lambda patch: _codec(lambda plain: Unhashable()),
     "a device": lambda patch: patch.setattr(torch, "from_numpy", _raise(_OUT_OF_MEMORY("CUDA"))),
     "a class of the host": lambda patch: patch.setattr(
         DataProto, "__init__", lambda self, tensors: None
