@@ -63,7 +63,7 @@ def test_no_half_dump_and_no_lease_for_longer_than_its_time(
         ray.get(run, timeout=120)
     before = store.listed()
     for step in before:
-        store.verify(step)
+        store.load(step)
     assert before == list(range(1, len(before) + 1))
     held = list((tmp_path / ".leases").iterdir())
     assert len(held) <= 1

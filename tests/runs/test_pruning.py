@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,24 +148,6 @@ def test_what_is_kept_is_not_in_the_total(rlskip: Any, run_dir: Path) -> None:
     with commit.reading(run_dir, 1):
         said = rlskip("prune", run_dir, "--keep-last", 0)
     assert f"would remove 2 dumps, {size(nbytes)};" in said.out
-
-
-def test_a_reader_that_was_killed_blocks_nothing_for_long(rlskip: Any, run_dir: Path) -> None:
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(run_dir)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == b"reading\n"
-    reader.kill()
-    reader.communicate()
-    (mark,) = (run_dir / commit.WORK).glob("reading-1-*")
-    assert "kept: it is being read" in rlskip("prune", run_dir, "--keep-last", 0).out
-    past = time.time() - commit.STALE_S - 10
-    os.utime(mark, (past, past))
-    rlskip("prune", run_dir, "--keep-last", 0, "--yes")
-    assert steps(run_dir) == []
 
 
 def test_limits_together_count_what_another_limit_has_chosen(

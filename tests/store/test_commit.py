@@ -181,37 +181,6 @@ def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
     assert store.load(2) == "x"
 
 
-# -- a full disk -------------------------------------------------------------------------
-
-_FULL = """
-    import json, logging, resource, sys
-    import torch
-    from rlskip.store import StepStore
-    from rlskip.store.writer import Writer
-    logging.basicConfig()
-    store = StepStore(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-    errors = []
-    try:
-        store.save(1, torch.rand(1_000_000))
-    except OSError as error:
-        errors.append(type(error).__name__)
-    writer = Writer(store)
-    writer.save(2, torch.rand(1_000_000), done=lambda meta, error: errors.append(str(meta)))
-    writer.save(3, "small", done=lambda meta, error: errors.append(str(error)))
-    writer.flush()
-    left = [str(p.relative_to(store.directory)) for p in store.directory.rglob("*")]
-    print(json.dumps({"errors": errors, "left": sorted(left), "steps": store.steps()}))
-"""
-
-
-def test_a_full_disk_leaves_nothing_and_stops_nobody(python: Any, tmp_path: Path) -> None:
-    seen, _ = python.json(_FULL, tmp_path / "run")
-    assert seen["errors"] == ["OSError", "None", "None"]
-    assert seen["steps"] == [3]
-    assert seen["left"] == [".work", "3", "3/gen_batch.dp", "3/meta.json"]
-
-
 # -- rivals ------------------------------------------------------------------------------
 
 
