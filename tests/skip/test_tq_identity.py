@@ -41,6 +41,24 @@ def test_one_functions_groups_are_not_anothers(start: Callable[..., Any]) -> Non
         start(stage="other").submit(prompts("x", "y"))
 
 
+def test_other_arguments_of_the_function_that_submits_count(start: Callable[..., Any]) -> None:
+    def submit(temperature: float) -> list[str]:
+        loop = start()
+
+        @SkipManager.annotate(role="rollout_tq", queue=loop.queue, stage="submit")
+        def submitting(prompts: dict[str, Any], temperature: float = 1.0, seed: int = 0) -> None:
+            loop._submit(prompts)
+
+        submitting(prompts("x"), temperature, seed=len(loop.seen))
+        loop.sample()
+        return list(loop.submitted)
+
+    assert submit(0.5) == ["r-0"]
+    assert submit(0.5) == []
+    with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
+        submit(0.7)
+
+
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(
     start: Callable[..., Any],
 ) -> None:
