@@ -324,7 +324,7 @@ class SkipManager:
         def decorate(func: F) -> F:
             if isinstance(func, staticmethod | classmethod):
                 return type(func)(decorate(func.__func__))  # type: ignore[return-value]
-            _refuse_what_is_no_function(func)
+            _refuse_other_objects(func)
             name = stage or named(func).__qualname__
             staged = Stage(func, role, prompts, identity, name, lacks, options, ignore)
             return decorated(cls, staged)  # type: ignore[return-value]
@@ -332,7 +332,7 @@ class SkipManager:
         return decorate
 
 
-def _refuse_what_is_no_function(func: Any) -> None:
+def _refuse_other_objects(func: Any) -> None:
     if isinstance(func, property):
         raise ConfigError(
             "a property takes no prompts",

@@ -108,7 +108,7 @@ class Notices:
             log.info(
                 "rlskip: role %s: %s: besides the prompts these arguments are compared: %s%s",
                 self.role, stage, ", ".join(sorted(compared)) or "none",
-                "; not compared, as they are no plain data: " * bool(left_out)
+                "; not compared, because they are not plain data: " * bool(left_out)
                 + ", ".join(f"{name} ({what})" for name, what in sorted(left_out.items())),
             )  # fmt: skip
 

@@ -158,7 +158,7 @@ def test_whatever_can_be_called_is_a_stage(
 
 
 @pytest.mark.parametrize("what", [property(lambda self: 1), 5, int], ids=["property", "5", "int"])
-def test_what_is_no_function_is_refused_by_name(what: Any) -> None:
+def test_what_cannot_be_called_is_refused_by_name(what: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         SkipManager.annotate(role="rollout")(what)
     assert caught.value.where == "SkipManager.annotate"

@@ -56,8 +56,15 @@ def dumped(init: Callable[..., Path], names: str, **skip: Any) -> Path:
     return folder
 
 
-def test_a_dump_without_a_needed_field_is_a_mismatch(init: Callable[..., Path]) -> None:
-    dumped(init, "tokens")
+@pytest.mark.parametrize(
+    "keys", [{}, {"on_miss": "error"}, {"action": "repeat"}], ids=["default", "on_miss", "repeat"]
+)
+def test_a_dump_without_a_needed_field_is_a_mismatch(
+    init: Callable[..., Path], keys: dict[str, Any]
+) -> None:
+    dumped(init, "tokens", **keys)
+    if "action" in keys:
+        SkipManager.set_step(2)
     with pytest.raises(MismatchError, match="the dump of step 1 lacks what this run needs: logp"):
         generate([1], "tokens logprobs")
     assert made == []
@@ -77,13 +84,6 @@ def test_ignore_replays_it(init: Callable[..., Path], caplog: pytest.LogCaptureF
     assert field_names(generate([1], "never called")) == {"tokens"}
     assert made == []
     assert "lacks what this run needs: logprobs; replayed anyway" in caplog.text
-
-
-def test_repeat_checks_it_too(init: Callable[..., Path]) -> None:
-    dumped(init, "tokens", action="repeat")
-    SkipManager.set_step(2)
-    with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
-        generate([2], "tokens logprobs")
 
 
 def test_more_fields_than_needed_are_no_mismatch(
@@ -115,12 +115,6 @@ def test_a_single_sample_is_checked(init: Callable[..., Path]) -> None:
 # -- through a queue -------------------------------------------------------------------------
 
 
-def _step(loop: Any) -> set[str]:
-    SkipManager.set_step(1)
-    loop.submit({"uid": ["a", "b"], "text": ["x", "y"]})
-    return field_names(loop.queue.get(loop.sample().keys, "train"))
-
-
 def test_groups_of_a_queue_are_checked(init: Callable[..., Path], Loop: Any) -> None:
     def step(fields: str, **skip: Any) -> tuple[set[str], int]:
         init("rollout_tq", n=1, **skip)
@@ -137,13 +131,6 @@ def test_groups_of_a_queue_are_checked(init: Callable[..., Path], Loop: Any) -> 
     fits = {"tokens", "logprobs"}
     assert step("tokens logprobs", on_mismatch="regenerate") == (fits, 2)
     assert step("never") == (fits, 0)
-
-
-def test_on_miss_error_never_runs_the_stage(init: Callable[..., Path]) -> None:
-    dumped(init, "tokens", on_miss="error")
-    with pytest.raises(MismatchError):
-        generate([1], "tokens logprobs")
-    assert made == []
 
 
 def test_a_field_that_the_stage_never_returns_is_no_mismatch(
