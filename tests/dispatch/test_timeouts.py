@@ -296,6 +296,33 @@ def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue
         assert len(queue.markers()) == 6
 
 
+def test_an_event_loop_that_goes_on_just_now_fails_nothing(make_prompts, queue, monkeypatch):
+    monkeypatch.setattr(timeouts, "LOOP_S", -29.9)  # it may be blocked for 0.1 s
+    released, looked, gone_on = threading.Event(), threading.Event(), asyncio.Event()
+
+    async def worker(prompt, sampling, session):
+        released.wait(60)
+        await gone_on.wait()
+        return {"responses": torch.ones(3)}
+
+    def running_now(dispatcher):
+        """While the watch looks for who blocks the event loop, the worker goes on."""
+        released.set()
+        dispatcher._call(20, asyncio.sleep, 0)
+        looked.set()
+        return "nobody"
+
+    monkeypatch.setattr(RolloutDispatcher, "_running_now", running_now)
+    settings = config(n=1, session_timeout_s=30)
+    with RolloutDispatcher(LocalPool(worker, 1), queue, settings) as dispatcher:
+        batch = dispatcher.submit(make_prompts(1), step=1)
+        assert looked.wait(20)
+        with pytest.raises(TimeoutError):
+            batch.result(0.1)
+        dispatcher._post(gone_on.set)
+        assert batch.result(LIMIT).failed == {}
+
+
 class FaultyPool(LocalPool):
     def __init__(self, fault, name, worker=answer):
         super().__init__(worker, 2)
