@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import runpy
 import select
@@ -68,6 +69,15 @@ def nodes_at_the_top() -> Iterator[None]:
     yield
     for name in NODES:
         place(name, below=False)
+
+
+@pytest.fixture(autouse=True)
+def levels_of_loggers() -> Iterator[None]:
+    """Restore after each test the level of rlskip's logger, which verl's host sets for the job."""
+    logger = logging.getLogger("rlskip")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 # -- processes -------------------------------------------------------------------------------

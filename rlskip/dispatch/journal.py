@@ -33,6 +33,7 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.format import container
+from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer
 from rlskip.format.unpacking import unpacker
 from rlskip.store.identity import Identity
@@ -220,6 +221,10 @@ def frames(handle: int, where: str) -> Iterator[tuple[int, int, Sessions | None]
                 body = os.pread(handle, end - start - _HEAD.size, start + _HEAD.size)
                 record = _record(body, where)
                 found = Sessions(Identity.from_json(record["identity"]), dict(record["entries"]))
+        except (UnreadableDumpError, UnknownTypeError, MemoryError) as error:
+            # The frame is sound: its sessions are not resumed now, and are no damage to keep.
+            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+            continue
         except Exception as error:  # the nodes of a file may be anything
             logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
         yield start, end, found

@@ -318,8 +318,11 @@ class Unpacker:
                 f"it holds a value of type {tag.removeprefix(_USER)!r}",
                 remedy="register its codec before loading: rlskip.store.register_codec",
             )
-        if kind is None:
-            raise ValueError(f"there is no kind {tag!r}")
+        if kind is None:  # the index is sound: a newer rlskip wrote it
+            raise UnknownTypeError(
+                f"it holds a value of the kind {tag!r}, which this rlskip does not know",
+                remedy="load it with the version of rlskip that wrote it",
+            )
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         self.spend(kind.cost_of(parts, self._source.nbytes))

@@ -51,7 +51,6 @@ from rlskip.skip.queue_dumping import (
 from rlskip.skip.role import Role
 from rlskip.skip.visit import Found
 from rlskip.store import (
-    AbsentDumpError,
     CorruptDumpError,
     DumpError,
     DumpMeta,
@@ -155,10 +154,7 @@ class GroupRole(Role):
     def replay(self, call: Call) -> None:
         plan: _Plan = call.identity
         store, began = self.dumps.store, time.perf_counter()
-        try:
-            replay = self._replay(plan, call)
-        except AbsentDumpError as error:
-            raise CorruptDumpError(error.what, error.where) from error
+        replay = self._replay(plan, call)
         if self.local_config.restore_rng:
             restore_rng(store.load_sidecar(plan.source, part=0))
         _put(replay, queue_of(call), partition_of(call))

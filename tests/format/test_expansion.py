@@ -240,7 +240,6 @@ _SEALED_BUT_WRONG: dict[str, Any] = {
     "a dimension that is not there": ["tensor", "jagged", _dense(0, 4), _dense(5, 3), None, 7],
     "a nested tensor of text": ["tensor", "nested", ["list", "any", ["a"]]],
     "an entry of another length": ["tensordict", [3], None, None, [["x", _dense(0, 4)]]],
-    "an unknown kind": ["nonsense"],
     "a mapping for a node": {"a": ["list", "any", []]},
     "a node without a tag": [],
     "a tag that is a list": [["list"]],
@@ -280,6 +279,7 @@ def test_a_forged_node_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("node", "error"),
     [
+        (["nonsense"], UnknownTypeError),  # a newer rlskip wrote it
         (["image", "nonsense", [1, 1], 1, None, ["dict", []]], UnreadableDumpError),
         (["image", "L", [4, 2], 1, None, ["dict", []]], UnreadableDumpError),
         (["dtype", "float3"], UnknownTypeError),
