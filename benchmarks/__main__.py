@@ -52,7 +52,17 @@ PLOTS = {
     "verl_steps": "verl_steps.png",
 }
 ON_VLLM = ("engine", "verl_steps")
-NAMES = ("overhead", "store", "dispatch", "replay", "merge", "step_time", "trial", *ON_VLLM)
+NAMES = (
+    "overhead",
+    "store",
+    "dispatch",
+    "replay",
+    "merge",
+    "packing",
+    "step_time",
+    "trial",
+    *ON_VLLM,
+)
 
 
 def run(name: str, wheel: Path | None, pictures: Path) -> dict[str, Any]:
