@@ -200,7 +200,7 @@ def _in_float64(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _StayInFloat64(TorchFunctionMode):
-    """Leave float64 tensors in float64 where the code within casts them to float32."""
+    """Cast to float64 where the code within casts to float32."""
 
     depth = 0
 
@@ -219,12 +219,8 @@ class _StayInFloat64(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        double = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
-        if double:
-            if func is Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
+        if func is Tensor.float:
+            func = Tensor.double
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
         return func(*args, **kwargs)
