@@ -27,7 +27,12 @@ with contextlib.suppress(ImportError):  # some environments of hosts have no hyp
     from hypothesis import HealthCheck, settings
 
     # On a busy machine, any example may take long.
-    settings.register_profile("rlskip", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "rlskip",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=os.environ.get("HYPOTHESIS_PROFILE") == "ci",  # the same examples each time
+    )
     settings.load_profile("rlskip")
 
 HERE = Path(__file__).parent

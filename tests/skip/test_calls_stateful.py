@@ -288,8 +288,8 @@ class Visits(RuleBasedStateMachine):
         if self.skip["on_mismatch"] == "ignore":
             return (self.step, self.listed[place]) if self.listed[place] in there else None
         calls = max(self.disk[self.step][n].calls for n in there)
-        if self.calls or there != [*range(calls)]:
-            return None
+        if self.calls or there != [*range(calls)] or self.listed != [*range(len(self.listed))]:
+            return None  # a gap: the step was cut off
         if self.skip["on_mismatch"] == "error":
             return MismatchError
         differs = {n: self.differs(self.disk[self.step][n].made_for, wanted) for n in there}
@@ -367,6 +367,11 @@ class Visits(RuleBasedStateMachine):
             step: {n for n, shards in numbers.items() if shards == self.stage.ranks}
             for step, numbers in found.items()
         }
+        for step, numbers in self.disk.items():
+            # One whose meta.json is damaged is quarantined whenever anything reads it.
+            for number in [n for n in numbers if numbers[n].damage == "meta"]:
+                if number not in complete[step]:
+                    self.quarantine(step, number)
         assert complete == {step: {*numbers} for step, numbers in self.disk.items()}
 
     @invariant()
