@@ -265,11 +265,11 @@ TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_same_on_a_real_transfer_queue(adapter):
     class OnTransferQueue(BufferAgainstModel):
         make_queue = staticmethod(lambda: adapter)
         states_rows = True  # else rows of two attempts under shared keys make a group incomplete
 
-    few = settings(max_examples=12, stateful_step_count=25, deadline=None)
+    few = settings(max_examples=8, stateful_step_count=20, deadline=None)
     run_state_machine_as_test(OnTransferQueue, settings=few)
