@@ -68,7 +68,7 @@ class Stage:
         return ArgumentReader(self.func, named, self.ignore)
 
     def refuse_unknown_names(self) -> None:
-        """Raise ConfigError if `ignore` names what is no argument of the function."""
+        """Raise ConfigError if a name in `ignore` is not an argument of the function."""
         if self.arguments is not None and self.arguments.unknown:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(self.arguments.unknown)}",

@@ -16,7 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlskip.dispatch import journal as journal_module
 from rlskip.dispatch.journal import SessionJournal
+from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
 from rlskip.store import Identity
 
 IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
@@ -130,6 +132,33 @@ def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):
     assert steps_of(SessionJournal(path, IDENTITY)) == [0, 3]
     assert "damaged bytes" in caplog.text
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        UnreadableDumpError("no memory on the device"),
+        UnknownTypeError("a newer kind"),
+    ],
+)
+def test_a_frame_that_this_process_cannot_load_is_no_damage(tmp_path, monkeypatch, caplog, error):
+    path = tmp_path / "3.journal"
+    write(path, 2)
+    load, content = journal_module._record, path.read_bytes()
+    failures = iter([error])
+
+    def fail_once(*args):
+        for failure in failures:
+            raise failure
+        return load(*args)
+
+    monkeypatch.setattr(journal_module, "_record", fail_once)
+    assert steps_of(SessionJournal(path, IDENTITY)) == [1]
+    assert "the frame at 0 is not resumed" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == content
+    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1], "once it can be loaded"
 
 
 # -- several processes -----------------------------------------------------------------------

@@ -271,5 +271,5 @@ def test_the_same_on_a_real_transfer_queue(adapter):
         make_queue = staticmethod(lambda: adapter)
         states_rows = True  # else rows of two attempts under shared keys make a group incomplete
 
-    few = settings(max_examples=8, stateful_step_count=20, deadline=None)
+    few = settings(max_examples=12, stateful_step_count=25, deadline=None)
     run_state_machine_as_test(OnTransferQueue, settings=few)
