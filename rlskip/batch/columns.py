@@ -91,6 +91,16 @@ def cells_of(column: Any, n: int | None = None) -> Sequence[Any] | None:
     return column if isinstance(column, list | tuple) else [column[i] for i in range(length)]
 
 
+def values_at(batch: Any, path: str) -> Sequence[Any] | None:
+    """The values of a column, ``score``, or of an entry of each, ``ids.group``; None without it."""
+    columns = columns_of(batch)
+    name, _, entry = (path, "", "") if path in columns else path.partition(".")
+    cells = cells_of(columns[name]) if name in columns else None
+    if not entry or cells is None:
+        return cells
+    return [cell.get(entry) if isinstance(cell, Mapping) else None for cell in cells]
+
+
 def objects_of(values: Sequence[Any]) -> np.ndarray:
     """A 1-D object array of `values`; lists among them stay lists."""
     objects = np.empty(len(values), object)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlskip.format.arrays import shared, size_of
-from rlskip.format.codec import Node, Unpacker, add_kind
+from rlskip.format.codec import Maker, Node, Unpacker, add_kind
 from rlskip.format.dump_errors import UnknownTypeError
-from rlskip.format.maker import Maker
 from rlskip.format.plain import IN_MAPPING, places_in
 
 _WRAPPED = 2048

@@ -8,6 +8,7 @@ choice and what else was tried.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
@@ -32,6 +33,10 @@ MAX_RATIO = 1024
 """A chunk is stored in at least this fraction of its size; shorter ones are padded."""
 
 _SIZES = (1, 2, 4, 8)
+_NARROWER = {
+    family: [(size, f"{family}{size}", np.iinfo(f"{family}{size}")) for size in _SIZES[:-1]]
+    for family in "iu"
+}
 STORED_AS = {
     f"{kind}{size}": {f"{kind}{size}"}
     | {f"{k}{s}" for k in {"i": "iu", "u": "u", "x": ""}[kind] for s in _SIZES if s < size}
@@ -112,11 +117,9 @@ class Array:
         low, high = 0, int(part.view(f"u{part.itemsize}").max())
         if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
             low, high = int(part.min()), int(part.max())
-        family = "u" if low >= 0 else "i"
-        for size in (1, 2, 4):
-            info = np.iinfo(f"{family}{size}")
-            if size < part.itemsize and info.min <= low and high <= info.max:
-                narrowed = arena(len(part) * size).view(info.dtype)
+        for size, spec, bounds in _NARROWER["u" if low >= 0 else "i"]:
+            if size < part.itemsize and bounds.min <= low and high <= bounds.max:
+                narrowed = arena(len(part) * size).view(spec)
                 np.copyto(narrowed, part, casting="unsafe")
                 return narrowed
         return part
@@ -239,6 +242,8 @@ def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) ->
     list
         The results, in the order of the jobs.
     """
+    if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
+        return [function(job) for job in jobs]
     results: dict[int, R] = {}
     failures: list[BaseException] = []
     # One thread starts at the front, one at the back. Neighbours share a huge page, and two threads
@@ -256,15 +261,11 @@ def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) ->
         except BaseException as error:
             failures.append(error)
 
-    helper = None
-    if not alone and len(jobs) > 2 and (os.cpu_count() or 1) > 1:
-        helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
-        try:
-            helper.start()
-        except RuntimeError:  # the system has no thread left
-            helper = None
+    helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the system has no thread left
+        helper.start()
     work(todo.popleft)
-    if helper is not None:
+    if helper.ident is not None:
         helper.join()
     if failures:
         raise failures[0]

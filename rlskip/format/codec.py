@@ -2,15 +2,14 @@
 
 :class:`Packer` turns a value into a *node*, plain JSON, and a list of arrays that the node names
 by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
-and strings are nodes as they are; every other value is ``[tag, ...]``, in the form of its
-:class:`Kind`.
-The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
+and strings are nodes as they are; every other value is ``[tag, ...]``, in a form that
+:func:`add_kind` registers. The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
 :mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`. Whether
-the last become tensors or arrays of numpy, a :class:`~rlskip.format.maker.Maker` decides.
+the last become tensors or arrays of numpy, a `Maker` decides.
 
-A node is data: rebuilding one imports nothing that it names and calls no class that it names.
-What a rebuilt value occupies in memory follows from its node (:attr:`Kind.cost`). It is charged to
-a budget that follows from the size of the file, before the value is rebuilt. The writer charges the
+A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
+a rebuilt value occupies in memory follows from its node. It is charged to a budget that follows
+from the size of the file, before the value is rebuilt. The writer charges the
 same, and makes the file large enough to be read.
 """
 
@@ -19,9 +18,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import attrs
 import numpy as np
 
 from rlskip.format.chunks import Array
@@ -37,15 +35,18 @@ from rlskip.format.dump_errors import (
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
-    from rlskip.format.maker import Maker
+    from rlskip.format.numpy_maker import NumpyMaker
+    from rlskip.format.torch_maker import TorchMaker
 
+Maker: TypeAlias = "TorchMaker | NumpyMaker"
+"""Makes tensors and batches from parts that fit together: of torch, or of numpy."""
 Node = Any
 T = TypeVar("T")
 MAX_DEPTH = 100
 MAX_ALIKE = 64
 """The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
 
-_WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
+WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 _USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -57,9 +58,16 @@ _OTHERWISE = (
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-@attrs.frozen(eq=False)
-class Kind:
-    """What a node ``[tag, *parts]`` means.
+Pack = Callable[[Any, "Packer"], list[Node]]
+Unpack = Callable[[list[Node], "Unpacker"], Any]
+Cost = int | Callable[[list[Node], Callable[[int], int]], int]
+_KINDS: dict[str, tuple[Unpack, Cost]] = {}
+_PACKERS: dict[type, tuple[str, Pack]] = {}
+_PACKERS_BY_TEST: list[tuple[Callable[[Any], bool], tuple[str, Pack]]] = []
+
+
+def add_kind(tag: str, unpack: Unpack, cost: Cost = 512) -> None:
+    """Read nodes ``[tag, *parts]``.
 
     Parameters
     ----------
@@ -69,27 +77,11 @@ class Kind:
         Bytes that the value occupies besides its arrays and its parts: a number, or
         ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
-
-    unpack: Callable[[list[Node], Unpacker], Any]
-    cost: int | Callable[[list[Node], Callable[[int], int]], int] = 512
-
-    def cost_of(self, parts: list[Node], nbytes: Callable[[int], int]) -> int:
-        return self.cost if isinstance(self.cost, int) else self.cost(parts, nbytes)
+    _KINDS[tag] = unpack, cost
 
 
-Pack = Callable[[Any, "Packer"], list[Node]]
-_KINDS: dict[str, Kind] = {}
-_PACKERS: dict[type, tuple[str, Pack]] = {}
-_PACKERS_BY_TEST: list[tuple[Callable[[Any], bool], tuple[str, Pack]]] = []
-
-
-def add_kind(
-    tag: str,
-    unpack: Callable[[list[Node], Unpacker], Any],
-    cost: int | Callable[[list[Node], Callable[[int], int]], int] = 512,
-) -> None:
-    """Read nodes of this `tag` as a :class:`Kind`."""
-    _KINDS[tag] = Kind(unpack, cost)
+def _cost_of(cost: Cost, parts: list[Node], nbytes: Callable[[int], int]) -> int:
+    return cost if isinstance(cost, int) else cost(parts, nbytes)
 
 
 def add_packer(
@@ -136,17 +128,17 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self._steps = 0
+        self._steps = -200_000  # nearly every walk ends before its parts need to be counted
         self._parts = 0
         self._met: set[int] = set()
 
     def is_endless(self, value: Any) -> bool:
         """Whether the walk, now at `value`, takes far more steps than the value has parts."""
         self._steps += 1
-        if id(value) not in self._met:
+        if self._steps > 0 and id(value) not in self._met:
             self._met.add(id(value))
             self._parts += len(value) if isinstance(value, list | tuple | dict) else 1
-        return self._steps > 200_000 + 100 * self._parts
+        return self._steps > 100 * self._parts
 
 
 # -- the two walks -----------------------------------------------------------------------
@@ -197,12 +189,10 @@ class Packer:
         if self._sharing.is_endless(value):
             raise self.unsupported(value, "its parts are shared too often to be stored one by one")
         try:
-            packer = _packer_of(value)
-            if packer is None:
-                raise self.unsupported(value)
-            tag, pack = packer
+            tag, pack = _PACKERS.get(kind) or self._find_packer(value)
             parts = pack(value, self)
-            self.cost += _KINDS[tag].cost_of(parts, lambda number: self.arrays[number].nbytes)
+            _, cost = _KINDS[tag]
+            self.cost += _cost_of(cost, parts, self._nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
@@ -231,6 +221,15 @@ class Packer:
             self._alive.append(owner)  # no other object may take its id meanwhile
         return len(self.arrays) - 1
 
+    def _find_packer(self, value: Any) -> tuple[str, Pack]:
+        for test, packer in _PACKERS_BY_TEST:
+            if test(value):
+                return packer
+        raise self.unsupported(value)
+
+    def _nbytes(self, number: int) -> int:
+        return self.arrays[number].nbytes
+
     def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         kind = type(value)
         path = (at if isinstance(at, str) else f"[{at[0]!r}]" for at in self._path)
@@ -239,11 +238,6 @@ class Packer:
             where="".join(path),
             remedy=_ALL_ITEMS if hasattr(kind, "__next__") else _OTHERWISE,
         )
-
-
-def _packer_of(value: Any) -> tuple[str, Pack] | None:
-    by_test = (packer for test, packer in _PACKERS_BY_TEST if test(value))
-    return _PACKERS.get(type(value)) or next(by_test, None)
 
 
 class Unpacker:
@@ -292,7 +286,7 @@ class Unpacker:
         where = self._source.where
         try:
             node = self._source.index[name]
-            if self._fields is not None and not (type(node) is list and node[0] in _WITH_FIELDS):
+            if self._fields is not None and not (type(node) is list and node[0] in WITH_FIELDS):
                 self._fields = None  # there is nothing to choose from: none is found
             return self.node(node)
         except (UnknownTypeError, UnreadableDumpError) as error:
@@ -312,22 +306,22 @@ class Unpacker:
                 raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
-        kind = _KINDS.get(tag)
-        if kind is None and tag.startswith(_USER):
+        if tag not in _KINDS and tag.startswith(_USER):
             raise UnknownTypeError(
                 f"it holds a value of type {tag.removeprefix(_USER)!r}",
                 remedy="register its codec before loading: rlskip.store.register_codec",
             )
-        if kind is None:  # the index is sound: a newer rlskip wrote it
+        if tag not in _KINDS:  # the index is sound: a newer rlskip wrote it
             raise UnknownTypeError(
                 f"it holds a value of the kind {tag!r}, which this rlskip does not know",
                 remedy="load it with the version of rlskip that wrote it",
             )
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        self.spend(kind.cost_of(parts, self._source.nbytes))
+        unpack, cost = _KINDS[tag]
+        self.spend(_cost_of(cost, parts, self._source.nbytes))
         self._depth += 1
-        value = kind.unpack(parts, self)
+        value = unpack(parts, self)
         self._depth -= 1
         return value
 

@@ -47,6 +47,7 @@ _TAIL = struct.Struct("<QQ16s8s")
 _MAGIC = b"rlskip\r\n"
 _END = b"\r\nend\r\n\x00"
 _BATCH = 6  # chunks packed before they are written
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 # -- writing -----------------------------------------------------------------------------
@@ -72,7 +73,8 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
     listing: list[tuple[int, str, list]] = [(a.nbytes, a.spec, []) for a in arrays]
     parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
     packed: list[tuple[str, bytes]] = []
-    small = sum(part.nbytes for _, part in parts) < 2 * CHUNK
+    nbytes = sum(nbytes for nbytes, _, _ in listing)
+    small = nbytes < 2 * CHUNK
 
     def do(job: tuple[int, np.ndarray] | None) -> tuple[str, bytes]:
         if job is None:
@@ -89,10 +91,10 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
             listing[i][2].append((len(blob), spec, xxhash.xxh3_128_hexdigest(blob)))
             size += len(blob)
     do(None)
-    plain = json.dumps({**index, "arrays": listing}, separators=(",", ":")).encode()
+    plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
     stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
-    cost += sum(array.nbytes for array in arrays) + _PARSED * len(plain)
+    cost += nbytes + _PARSED * len(plain)
     if cost > FLOOR:
         stored = stored.ljust(-(-cost // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
@@ -124,8 +126,8 @@ class Reader:
 
     Parameters
     ----------
-    file
-        A real file, open for reading in binary until the arrays are read.
+    source
+        Its bytes, or a real file, open for reading in binary until the arrays are read.
     where
         The path to name in errors.
     checksum
@@ -139,10 +141,10 @@ class Reader:
         A newer rlskip wrote it.
     """
 
-    def __init__(self, file: BinaryIO, where: str, checksum: str | None = None) -> None:
-        self._handle = file.fileno()
+    def __init__(self, source: BinaryIO | bytes, where: str, checksum: str | None = None) -> None:
+        self._source = source if isinstance(source, bytes) else source.fileno()
         self.where = where
-        size = os.fstat(self._handle).st_size
+        size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
         room = size - _HEAD.size - _TAIL.size
         if room < 0:
             raise self._corrupt(f"{size} bytes are too few for a dump")
@@ -257,7 +259,11 @@ class Reader:
         return entries
 
     def _read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._handle, size, offset)
+        # Several threads read at once, so a file's own position is not used.
+        if isinstance(self._source, bytes):
+            data = self._source[offset : offset + size]
+        else:
+            data = os.pread(self._source, size, offset)
         if len(data) != size:
             raise self._corrupt("it ends too early")
         return data

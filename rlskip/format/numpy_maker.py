@@ -9,19 +9,21 @@ a TensorDict a :class:`~rlskip.batch.tables.Table` of columns, a wrapped value a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
-from rlskip.format.maker import Maker
+
+if TYPE_CHECKING:
+    from rlskip.format.torch_maker import TorchMaker
 
 _SAME = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
 
 
 class NumpyMaker:
-    """Makes arrays, as a :class:`~rlskip.format.maker.Maker`."""
+    """Makes arrays; its methods are those of :class:`~rlskip.format.torch_maker.TorchMaker`."""
 
     host_classes = False
 
@@ -68,7 +70,7 @@ class NumpyMaker:
     def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> DataProtoParts:
         return DataProtoParts(batch, others, meta_info)
 
-    def for_codecs(self) -> Maker:
+    def for_codecs(self) -> TorchMaker:
         from rlskip.format.torch_maker import TorchMaker
 
         return TorchMaker(host_classes=False)

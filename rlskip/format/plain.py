@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from rlskip.format.codec import (
+    Cost,
     Node,
     Pack,
     Packer,
+    Unpack,
     Unpacker,
     add_kind,
     add_packer,
@@ -218,19 +220,19 @@ def _bits_float(bits: str) -> float:
     return struct.unpack(">d", bytes.fromhex(bits))[0]  # type: ignore[no-any-return]
 
 
-def _collection(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+def _collection(kind: Any) -> Unpack:
     return lambda parts, unpacker: kind(_unpack_list(parts, unpacker))
 
 
-def _unique(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+def _unique(kind: Any) -> Unpack:
     return lambda parts, unpacker: kind(_unpack_set(parts, unpacker))
 
 
-def _mapping(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+def _mapping(kind: Any) -> Unpack:
     return lambda parts, unpacker: kind(unpacker.entries(parts[0]))
 
 
-def _raw(kind: Any) -> Callable[[list[Node], Unpacker], Any]:
+def _raw(kind: Any) -> Unpack:
     return lambda parts, unpacker: kind(unpacker.array(parts[0], "u1"))
 
 
@@ -238,7 +240,7 @@ def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
     return [pack_entries(value.items(), packer)]
 
 
-_PLAIN: list[tuple[type, Pack, Callable[[list[Node], Unpacker], Any], Any]] = [
+_PLAIN: list[tuple[type, Pack, Unpack, Cost]] = [
     (list, _pack_list, _collection(list), cost_of_list),
     (tuple, _pack_list, _collection(tuple), cost_of_list),
     (set, _pack_set, _unique(set), _cost_of_set),

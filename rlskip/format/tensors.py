@@ -10,17 +10,6 @@ import torch
 from rlskip.format.codec import Node, Packer, add_packer
 from rlskip.format.torch_maker import TORCH_DTYPES
 
-_INTEGERS = {
-    torch.bool: "u1",
-    torch.int8: "i1",
-    torch.int16: "i2",
-    torch.int32: "i4",
-    torch.int64: "i8",
-    torch.uint8: "u1",
-    torch.uint16: "u2",
-    torch.uint32: "u4",
-    torch.uint64: "u8",
-}
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -57,9 +46,9 @@ def flat_bytes(value: torch.Tensor) -> np.ndarray:
 
 def _stored(raw: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, str]:
     """Bytes of a tensor as the elements that the file stores, and their kind."""
-    if dtype in _INTEGERS:
-        code = _INTEGERS[dtype]
-        return raw.view(code), code[0]
+    if not dtype.is_floating_point and not dtype.is_complex:
+        kind = "i" if dtype.is_signed else "u"
+        return raw.view(f"{kind}{dtype.itemsize}"), kind
     width = dtype.itemsize // (2 if dtype.is_complex else 1)
     return raw.view(f"u{width}"), "x"
 

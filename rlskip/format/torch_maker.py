@@ -30,12 +30,15 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 class TorchMaker:
-    """Makes what was packed, as a :class:`~rlskip.format.maker.Maker`.
+    """Makes tensors and batches from parts that fit together.
+
+    `dtype` is the name that torch has for it; `shape`, `sizes` and `batch_size` are lists of sizes.
 
     Parameters
     ----------
     host_classes
-        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in.
+        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in, and
+        whether a program's own classes are wanted.
     """
 
     def __init__(self, host_classes: bool) -> None:
@@ -55,6 +58,7 @@ class TorchMaker:
     def tensor(
         self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None
     ) -> torch.Tensor:
+        """A tensor of these bytes; raises ValueError if they are not as many."""
         kind = self.dtype(dtype)
         if len(raw) != math.prod(shape) * kind.itemsize:
             raise ValueError("a tensor of another size than its elements")
@@ -64,9 +68,11 @@ class TorchMaker:
         return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
 
     def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
+        """A nested tensor of rows that differ in their dimension `dim`."""
         return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim)
 
     def nested(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """A nested tensor of these, in the strided layout."""
         return torch.nested.nested_tensor(tensors, layout=torch.strided)
 
     def tensordict(
@@ -80,6 +86,7 @@ class TorchMaker:
         return made
 
     def stack(self, form: str, parts: list[Any], dim: int, name: Any) -> Any:
+        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
         kind = LazyStackedTensorDict if form == "lazy" else NonTensorStack
         made = kind(*parts, stack_dim=dim)
         if name is not None:
@@ -87,6 +94,7 @@ class TorchMaker:
         return made
 
     def wrapped(self, data: Any, batch_size: list[int]) -> NonTensorData:
+        """A value of no type of torch, as a TensorDict holds it."""
         return NonTensorData(data=data, batch_size=batch_size)
 
     def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> Any:
@@ -94,15 +102,18 @@ class TorchMaker:
         return kind(batch=batch, non_tensor_batch=others, meta_info=meta_info)
 
     def for_codecs(self) -> TorchMaker:
+        """The maker of what registered codecs get."""
         return self
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_nested
 
     def is_batch(self, value: Any) -> bool:
+        """Whether it is what a TensorDict holds besides: another one, a stack, a nested tensor."""
         return is_tensor_collection(value) or isinstance(value, torch.Tensor)
 
     def as_array(self, tensor: torch.Tensor) -> np.ndarray:
+        """The elements of a tensor that is not nested."""
         return tensor.cpu().numpy()  # type: ignore[no-any-return, unused-ignore]
 
 

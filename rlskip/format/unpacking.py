@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from rlskip.format import arrays, batches, objects, plain  # noqa: F401 - each registers its kinds
-from rlskip.format.codec import Unpacker
+from rlskip.format.codec import WITH_FIELDS, Node, Unpacker
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
@@ -33,3 +33,14 @@ def unpacker(source: Reader, fields: Sequence[str] | None = None, into: Into = "
     from rlskip.format.torch_maker import TorchMaker
 
     return Unpacker(source, fields, TorchMaker(host_classes=into == "host"))
+
+
+def choosable(node: Node) -> dict[str, Node]:
+    """The nodes of the fields that can be chosen of a value, by name; none of any other value."""
+    if type(node) is not list or node[0] not in WITH_FIELDS:
+        return {}
+    within, entries = {}, node[-1]
+    if node[0] == "dataproto":
+        _, batch, entries, _ = node
+        within = choosable(batch)
+    return {**within, **{key: value for key, value in entries if type(key) is str}}

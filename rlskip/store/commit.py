@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import WORK, as_step, call_numbers, quarantine_name
+from rlskip.store.layout import WORK, call_numbers, quarantine_name, steps_among
 
 logger = logging.getLogger(__name__)
 
@@ -290,8 +290,11 @@ def remove(path: Path, root: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    with contextlib.suppress(OSError):  # of which `ignore_errors` lets some pass
-        shutil.rmtree(path, ignore_errors=True)
+    for _ in range(_ATTEMPTS):  # a writer that holds the directory may still move files into it
+        with contextlib.suppress(OSError):  # of which `ignore_errors` lets some pass
+            shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            return
 
 
 def sweep(root: Path, stale_s: float = STALE_S) -> None:
@@ -348,20 +351,8 @@ def reading(root: Path, step: int) -> Iterator[None]:
 
 def being_read(root: Path, stale_s: float = STALE_S) -> set[int]:
     """The steps that living readers have marked; raises OSError where that cannot be seen."""
-    found = set()
+    sweep(root, stale_s)  # where that fails, dead readers count, too
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
-        names = [name for name in work.names() if name.startswith(_READING)]
-        marks = {name: as_step(name.split("-")[1]) for name in names}
-        oldest = _oldest_alive(work, stale_s) if marks else 0.0
-        for name, step in marks.items():
-            with contextlib.suppress(FileNotFoundError):
-                if step is not None and work.stat(name).st_mtime >= oldest:
-                    found.add(step)
-    return found
-
-
-def _oldest_alive(work: Folder, stale_s: float) -> float:
-    try:
-        return _now(work) - stale_s
-    except OSError:
-        return -math.inf  # how old they are is unknown: they all count
+        marks = (name for name in work.names() if name.startswith(_READING))
+        return set(steps_among(mark.split("-")[1] for mark in marks))
+    return set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -107,11 +107,20 @@ def _hash(value: Any, where: str) -> str:
         raise UnsupportedTypeError(error.what, f"{where}{at}", _REMEDY) from error
 
 
+def to_comparable(value: Any, where: str) -> Any:
+    """`value` as plain JSON, as an identity keeps it; JSON stays as it is.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        It cannot be compared; `where` names it in the error.
+    """
+    return _plain(value, where, Sharing(), MAX_DEPTH)
+
+
 def _field(name: str, default: Any = None, **options: Any) -> Any:
     return attrs.field(
-        default=default,
-        converter=lambda value: _plain(value, name, Sharing(), MAX_DEPTH),
-        **options,
+        default=default, converter=lambda value: to_comparable(value, name), **options
     )
 
 
@@ -146,6 +155,9 @@ class Identity:
         The stage's other arguments by name: those with another value than their default, and those
         that have it. One that the other identity lacks is equal to it if it is at its default.
         None: not known.
+    ignored
+        Names of arguments that are not compared, also where the other identity has them; ``*`` is
+        all. No dump records them.
 
     Raises
     ------
@@ -165,6 +177,7 @@ class Identity:
     stage: str | None = _field("stage")
     arguments: Mapping[str, Any] | None = _field("arguments")
     defaults: Mapping[str, Any] = _mapping("defaults")
+    ignored: Collection[str] = attrs.field(default=(), eq=False, repr=False)
 
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
         """What makes `other`, a dump's, unfit for this call, and what is only logged.
@@ -203,6 +216,7 @@ class Identity:
         return [
             _line(*difference)
             for name in sorted({*now, *then})
+            if {"*", name.partition(".")[0]}.isdisjoint(self.ignored)
             if (name in now or name not in other.defaults)
             and (name in then or name not in self.defaults)
             for difference in _compare(
@@ -217,7 +231,7 @@ class Identity:
         return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:
-        plain = attrs.asdict(self)
+        plain = attrs.asdict(self, filter=lambda field, _: field.name != "ignored")
         return {"prompts": plain.pop("prompts_hash"), **plain, "version": VERSION}
 
     @classmethod
@@ -231,7 +245,7 @@ class Identity:
         NewerFormatError
             A newer rlskip wrote it.
         """
-        if not isinstance(data, Mapping) or "prompts" not in data:
+        if not isinstance(data, Mapping) or "prompts" not in data or "ignored" in data:
             raise ValueError("not an identity")
         version = data.get("version", VERSION)
         if type(version) is not int or version < 1:

@@ -10,6 +10,7 @@
         {step}.bad-{time}-{random}      a quarantined dump; parts and journals likewise
         .work/                          staging directories, marks of readers
         {role}/{step}/...               of every role but those that train share
+    {dump_dir}/stages/{job}/{step}/{part}/...   what the stages of a step computed
 
 Whatever is not a dump has a name that is not an integer.
 """
@@ -47,6 +48,9 @@ _META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
 
 WORK = ".work"
 
+# No run's directory has this name: those contain an underscore.
+STAGES = "stages"
+
 
 def run_directory(
     dump_dir: str | Path,
@@ -80,6 +84,13 @@ def run_directory(
 def role_directory(run: Path, role: str) -> Path:
     """The directory of a role that has its own below the run's; raises as :func:`run_directory`."""
     directory = run / role
+    refuse_links(directory)
+    return directory
+
+
+def stages_directory(dump_dir: str | Path, job: str) -> Path:
+    """The directory of what the stages of a job computed; raises as :func:`run_directory`."""
+    directory = parse_dump_dir(dump_dir) / STAGES / safe_name(job)
     refuse_links(directory)
     return directory
 

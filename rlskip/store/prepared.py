@@ -78,7 +78,7 @@ class Prepared:
             checksum=checksum,
             nbytes=sum(array.nbytes for array in self.arrays),
             stored=stored,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
             identity=self.identity,
             info=self.info,
         )

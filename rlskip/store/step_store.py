@@ -139,14 +139,17 @@ class StepStore:
 
     def _meta(self, step: int, part: int | None, unread: list[DumpError]) -> DumpMeta | None:
         try:
-            with self._opened(step, part) as here:
-                complete = is_complete(here, [here.place.next_shard()])
-                return read_meta(here) if complete else None
+            return self._meta_there(step, part)
         except UnreadableDumpError as error:
             unread.append(error)
         except (AbsentDumpError, CorruptDumpError):
             pass
         return None
+
+    def _meta_there(self, step: int, part: int | None) -> DumpMeta | None:
+        with self._opened(step, part) as here:
+            complete = is_complete(here, [here.place.next_shard()])
+            return read_meta(here) if complete else None
 
     # -- saving --------------------------------------------------------------------------
 
@@ -274,12 +277,17 @@ class StepStore:
         OSError
             What is there cannot be read. It may be a sound dump, which nobody quarantines.
         """
-        unread: list[DumpError] = []
-        other = self._meta(place.step, place.part, unread)
-        if unread:
-            raise OSError(errno.EIO, unread[0].what, unread[0].where) from unread[0]
+        other = None
+        with contextlib.suppress(CorruptDumpError):
+            try:
+                other = self._meta_there(place.step, place.part)
+            except AbsentDumpError as error:
+                # What is stale counts as absent for a reader. It may have been moved, and be sound.
+                stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
+                if stale or isinstance(error, UnreadableDumpError):
+                    raise OSError(errno.EIO, error.what, error.where) from error
         if other is not None:
-            logger.info("%s: another process dumped it meanwhile; its dump stays", place.directory)
+            logger.info("%s has a dump already, which stays", place.directory)
         return other
 
     # -- loading -------------------------------------------------------------------------

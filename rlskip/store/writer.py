@@ -77,12 +77,12 @@ class Writer:
         self._changed = threading.Condition()
         # All under the condition. A job stays first in the queue until it is written or has failed,
         # so an empty queue means that nothing is left to do. The thread ends itself, and only when
-        # the queue is empty. `_held` is the size of the arenas in use; `_spare` is an empty one
-        # that does not count.
+        # the queue is empty. `_held` is the size of the arenas in use; `_spares` are empty ones,
+        # as many as were in use at a time.
         self._jobs: deque[_Job] = deque()
         self._held = 0
         self._thread: threading.Thread | None = None
-        self._spare: _Arena | None = None
+        self._spares: list[_Arena] = []
 
     def save(self, step: int, rollouts: Any, *, done: Outcome | None = None, **about: Any) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
@@ -138,7 +138,7 @@ class Writer:
         """Like :meth:`wait`, and give the copies' memory back."""
         self.wait()
         with self._changed:
-            self._spare = None
+            self._spares = []
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         if not self._changed.wait_for(condition, self.timeout_s):
@@ -152,16 +152,26 @@ class Writer:
     def _reserve(self, nbytes: int) -> _Arena:
         with self._changed:
             self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes)
-            arena, self._spare = self._spare, None
-            if arena is None or arena.nbytes < nbytes:
-                arena = _Arena(nbytes)
+            arena = self._take(nbytes)
             self._held += arena.nbytes
             return arena
+
+    def _take(self, nbytes: int) -> _Arena:
+        """The smallest spare arena that is large enough, else a new one in place of the largest."""
+        self._spares.sort(key=lambda spare: spare.nbytes)
+        for i, spare in enumerate(self._spares):
+            if spare.nbytes >= nbytes:
+                return self._spares.pop(i)
+        self._spares = self._spares[:-1]
+        left = self._max_bytes - self._held - nbytes
+        while self._spares and sum(spare.nbytes for spare in self._spares) > left:
+            self._spares.pop()
+        return _Arena(nbytes)
 
     def _release(self, arena: _Arena) -> None:
         with self._changed:
             self._held -= arena.nbytes
-            self._spare = arena.emptied()
+            self._spares.append(arena.emptied())
             self._changed.notify_all()
 
     def _run(self) -> None:

@@ -70,7 +70,7 @@ def test_released_memory_is_bounded() -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
 def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> None:
     buffers, living = BufferPool(), []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
@@ -155,9 +155,7 @@ def _size(value: Any) -> int:
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100)
 @given(alterations=st.lists(_ALTERATIONS, min_size=1, max_size=3))
 def test_an_altered_dump_loads_or_is_refused(
     alterations: list[tuple], original: dict[str, bytes], forge: Forge, tmp_path: Path

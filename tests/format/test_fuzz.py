@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.format.chunks import MAX_RATIO, squeeze
@@ -243,9 +243,7 @@ def fuzzer(seal: Seal) -> Iterator[Fuzzer]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**64))
 def test_a_sealed_file_loads_or_is_refused(seed: int, fuzzer: Fuzzer) -> None:
     fuzzer.read(seed, measured=seed % 20 == 0)

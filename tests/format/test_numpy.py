@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
@@ -21,7 +21,7 @@ from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 from rlskip.format.container import Reader, write
 from rlskip.format.kinds import Packer
 from rlskip.format.unpacking import unpacker
-from rlskip.runs.on_disk import Run
+from rlskip.runs.opened import Run
 from rlskip.store import StepStore, register_codec
 
 
@@ -68,9 +68,7 @@ _IN_NUMPY = {
 } | {torch.uint16, torch.uint32, torch.uint64}
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_every_value_is_the_same_without_torch(
     data: st.DataObject, values: st.SearchStrategy, tmp_path: Path
@@ -144,7 +142,7 @@ def test_looking_at_a_dump_loads_no_torch(rollouts: str, store: StepStore) -> No
         import sys
         from pathlib import Path
         from rlskip.batch.columns import length_of, rows_of
-        from rlskip.runs.on_disk import Run
+        from rlskip.runs.opened import Run
         (dump,) = Run(Path({str(store.directory)!r})).dumps()
         found = dump.load(into="numpy")
         assert length_of(found) == 2

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlskip.runs.on_disk import Run
+from rlskip.runs.opened import Run
 from rlskip.store import StepStore, UnknownTypeError, UnsupportedTypeError
 
 T = TypeVar("T")

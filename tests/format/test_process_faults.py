@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +58,11 @@ def _codec(decode: Callable[[Any], Any]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("verl.protocol")
     module.DataProto = DataProto  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "verl.protocol", module)
-    monkeypatch.setenv("RLSKIP_JOB", "job")
     _codec(lambda plain: Thing())
-    SkipManager.reset()
-    yield
-    SkipManager.reset()
 
 
 # How to make each part of a load fail: in a codec, a host's class, a device, a library.

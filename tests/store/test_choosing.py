@@ -17,7 +17,7 @@ from rlskip.store import (
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sets(st.integers(0, 30), max_size=8), st.integers(0, 30))
 def test_repeat_chooses_by_the_four_rules(
     tmp_path_factory: pytest.TempPathFactory, present: set[int], step: int

@@ -114,7 +114,7 @@ def test_whatever_runs_between_two_operations_each_dump_is_one_writers(
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(commit, "_JOIN_POLL_S", 0.002)
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(actors=_ACTORS, seed=st.integers(0, 1 << 20))
     def interleaved(actors: list[Actor], seed: int) -> None:
         _check(actors, seed, tmp_path_factory.mktemp("run"))

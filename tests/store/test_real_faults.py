@@ -16,7 +16,7 @@ import torch
 
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.jobs.lease import SingleFlight
-from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.jobs.records import Recorder
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore
 from rlskip.store.writer import Writer
 from rlskip.testing import FaultyFiles
@@ -29,9 +29,8 @@ def _mount(*arguments: object) -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def disk(tmp_path: Path, job: None) -> Iterator[Path]:
     """A file system of 1 MB."""
-    monkeypatch.setenv(JOB_VARIABLE, "job")
     disk = tmp_path / "disk"
     disk.mkdir()
     if shutil.which("mount") is None:

@@ -128,7 +128,7 @@ def test_limits_that_make_no_sense(limits: dict[str, int], tmp_path: Path) -> No
 _LIMITS = st.sampled_from([("keep_last", 1), ("keep_last", 3), ("max_size", 0), ("max_size", 3.5)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), _LIMITS, st.integers(0, 3))
 def test_limits_hold_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,

@@ -93,6 +93,33 @@ def test_memory_in_use_is_kept_from_dump_to_dump_until_flushed(store: StepStore)
         tracemalloc.stop()
 
 
+def test_the_memory_of_all_copies_in_flight_is_kept_within_the_bound(
+    store: StepStore, gate: threading.Event
+) -> None:
+    writer = Writer(store, max_bytes=9 << 20)
+    noise = torch.rand(1 << 20)  # 4 MiB, not to be narrowed
+
+    def kept() -> int:
+        gate.set()
+        writer.wait()
+        gate.clear()
+        return tracemalloc.get_traced_memory()[0] >> 20
+
+    tracemalloc.start()
+    try:
+        for step in (0, 2, 4):
+            writer.save(step, noise)
+            writer.save(step + 1, noise)
+            assert kept() == 8
+        writer.save(6, torch.cat([noise, noise[: 1 << 18]]))  # 5 MiB: in place of one of the two
+        assert kept() == 9
+        writer.save(7, torch.cat([noise, noise]))
+        assert kept() == 8
+    finally:
+        gate.set()
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
 def test_no_wait_lasts_forever(
     store: StepStore, gate: threading.Event, wait: Callable[[Writer], None]

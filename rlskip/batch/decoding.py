@@ -1,0 +1,62 @@
+"""Tokens as text."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlskip.errors import RlskipError
+
+
+class Decoder:
+    """Tokens as text, by a tokenizer.
+
+    Parameters
+    ----------
+    tokenizer
+        The directory of a local one, which is loaded without code from it; or an object with a
+        method ``decode`` and a length, as those of transformers.
+    skip_special
+        Leave special tokens out, as verl's and TRL's trainers do for their reward functions.
+
+    Raises
+    ------
+    RlskipError
+        transformers is not installed, or the path is not that of a tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:
+        is_path = isinstance(tokenizer, str | os.PathLike)
+        self._tokenizer = _loaded(Path(tokenizer)) if is_path else tokenizer
+        self._options = {"skip_special_tokens": True} if skip_special else {}
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        known = [t for t in tokens if 0 <= t < len(self._tokenizer)]
+        return str(self._tokenizer.decode(known, **self._options))
+
+
+@functools.lru_cache(maxsize=1)
+def decoder_at(path: str, *, skip_special: bool = False) -> Decoder:
+    """The decoder of the tokenizer in a directory; raises as `Decoder` does."""
+    return Decoder(path, skip_special=skip_special)
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise RlskipError(
+            "decoding needs transformers", "--tokenizer", "pip install transformers"
+        ) from error
+    if not path.is_dir():
+        raise RlskipError("no such directory", str(path), "give a local tokenizer's directory")
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise RlskipError(f"it is not a tokenizer: {reason}", str(path)) from error
