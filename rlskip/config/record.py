@@ -1,0 +1,110 @@
+"""The `record` node: which stages are recorded, at which steps, and how much of their values."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlskip.config.check import (
+    Problem,
+    find_node,
+    look_up_first,
+    parsed,
+    raise_all,
+    read,
+)
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, original_directory, parse_dump_dir
+from rlskip.config.steps import Steps
+from rlskip.errors import RlskipError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RecordConfig:
+    """What :func:`rlskip.record` keeps."""
+
+    # Whether anything is recorded.
+    enable: bool = False
+
+    # Names of stages, or patterns such as ``actor/*``; a list, a string with commas, or all.
+    stages: Any = "all"
+
+    # Steps that are recorded: a list of ints, a string such as "1-128,200,300-400:10", or all.
+    steps: Any = "all"
+
+    # all: whole values, so that a difference is named by row and token. digest: of each row a
+    # checksum and moments, which take a few bytes.
+    values: str = field(default="all", metadata={"choices": ("all", "digest")})
+
+    # How many steps of a job to keep, the last written; null: all.
+    keep_last: int | None = field(default=None, metadata={"min": 1})
+
+    # Directory of the records; null: skip.dump_dir. ~ is expanded; a relative path starts at the
+    # original working directory.
+    dump_dir: str | None = None
+
+
+def read_record(config: Any) -> RecordConfig:
+    """The `record` node of a config; the defaults, which are off, when it has none.
+
+    Returns
+    -------
+    RecordConfig
+        Complete: ``stages`` is a list of names and patterns, ``steps`` a :class:`Steps`,
+        ``dump_dir`` an absolute path.
+
+    Parameters
+    ----------
+    config
+        A full config (a DictConfig, a mapping or a dataclass), a :class:`RecordConfig`, or None.
+        What this function returned reads as itself.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem by its full key.
+    """
+    node = find_node(config, "record", RecordConfig)
+    problems: list[Problem] = []
+    settings = read(RecordConfig, node or {}, "record", problems)
+    if node is not None:  # else nothing is recorded, and nothing of `skip` is read here
+        _complete(settings, config, problems)
+    raise_all(problems)
+    return settings
+
+
+def read_record_of(config: Any) -> RecordConfig | None:
+    """As :func:`read_record`; None where there is no such node, or one that is not rlskip's.
+
+    A DictConfig is an application's, whose own key may be called `record`. Which options were
+    chosen is not known here.
+    """
+    try:
+        return None if find_node(config, "record") is None else read_record(config)
+    except RlskipError as error:
+        if not isinstance(config, DictConfig):
+            raise
+        log.warning("rlskip: `record` is taken for the application's own key: %s", error)
+        return None
+
+
+def _complete(settings: RecordConfig, config: Any, problems: list[Problem]) -> None:
+    settings.steps = parsed(Steps.parse, settings.steps, "record.steps", problems)
+    names = settings.stages
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    if isinstance(names, list) and names and all(isinstance(n, str) and n for n in names):
+        settings.stages = ["*"] if names == ["all"] else names
+    else:
+        what = f"expected names or patterns, got {settings.stages!r}"
+        problems.append(Problem("record.stages", what, "write [advantages, actor/*], or all"))
+    key, where = "record.dump_dir", settings.dump_dir
+    if where is None:
+        key = "skip.dump_dir"
+        keys = ("skip.dump_dir", "rlskip.skip.dump_dir")
+        where = str(look_up_first(config, keys, DEFAULT_DUMP_DIR))
+    directory = parsed(parse_dump_dir, where, key, problems)
+    settings.dump_dir = str(original_directory() / (directory or ""))

@@ -1,0 +1,108 @@
+"""What the stages of a step computed, recorded row by row for ``rlskip compare``.
+
+>>> rlskip.record("advantages", advantages, rows=batch)
+>>> rlskip.record("loss", loss)
+
+Recording is off unless the config has ``record.enable: true`` (``+record=stages``). Importing this
+package is light.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlskip.config.record import RecordConfig
+    from rlskip.stages.recorder import Recorder
+
+__all__ = ["comparable", "directory", "flush", "record", "start", "stop"]
+
+# What records in this process; None while recording is off.
+_recorder: Recorder | None = None
+
+
+def record(name: str, value: Any, *, rows: Any = None) -> None:
+    """Record what a stage computed at the present step. It costs one look-up while that is off.
+
+    Never raises: what cannot be recorded costs a warning, once for each reason.
+
+    Parameters
+    ----------
+    name
+        The stage's name, such as ``advantages``. All records of one name and step are one stage.
+    value
+        A tensor or an array of any dtype and device, a number, a text, or a mapping of these, whose
+        entries are recorded as ``{name}.{key}``. It is copied, so that it may change afterwards.
+    rows
+        The batch that the value belongs to (a TensorDict, a DataProto, a mapping of columns): its
+        rows are named by their tokens, so that their order, their padding and their division into
+        batches may differ between two runs. The value then has one entry for each row: shape [B],
+        [B, ...], or [B, T] where T is the width of the responses, of the rows, or one less. It may
+        also be flat and have one entry for each sampled token of the batch. None: the value belongs
+        to the whole step.
+    """
+    if _recorder is not None:
+        _recorder.record(name, value, rows)
+
+
+def comparable(metrics: Mapping[str, Any], of_the_machine: Sequence[str]) -> dict[str, Any]:
+    """The numbers among a host's metrics, without those whose names have a part that is named.
+
+    A number may be an array or a tensor without dimensions.
+    """
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not any(part in name for part in of_the_machine) and _is_number(value)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    # A tensor is not asked for its value: of one that is spread over processes, all must ask.
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "dtype"):
+        return getattr(value.dtype, "kind", "f") in "biuf"
+    return isinstance(value, int | float)
+
+
+def start(settings: RecordConfig, step: Callable[[], int | None]) -> None:
+    """Record from now on in this process, if `settings` say so; end what was recorded before.
+
+    Parameters
+    ----------
+    settings
+        What :func:`rlskip.config.record.read_record` returned.
+    step
+        Returns the present step of the training loop; None before the first.
+    """
+    global _recorder
+    stop()
+    if not settings.enable:
+        return
+    from rlskip.stages.recorder import Recorder
+
+    _recorder = Recorder(settings, step)
+    atexit.register(stop)
+
+
+def directory() -> Path | None:
+    """Where this process records; None while recording is off."""
+    return None if _recorder is None else _recorder.directory
+
+
+def flush() -> None:
+    """Wait until everything that was recorded is on disk."""
+    if _recorder is not None and _recorder.process == os.getpid():
+        _recorder.flush()
+
+
+def stop() -> None:
+    """Write everything that was recorded, and record no more."""
+    global _recorder
+    recorder, _recorder = _recorder, None
+    if recorder is not None and recorder.process == os.getpid():
+        atexit.unregister(stop)
+        recorder.close()

@@ -1,0 +1,231 @@
+"""What a part of a recorded step holds, in the dumps' format.
+
+A part is one mapping, so that a reader can choose what it loads. Its entry ``index`` has one item
+for each record, in order; the arrays of record `i` are entries of their own::
+
+    "3"           the value: whole, padded, or flat
+    "3.spans"     where in it each row's part is, int64 [B, 2]
+    "3.keys"      which rows, uint64 [B]
+    "3.sessions"  the rows' sessions, int64 [B], where the batch has such numbers
+
+An entry is null where a record has no such array. Rows that no earlier part of the step describes
+are described by ``rows.*``: ``keys``, ``prompts``, ``masks`` (hashes, uint64), ``prompt_lengths``,
+``lengths``, ``sessions``, ``turns`` (int64), and with whole values ``tokens`` (int64) and
+``sampled`` (bool), both flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch.columns import is_tensor
+from rlskip.batch.rows import Layout, RecordError, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+#: The entry of a part's meta by which it is known, and the version of what is described here.
+MARK, VERSION = "stages", 1
+
+#: The forms of a record's value.
+NUMBER, WHOLE, ROWS, DIGEST = "number", "whole", "rows", "digest"
+
+#: The dtype of Python floats, numpy's float64 scalars among them. It does not tell in what
+#: precision a number was computed: trainers make floats of float32 tensors and of their means.
+FLOAT = "float"
+
+
+@attrs.define(eq=False)
+class Entry:
+    """One record.
+
+    Parameters
+    ----------
+    order
+        Among the records of its step in this process.
+    dtype
+        The value's, by torch's or numpy's name; :data:`FLOAT` of Python floats.
+    value
+        A number or a text, a tensor, an array, or what :func:`rlskip.stages.digest.digest` made.
+    rows, layout
+        The value's rows, and where in it they are; None for a value of the whole step.
+    describes
+        The rows that this part of the step describes.
+    """
+
+    name: str
+    order: int
+    rank: int
+    form: str
+    dtype: str
+    value: Any
+    rows: Rows | None = None
+    layout: Layout | None = None
+    describes: list[int] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, name: str, value: Any, rows: Rows | None, *, order: int, rank: int) -> Entry:
+        """The record of a value.
+
+        Raises
+        ------
+        RecordError
+            It is of no kind that can be recorded, or has no part for each row.
+        """
+        if is_tensor(value):
+            _refuse_unreadable(value)
+        number = None if rows is not None else _as_number(value)
+        if number is not None:
+            return cls(name, order, rank, NUMBER, number[1], number[0])
+        array, lengths = _as_array(value)
+        shape = tuple(array.shape)
+        layout = None if rows is None else rows.layout_of(shape, lengths)
+        form = WHOLE if rows is None else ROWS
+        dtype = FLOAT if _has_floats(value) else _dtype_of(array)
+        return cls(name, order, rank, form, dtype, array, rows, layout)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its value in memory."""
+        if isinstance(self.value, Mapping):
+            return sum(array.nbytes for array in self.value.values())
+        return int(getattr(self.value, "nbytes", 8))
+
+
+def encode(entries: Sequence[Entry], *, tokens: bool) -> dict[str, Any]:
+    """The part that holds `entries`, and with `tokens` those of the rows that it describes."""
+    part: dict[str, Any] = {"index": [_item(entry) for entry in entries]}
+    for i, entry in enumerate(entries):
+        rows, layout = entry.rows, entry.layout
+        part |= {
+            f"{i}": None if entry.form == NUMBER else entry.value,
+            f"{i}.keys": None if rows is None else rows.keys,
+            f"{i}.sessions": None if rows is None else rows.sessions,
+            f"{i}.spans": layout.spans if layout is not None and entry.form == ROWS else None,
+        }
+    return part | _described(entries, tokens)
+
+
+def _item(entry: Entry) -> dict[str, Any]:
+    layout = entry.layout or Layout()
+    return {
+        "name": entry.name,
+        "order": entry.order,
+        "rank": entry.rank,
+        "form": entry.form,
+        "dtype": entry.dtype,
+        "value": entry.value if entry.form == NUMBER else None,
+        "align": layout.align,
+        "flat": layout.flat,
+    }
+
+
+def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
+    """The columns ``rows.*``."""
+    found: list[tuple[Rows, list[int]]] = [
+        (entry.rows, entry.describes)
+        for entry in entries
+        if entry.rows is not None and entry.describes
+    ]
+
+    def column(values: Any) -> np.ndarray | None:
+        wholes = [values(rows) for rows, _ in found]
+        if not wholes or any(whole is None for whole in wholes):
+            return None
+        cut = [whole[some] for whole, (_, some) in zip(wholes, found, strict=True)]
+        return np.concatenate(cut)
+
+    def flat(name: str) -> np.ndarray | None:
+        if not tokens or not found:
+            return None
+        if len(found) == 1 and len(found[0][0]) == len(found[0][1]):  # all rows of one batch
+            return getattr(found[0][0], f"flat_{name}")  # type: ignore[no-any-return]
+        return np.concatenate([getattr(rows, name)[i] for rows, some in found for i in some])
+
+    return {
+        "rows.keys": column(lambda rows: rows.keys),
+        "rows.prompts": column(lambda rows: rows.prompts),
+        "rows.masks": column(lambda rows: rows.masks),
+        "rows.prompt_lengths": column(lambda rows: rows.prompt_lengths),
+        "rows.lengths": column(lambda rows: np.array([len(row) for row in rows.tokens], np.int64)),
+        "rows.sessions": column(lambda rows: rows.sessions),
+        "rows.turns": column(lambda rows: rows.turns),
+        "rows.tokens": flat("tokens"),
+        "rows.sampled": flat("sampled"),
+    }
+
+
+def _as_number(value: Any) -> tuple[Any, str] | None:
+    """A single number or text with the name of its dtype; None for anything else."""
+    if is_tensor(value) and value.dim() == 0:
+        return value.item(), _dtype_of(value)
+    if isinstance(value, float):
+        return float(value), FLOAT
+    if isinstance(value, np.generic | np.ndarray) and not value.ndim and value.dtype.kind in "biuf":
+        return value.item(), value.dtype.name
+    kinds = {bool: "bool", int: "int64", str: "text"}
+    return (value, kinds[type(value)]) if type(value) in kinds else None
+
+
+def _refuse_unreadable(value: torch.Tensor) -> None:
+    """Refuse a tensor whose elements are not all in this process's memory."""
+    from torch import Tensor
+
+    from rlskip.format.tensors import is_plain
+
+    if value.is_nested:
+        return
+    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        # To ask a DTensor for its values is a collective: another rank may not be here.
+        what = f"a {type(value).__name__} may be spread over processes"
+        raise RecordError(what, remedy="give its values: value.full_tensor(), called on every rank")
+    if not is_plain(value):
+        what = f"a tensor of layout {value.layout} on {value.device}, or quantized, has no values"
+        raise RecordError(what, remedy="give a dense one: value.to_dense(), value.dequantize()")
+
+
+def _as_array(value: Any) -> tuple[Any, list[int] | None]:
+    """A value as a tensor or an array; a ragged one is flat, with the lengths of its parts."""
+    if is_tensor(value):
+        value = value.detach()
+        if not value.is_nested:
+            return value, None
+        value = list(value.unbind())
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value, None
+    if isinstance(value, list | tuple) and value:
+        parts = [_part(part) for part in value]
+        if all(part is not None and part.ndim == 1 for part in parts):
+            return np.concatenate(parts), [len(part) for part in parts]
+        if all(part is not None and part.ndim == 0 for part in parts):
+            return np.stack(parts), None
+    kind = str(getattr(value, "dtype", type(value).__name__))
+    raise RecordError(
+        f"a value of type {kind} cannot be recorded",
+        remedy="give a tensor or an array of numbers, a number, or a mapping of these",
+    )
+
+
+def _part(value: Any) -> Any:
+    """A row's part of a ragged value as an array, in float32 where numpy lacks its dtype."""
+    if is_tensor(value):
+        value = value.detach().cpu()
+        wide = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        return wide.numpy()
+    found = np.asarray(value)
+    return found if found.dtype.kind in "biuf" else None
+
+
+def _has_floats(value: Any) -> bool:
+    """Whether a value is a list of Python floats, or of lists of them."""
+    if not isinstance(value, list | tuple):
+        return isinstance(value, float)
+    return any(_has_floats(part) for part in value)
+
+
+def _dtype_of(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")

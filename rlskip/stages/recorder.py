@@ -1,0 +1,256 @@
+"""The recorder of a process: gathers small records, and hands them to the dumps' writer."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import logging
+import multiprocessing.util
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.columns import is_tensor, own
+from rlskip.batch.rows import RecordError, RowColumns, Rows
+from rlskip.config.record import RecordConfig
+from rlskip.errors import RlskipError
+from rlskip.jobs.records import job_id
+from rlskip.stages.digest import digest
+from rlskip.stages.parts import MARK, VERSION, Entry, encode
+from rlskip.store.layout import stages_directory
+from rlskip.store.meta import DumpMeta
+from rlskip.store.step_store import StepStore
+from rlskip.store.writer import Writer, WriterTimeoutError
+
+log = logging.getLogger(__name__)
+
+_GATHERED = 1 << 20
+"""Bytes of records that are copied and kept until there are enough for a part of the step."""
+_BATCHES = 2
+"""How many batches the names of whose rows are kept: a stage's batch is mostly the last one's."""
+_MAX_DEPTH = 8
+
+
+@attrs.define(eq=False)
+class _Step:
+    """The step that is being recorded.
+
+    ``numbers`` are those of its parts, ``order`` counts its records; ``known`` are the keys of the
+    rows that a part of it describes already.
+    """
+
+    number: int
+    numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    order: Iterator[int] = attrs.field(factory=itertools.count)
+    known: set[int] = attrs.field(factory=set)
+    # Each with references to its columns: another column may have the id of one that is gone.
+    batches: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Rows]] = attrs.field(factory=dict)
+
+
+class Recorder:
+    """What :func:`rlskip.record` calls while recording is on.
+
+    A step's records are written as parts of one step in the dumps' format: a large value at once,
+    small ones together. Both are copied before :meth:`record` returns, and written in the
+    background. Nothing that fails here ends a training.
+
+    Parameters
+    ----------
+    settings
+        What :func:`~rlskip.config.record.read_record` returned.
+    step
+        Returns the present step of the training loop; None before the first.
+    """
+
+    def __init__(self, settings: RecordConfig, step: Callable[[], int | None]) -> None:
+        assert settings.dump_dir is not None
+        self.directory: Path = stages_directory(settings.dump_dir, job_id())
+        self._settings = settings
+        self._step_of = step
+        self._rank = int(os.environ.get("RANK", "0") or 0)
+        self._writer = Writer(StepStore(self.directory, keep_last=settings.keep_last))
+        self._start_empty()
+        log.info(
+            "rlskip: stages are recorded (%s values of %s at steps %s) in %s",
+            settings.values, ", ".join(settings.stages), settings.steps, self.directory,
+        )  # fmt: skip
+
+    def _start_empty(self) -> None:
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._wanted: dict[str, bool] = {}
+        self._step: _Step | None = None
+        self._gathered: list[Entry] = []
+        self._nbytes = 0
+        self._warned: set[str] = set()
+        self._is_broken = False
+        self.names: set[str] = set()
+
+    def record(self, name: str, value: Any, rows: Any) -> None:
+        """As :func:`rlskip.record` has it."""
+        if self.process != os.getpid():  # a forked child: what was gathered is its parent's
+            self._start_empty()
+            # Children of multiprocessing run nothing else when they end.
+            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        with self._lock:
+            if self._is_broken:
+                return
+            try:
+                self._record(name, value, rows)
+            except WriterTimeoutError as error:
+                self._is_broken = True
+                log.warning("rlskip: nothing more is recorded: %s", error)
+            except Exception as error:
+                self._warn(name, error)
+
+    def flush(self) -> None:
+        """Write what was gathered, and wait until everything is on disk.
+
+        Raises
+        ------
+        WriterTimeoutError
+            It was not in time.
+        """
+        with self._lock:
+            self._save()
+        self._writer.wait()
+
+    def close(self) -> None:
+        """As :meth:`flush`, and give the copies' memory back; a failure is logged."""
+        try:
+            self.flush()
+            self._writer.flush()
+        except Exception as error:
+            log.warning("rlskip: the last stages were not recorded: %s", error)
+        if self.names:
+            names = sorted(self.names)
+            self.names.clear()
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            log.info(
+                "rlskip: recorded %s%s: compare two runs with `rlskip compare %s OTHER`",
+                ", ".join(names[:10]), more, self.directory,
+            )  # fmt: skip
+
+    def _record(self, name: str, value: Any, rows: Any) -> None:
+        leaves = [leaf for leaf in _leaves(name, value, 0) if self._is_wanted(leaf[0])]
+        if not leaves:
+            return
+        number = self._step_of()
+        if number is None:
+            raise RecordError("no step was set", remedy="call SkipManager.set_step before")
+        if number not in self._settings.steps:
+            return
+        if self._step is None or self._step.number != number:
+            self._save()
+            self._step = _Step(number)
+        named = None if rows is None else self._rows_of(rows, self._step)
+        for leaf, part in leaves:
+            try:
+                self._add(leaf, part, named, self._step)
+            except WriterTimeoutError:
+                raise
+            except Exception as error:  # the others of a mapping are recorded
+                self._warn(leaf, error)
+
+    def _add(self, name: str, value: Any, rows: Rows | None, step: _Step) -> None:
+        entry = Entry.of(name, value, rows, order=next(step.order), rank=self._rank)
+        if self._settings.values == "digest":
+            entry = digest(entry)
+        if rows is not None:
+            entry.describes = [
+                i for i, key in enumerate(rows.keys.tolist()) if key not in step.known
+            ]
+            step.known.update(rows.keys.tolist())
+        self.names.add(name)
+        is_large = entry.nbytes > _GATHERED
+        # The writer copies a large value at once, so that it need not be copied here.
+        self._gathered.append(entry if is_large else attrs.evolve(entry, value=own(entry.value)))
+        self._nbytes += entry.nbytes
+        if self._nbytes > _GATHERED:
+            self._save()
+
+    def _save(self) -> None:
+        step, entries = self._step, self._gathered
+        self._gathered, self._nbytes = [], 0
+        if step is not None and entries:
+            self._write(step, entries)
+
+    def _write(self, step: _Step, entries: Sequence[Entry]) -> None:
+        """Write a part of the step; what cannot be written costs only itself."""
+        try:
+            self._writer.save(
+                step.number,
+                encode(entries, tokens=self._settings.values == "all"),
+                part=next(step.numbers),
+                info={MARK: VERSION},
+                # Another process of the job records the step, too.
+                on_conflict=lambda _: next(step.numbers),
+                done=self._written,
+            )
+        except WriterTimeoutError:
+            raise
+        except Exception as error:
+            if len(entries) > 1:
+                for entry in entries:
+                    self._write(step, [entry])
+                return
+            (lost,) = entries
+            if lost.rows is not None:  # the next record of these rows describes them
+                step.known.difference_update(lost.rows.keys[lost.describes].tolist())
+            self._warn(lost.name, error)
+
+    def _written(self, meta: DumpMeta | None, error: BaseException | None) -> None:
+        if error is not None:
+            self._warn("a part of a step", error)
+
+    def _rows_of(self, batch: Any, step: _Step) -> Rows:
+        """The rows of `batch`; those of the same unchanged tensors are read once."""
+        columns = RowColumns.of(batch)
+        tensors = list(columns.tokens.values())
+        if not all(map(is_tensor, tensors)):
+            return Rows.of(columns)
+        key = tuple((id(one), one._version) for one in tensors)
+        known, rows = step.batches.get(key, ([], None))
+        if rows is None or any(ref() is None for ref in known):
+            step.batches.pop(key, None)
+            while len(step.batches) >= _BATCHES:
+                del step.batches[next(iter(step.batches))]
+            rows = Rows.of(columns)
+            step.batches[key] = [weakref.ref(one) for one in tensors], rows
+        return rows
+
+    def _is_wanted(self, name: str) -> bool:
+        if name not in self._wanted:
+            patterns = self._settings.stages
+            self._wanted[name] = any(fnmatch.fnmatchcase(name, one) for one in patterns)
+        return self._wanted[name]
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        """Say once for each kind of failure of a stage what is not recorded."""
+        kind = f"{what} {type(error).__name__}"
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        log.warning(
+            "rlskip: %s is NOT recorded, training goes on (said once): %s: %s",
+            what, type(error).__name__, error,
+            exc_info=None if isinstance(error, RlskipError | OSError) else error,
+        )  # fmt: skip
+
+
+def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings with their dotted names."""
+    if not isinstance(name, str):
+        raise RecordError(f"a stage's name is text, not {type(name).__name__}")
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    if depth > _MAX_DEPTH:
+        raise RecordError(f"{name}: mappings nested deeper than {_MAX_DEPTH} levels")
+    for key, item in value.items():
+        yield from _leaves(f"{name}.{key}", item, depth + 1)

@@ -1,0 +1,418 @@
+"""rlskip.record: what is kept, when, and that a training never notices."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+import rlskip
+from rlskip import SkipManager, stages
+from rlskip.batch.rows import Rows
+from rlskip.compare.records import StepRecords, part_of
+from rlskip.config.record import RecordConfig, read_record
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.runs.on_disk import dumps_of, folder_names
+from rlskip.stages.parts import NUMBER, Entry
+
+STEP = [1]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Record from now on with these keys; returns where."""
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+    STEP[0] = 1
+
+    def begin(**keys: Any) -> Path:
+        node = {"enable": True, "dump_dir": str(tmp_path), **keys}
+        stages.start(read_record({"record": node}), lambda: STEP[0])
+        return tmp_path / "stages" / "job"
+
+    yield begin
+    stages.stop()
+
+
+def recorded(directory: Path, step: int = 1) -> StepRecords:
+    stages.stop()
+    return StepRecords(dumps_of(directory, step))
+
+
+def batch(n: int = 3, prompt: int = 4, response: int = 5) -> dict[str, torch.Tensor]:
+    """verl's fields: prompts padded on the left, responses on the right; row i has i + 1 tokens."""
+    of_prompt, of_response = (
+        torch.ones(n, prompt),
+        torch.arange(response) <= torch.arange(n)[:, None],
+    )
+    of_prompt[:, 0] = 0
+    return {
+        "prompts": torch.arange(n * prompt).reshape(n, prompt) + 100,
+        "responses": torch.where(of_response, torch.arange(response) + 10, 0),
+        "attention_mask": torch.cat([of_prompt, of_response], 1).long(),
+        "response_mask": of_response.long(),
+    }
+
+
+def test_off_records_nothing(tmp_path: Path) -> None:
+    stages.start(RecordConfig(dump_dir=str(tmp_path)), lambda: 1)
+    rlskip.record("loss", 1.0)
+    assert stages.directory() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_kind_of_value_comes_back(start: Callable[..., Path]) -> None:
+    directory = start()
+    wide = torch.randn(3, 5)
+    rows = batch()
+    jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2), torch.ones(3)],
+                                        layout=torch.jagged)  # fmt: skip
+    rlskip.record("numbers", {"a": 1.5, "deep": {"b": True, "c": torch.tensor(2.0), "d": "text"}})
+    rlskip.record("whole", np.arange(6).reshape(2, 3))
+    rlskip.record("half", wide.bfloat16(), rows=rows)
+    rlskip.record("gradients", wide.clone().requires_grad_(), rows=rows)
+    rlskip.record("one", [0.5, 1.5, 2.5], rows=rows)
+    rlskip.record("ragged", [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]], rows=rows)
+    rlskip.record("jagged", jagged, rows=rows)
+    rlskip.record("sampled", torch.arange(6.0), rows=rows)
+    found = recorded(directory)
+
+    numbers = {name: one.number for name, (one,) in found.stages.items() if one.form == NUMBER}
+    assert numbers == {
+        "numbers.a": 1.5, "numbers.deep.b": True, "numbers.deep.c": 2.0, "numbers.deep.d": "text",
+    }  # fmt: skip
+    assert [stage[0].order for stage in found.stages.values()] == list(range(11))
+    whole = found.stages["whole"][0]
+    assert (whole.load().tolist(), whole.has_rows) == ([[0, 1, 2], [3, 4, 5]], False)
+    half = found.stages["half"][0]
+    assert half.dtype == "bfloat16"
+    parts = {
+        name: [part_of(one, one.load(), i).tolist() for i in range(3)]
+        for name, (one,) in found.stages.items()
+        if one.has_rows
+    }
+    for i, length in enumerate([1, 2, 3]):
+        assert parts["gradients"][i] == wide[i, :length].tolist()
+        assert parts["half"][i] == wide.bfloat16().float()[i, :length].tolist()
+        assert parts["one"][i] == [i + 0.5]
+        assert parts["ragged"][i] == list(range(1, length + 1))
+        assert parts["jagged"][i] == [1.0] * length
+    assert parts["sampled"] == [[0.0], [1.0, 2.0], [3.0, 4.0, 5.0]]
+    align = {name: one.align for name, (one,) in found.stages.items() if one.has_rows}
+    assert align == {
+        "half": "response", "gradients": "response", "one": None, "ragged": "response",
+        "jagged": "response", "sampled": "sampled",
+    }  # fmt: skip
+
+
+def test_rows_are_described_once_with_their_tokens(start: Callable[..., Path]) -> None:
+    directory, rows = start(), batch()
+    for _ in range(2):
+        rlskip.record("scores", torch.zeros(3), rows=rows)
+    found = recorded(directory)
+    assert found.rows is not None
+    assert sorted(found.rows.lengths.tolist()) == [4, 5, 6]
+    key = int(found.stages["scores"][0].keys[1])
+    row = found.tokens_of(key)
+    assert row is not None
+    assert row[0].tolist() == [105, 106, 107, 10, 11]
+    assert row[1].tolist() == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("elements", [10, 1 << 19], ids=["small", "large"])
+def test_a_value_may_change_after_it_was_recorded(
+    start: Callable[..., Path], elements: int
+) -> None:
+    directory, value = start(), torch.zeros(elements)
+    rlskip.record("value", value)
+    value += 1
+    (one,) = recorded(directory).stages["value"]
+    assert not one.load().any()
+
+
+def test_a_batch_is_read_once_and_not_kept(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start()
+    of, read = Rows.of, list[int]()
+    monkeypatch.setattr(Rows, "of", lambda columns: read.append(1) or of(columns))
+    rows = batch()
+    for name in ("a", "b"):
+        rlskip.record(name, torch.zeros(3), rows=rows)
+    assert len(read) == 1
+    rows["responses"][0, 0] += 1
+    rlskip.record("c", torch.zeros(3), rows=rows)
+    assert len(read) == 2
+    kept = [weakref.ref(column) for column in rows.values()]
+    del rows
+    assert [ref() for ref in kept] == [None] * len(kept)
+
+
+def test_large_values_are_written_at_once_and_small_ones_together(
+    start: Callable[..., Path],
+) -> None:
+    directory = start()
+    for i in range(50):
+        rlskip.record("loss", float(i))
+    rlskip.record("large", torch.zeros(1 << 19))
+    rlskip.record("loss", 50.0)
+    found = recorded(directory)
+    assert [one.number for one in found.stages["loss"]] == [float(i) for i in range(51)]
+    assert len(list((directory / "1").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({}, {"actor/loss", "actor/kl", "values"}),
+        ({"stages": "values"}, {"values"}),
+        ({"stages": ["actor/*", "x"]}, {"actor/loss", "actor/kl"}),
+        ({"steps": "2-3"}, set()),
+    ],
+)
+def test_stages_and_steps_choose(
+    start: Callable[..., Path], keys: dict[str, Any], kept: set[str]
+) -> None:
+    directory = start(**keys)
+    for name in ("actor/loss", "actor/kl", "values"):
+        rlskip.record(name, 1.0)
+    stages.stop()
+    assert set(recorded(directory).stages) == kept if kept else not directory.exists()
+
+
+def test_keep_last_bounds_the_steps(start: Callable[..., Path]) -> None:
+    directory = start(keep_last=2)
+    for STEP[0] in range(1, 6):
+        rlskip.record("loss", 1.0)
+    stages.stop()
+    assert {name for name in folder_names(directory) if name.isdigit()} == {"4", "5"}
+
+
+def test_two_processes_of_a_job_record_one_step(start: Callable[..., Path]) -> None:
+    directory = start()
+    rlskip.record("loss", 1.0)
+    assert start() == directory  # the second recorder numbers its parts from the start, too
+    rlskip.record("loss", 2.0)
+    numbers = [one.number for one in recorded(directory).stages["loss"]]
+    assert sorted(numbers) == [1.0, 2.0]
+
+
+def _record_in_a_child() -> None:
+    rlskip.record("loss", 2.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_records_what_is_its_own(start: Callable[..., Path]) -> None:
+    directory = start()
+    rlskip.record("loss", 1.0)  # gathered, and not yet on disk
+    child = multiprocessing.get_context("fork").Process(target=_record_in_a_child)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    rlskip.record("loss", 3.0)
+    assert sorted(one.number for one in recorded(directory).stages["loss"]) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows", "reason"),
+    [
+        (object(), None, "type object cannot be recorded"),
+        (torch.eye(2).to_sparse(), None, "layout torch.sparse_coo"),
+        (torch.zeros(2, device="meta"), None, "on meta"),
+        ({"a": None}, None, "type NoneType cannot be recorded"),
+        (torch.zeros(4), batch(), "has no part for each of 3 rows"),
+        (torch.zeros(3), {"uid": ["a", "b", "c"]}, "have no field of tokens"),
+    ],
+)
+def test_what_cannot_be_recorded_costs_one_warning(
+    start: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+    value: Any,
+    rows: Any,
+    reason: str,
+) -> None:
+    directory = start()
+    for _ in range(2):
+        rlskip.record("bad", value, rows=rows)
+    rlskip.record("good", 1.0)
+    assert set(recorded(directory).stages) == {"good"}
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert reason in warning.getMessage()
+
+
+def test_a_tensor_of_several_processes_is_refused_without_a_collective(
+    start: Callable[..., Path], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """FSDP2's norm of the gradients is a DTensor; a rank that asks for its value waits for all."""
+    from torch.distributed.tensor import distribute_tensor
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        directory = start()
+        for shape in ((), (4,)):
+            rlskip.record("norm", distribute_tensor(torch.ones(shape), mesh))
+        rlskip.record("good", 1.0)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert set(recorded(directory).stages) == {"good"}
+    assert "value.full_tensor()" in caplog.text
+
+
+def test_a_record_that_cannot_be_written_costs_only_itself(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, of = start(), Entry.of
+
+    def spoilt(name: str, *args: Any, **kwargs: Any) -> Entry:
+        entry = of(name, *args, **kwargs)
+        return attrs.evolve(entry, value=object()) if name == "bad" else entry
+
+    monkeypatch.setattr(Entry, "of", spoilt)
+    rows = batch()
+    for name in ("first", "bad", "last"):
+        rlskip.record(name, torch.arange(3), rows=rows)
+        rlskip.record(f"{name} number", 1.0)
+    stages.flush()
+    rlskip.record("bad", torch.arange(3), rows=batch(prompt=2))  # the first to describe its rows
+    stages.flush()
+    rlskip.record("good", torch.arange(3), rows=batch(prompt=2))
+    found = recorded(directory)
+    assert set(found.stages) == {
+        "first",
+        "last",
+        "first number",
+        "bad number",
+        "last number",
+        "good",
+    }
+    assert found.rows is not None
+    assert len(found.rows.keys) == 6
+    assert caplog.text.count("bad is NOT recorded") == 1
+
+
+def test_a_loop_without_hydra_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+    node = {"enable": True, "dump_dir": str(tmp_path)}
+    try:
+        SkipManager.init({"record": node})
+        SkipManager.set_step(2)
+        rlskip.record("loss", 1.0)
+        SkipManager.init({"skip": {}})  # says nothing of records
+        SkipManager.set_step(3)
+        rlskip.record("loss", 2.0)
+        SkipManager.flush()
+        assert {"2", "3"} <= set(folder_names(tmp_path / "stages" / "job"))
+        SkipManager.init({"skip": {}, "record": {"enable": False}})
+        assert stages.directory() is None
+        with pytest.raises(ConfigError, match=r"record\.step"):
+            SkipManager.init({"skip": {}, "record": {**node, "step": 1}})
+        with pytest.raises(NotInstalledError):
+            SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
+        # An application's own key.
+        SkipManager.init(OmegaConf.create({"skip": {}, "record": {"enable": True, "fps": 30}}))
+        assert stages.directory() is None
+        assert "fps" in caplog.text
+        SkipManager.init({"record": node})
+    finally:
+        SkipManager.reset()
+    assert stages.directory() is None
+
+
+def test_a_disk_that_cannot_be_written_costs_a_warning(
+    start: Callable[..., Path], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "stages").write_text("not a directory")
+    start()
+    rlskip.record("loss", 1.0)
+    stages.stop()
+    assert "is NOT recorded" in caplog.text
+
+
+def test_before_the_first_step_nothing_is_recorded(
+    start: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = start()
+    STEP[0] = None  # type: ignore[call-overload]
+    rlskip.record("loss", 1.0)
+    stages.stop()
+    assert not directory.exists()
+    assert "no step was set" in caplog.text
+
+
+def test_digests_take_little(start: Callable[..., Path]) -> None:
+    rows = batch(64, 8, 512)
+    value = torch.randn(64, 512)
+    directory = start(values="digest")
+    rlskip.record("log_probs", value, rows=rows)
+    found = recorded(directory)
+    (one,) = found.stages["log_probs"]
+    digest = one.load()
+    assert digest["moments"].shape == (64, 5)
+    count, mean, rms, low, high = digest["moments"][63].tolist()
+    real = value[63, :64].double()
+    assert (count, low, high) == (64, real.min().item(), real.max().item())
+    assert mean == pytest.approx(real.mean().item())
+    assert rms == pytest.approx(real.square().mean().sqrt().item())
+    assert found.tokens_of(int(one.keys[0])) is None
+    assert sum(file.stat().st_size for file in directory.rglob("*.dp")) < value.nbytes / 8
+
+
+def test_what_names_a_row(start: Callable[..., Path]) -> None:
+    """Its tokens alone: neither padding nor the fields' form matter."""
+    directory, rows = start(), batch()
+    tokens = [row[1:].tolist() for row in rows["prompts"]], [[10], [10, 11], [10, 11, 12]]
+    ragged = {"prompt_ids": tokens[0], "completion_ids": tokens[1]}
+    wider = {k: torch.nn.functional.pad(v, (0, 2)) for k, v in rows.items()}
+    wider["prompts"] = rows["prompts"]
+    same = [rows, TensorDict(rows, batch_size=[3]), ragged, wider]
+    for one in same:
+        rlskip.record("values", torch.zeros(3), rows=one)
+    records = recorded(directory).stages["values"]
+    assert all(record.keys.tolist() == records[0].keys.tolist() for record in records)
+
+
+def test_a_run_of_equal_tokens_at_the_end_is_padding(start: Callable[..., Path]) -> None:
+    directory, whole = start(), torch.tensor([[1, 2, 3]])
+    for more in (2, 3):
+        rows = {"input_ids": torch.nn.functional.pad(whole, (0, more))}
+        rlskip.record("values", torch.zeros(1), rows=rows)
+    first, second = recorded(directory).stages["values"]
+    assert first.keys.tolist() == second.keys.tolist()
+
+
+def test_a_config_names_every_problem() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_record({"record": {"stages": 3, "steps": "x", "values": "some", "keep_last": 0}})
+    said = str(caught.value)
+    assert all(f"record.{key}" in said for key in ("stages", "steps", "values", "keep_last"))
+
+
+def test_the_dump_dir_is_that_of_skip(tmp_path: Path) -> None:
+    config = {"record": {"enable": True}, "skip": {"dump_dir": str(tmp_path)}}
+    assert read_record(config).dump_dir == str(tmp_path)
+    assert not read_record({"skip": {"dump_dir": "s3://bucket"}}).enable
+
+
+def test_the_numbers_among_metrics() -> None:
+    metrics = {
+        "loss": 1.5, "count": 3, "mean": np.float64(2.5), "kl": torch.tensor(0.5),
+        "norm": np.array(1.0, np.float32), "note": "text", "none": None, "all": np.ones(2),
+        "timing/step": 1.0, "label": np.str_("text"), "unread": torch.ones((), device="meta"),
+    }  # fmt: skip
+    found = stages.comparable(metrics, ["timing"])
+    assert list(found) == ["loss", "count", "mean", "kl", "norm", "unread"]
