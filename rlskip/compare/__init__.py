@@ -1,0 +1,6 @@
+"""Where two trainings first differ: their recorded stages, compared row by row.
+
+:func:`~rlskip.compare.sides.find_side` reads what a user calls a run,
+:func:`~rlskip.compare.steps.compare_step` compares one step of two, and
+:class:`~rlskip.compare.verdict.Comparison` says which stage differs first.
+"""

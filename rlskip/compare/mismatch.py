@@ -1,0 +1,151 @@
+"""What the engine said against what the trainer computed: log-probs of the same sampled tokens."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from rlskip.batch.rows import by_token
+from rlskip.compare.pairs import pair_rows
+from rlskip.compare.records import Record, StepRecords, Values, part_of
+from rlskip.compare.results import RowName
+from rlskip.compare.steps import around_token, name_of
+
+ENGINE = "engine_log_probs"
+#: What a trainer's log-probs before its first update are called, the likeliest first.
+TRAINER = ("old_log_probs", "log_probs")
+BEYOND = 1.0
+_PARTS = 4  # of a response, by position
+_WORST = 5
+
+
+@attrs.frozen
+class Gaps:
+    """Differences of log-probs, trainer minus engine, over sampled tokens.
+
+    Parameters
+    ----------
+    tokens
+        How many tokens.
+    mean, largest
+        Of the absolute differences.
+    kl
+        The k3 estimate of the KL divergence of the trainer's policy from the engine's,
+        ``mean(exp(d) - 1 - d)``, in nats a token.
+    beyond
+        The share of tokens whose difference exceeds 1.0.
+    """
+
+    tokens: int
+    mean: float
+    largest: float
+    kl: float
+    beyond: float
+
+    @classmethod
+    def of(cls, gaps: np.ndarray) -> Gaps:
+        """Of float64 differences; NaN where there are none."""
+        if not gaps.size:
+            return cls(0, *[float("nan")] * 4)
+        sizes = np.abs(gaps)
+        with np.errstate(over="ignore"):
+            kl = float((np.expm1(gaps) - gaps).mean())
+        share = float((sizes > BEYOND).mean())
+        return cls(gaps.size, float(sizes.mean()), float(sizes.max()), kl, share)
+
+
+@attrs.frozen(order=True)
+class WorstToken:
+    """A token whose log-probs differ most, by `gap`."""
+
+    gap: float
+    step: int
+    row: RowName = attrs.field(order=False)
+    token: int = attrs.field(order=False)
+    engine: float = attrs.field(order=False)
+    trainer: float = attrs.field(order=False)
+    around: tuple[list[int], int] = attrs.field(order=False)
+
+
+@attrs.frozen
+class StepMismatch:
+    """A step's differences: of all tokens, by fourths of the responses, by turns, and the worst."""
+
+    step: int
+    stage: str
+    all: Gaps
+    by_position: list[Gaps]
+    by_turn: dict[int, Gaps]
+    worst: list[WorstToken]
+
+
+def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
+    """Compare the engine's log-probs of a step with the trainer's; None where one is missing.
+
+    Raises
+    ------
+    DumpError
+        A value cannot be read.
+    """
+    stage = next((name for name in TRAINER if name in records.stages), None)
+    if stage is None or ENGINE not in records.stages or records.rows is None:
+        return None
+    rows = records.rows
+    positions: list[list[np.ndarray]] = [[] for _ in range(_PARTS)]
+    turns: dict[int, list[np.ndarray]] = {}
+    worst: list[WorstToken] = []
+    for key, engine, trainer, places in _sampled(records, records.stages[stage]):
+        gaps = trainer - engine
+        at = int(rows.find(np.array([key], np.uint64))[0])
+        for part, cut in zip(positions, np.array_split(gaps, _PARTS), strict=True):
+            part.append(cut)
+        turns.setdefault(int(rows.turns[at]), []).append(gaps)
+        k = int(np.abs(gaps).argmax())
+        size = float(abs(gaps[k]))
+        if len(worst) < _WORST or size > worst[0].gap:
+            tokens = records.tokens_of(key)
+            assert tokens is not None
+            place = int(places[k])
+            values = float(engine[k]), float(trainer[k])
+            found = WorstToken(
+                size, step, name_of(rows, at), place, *values, around_token(tokens[0], place)
+            )
+            (heapq.heappush if len(worst) < _WORST else heapq.heappushpop)(worst, found)
+    every = np.concatenate([cut for part in positions for cut in part] or [np.empty(0)])
+    return StepMismatch(
+        step,
+        stage,
+        Gaps.of(every),
+        [Gaps.of(np.concatenate(part or [np.empty(0)])) for part in positions],
+        {turn: Gaps.of(np.concatenate(turns[turn])) for turn in sorted(turns) if turn >= 0},
+        sorted(worst, reverse=True),
+    )
+
+
+def _sampled(
+    records: StepRecords, trainer: Sequence[Record]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """Of each row its key, both log-probs of its sampled tokens, and these tokens' places."""
+    engine = records.stages[ENGINE]
+    values = Values(), Values()
+    for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
+        one, two = engine[i], trainer[j]
+        if one.keys is None or one.align is None or two.align is None:
+            continue
+        key = int(one.keys[row])
+        tokens = records.tokens_of(key)
+        assert records.rows is not None
+        if tokens is None:
+            continue
+        at = int(records.rows.find(np.array([key], np.uint64))[0])
+        prompt = int(records.rows.prompt_lengths[at])
+        placed = [
+            by_token(part_of(record, values[side].of(record), n), record.align, prompt, tokens[1])
+            for side, (record, n) in enumerate(((one, row), (two, other)))
+        ]
+        places = np.flatnonzero(tokens[1] & ~np.isnan(placed[0]) & ~np.isnan(placed[1]))
+        if len(places):
+            yield key, placed[0][places], placed[1][places], places

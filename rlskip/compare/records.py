@@ -1,0 +1,203 @@
+"""The records of one step of a job, read a value at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.runs.on_disk import Dump
+from rlskip.stages.parts import NUMBER
+
+_CACHED = 256 << 20  # bytes of values that are kept for the next records
+
+
+@attrs.frozen(eq=False)
+class Record:
+    """One record; its value is read when it is needed.
+
+    Parameters
+    ----------
+    order
+        Among the records of its step and process.
+    number
+        The value of a number or a text; None for any other.
+    keys, sessions, spans
+        As :mod:`rlskip.stages.parts` has them.
+    """
+
+    name: str
+    order: int
+    rank: int
+    form: str
+    dtype: str
+    number: Any
+    align: str | None
+    flat: bool
+    keys: np.ndarray | None
+    sessions: np.ndarray | None
+    spans: np.ndarray | None
+    source: Dump
+    field: str
+
+    @property
+    def has_rows(self) -> bool:
+        return self.keys is not None
+
+    def load(self) -> Any:
+        """The value: an array, or a digest's mapping of arrays; raises DumpError."""
+        return self.source.load(into="numpy", fields=[self.field])[self.field]
+
+
+@attrs.frozen(eq=False)
+class RowTable:
+    """The rows of a step by key, ascending; hashes and lengths as arrays."""
+
+    keys: np.ndarray
+    prompts: np.ndarray
+    masks: np.ndarray
+    prompt_lengths: np.ndarray
+    lengths: np.ndarray
+    sessions: np.ndarray  # -1 where the batch has none
+    turns: np.ndarray
+    source: np.ndarray  # which of the step's dumps describes the row, and where in it
+    place: np.ndarray
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The index of each key, which must be there."""
+        return np.searchsorted(self.keys, keys)
+
+
+class StepRecords:
+    """What a job recorded at one step.
+
+    Parameters
+    ----------
+    dumps
+        The parts of the step.
+
+    Raises
+    ------
+    DumpError
+        A part cannot be read.
+    """
+
+    def __init__(self, dumps: Sequence[Dump]) -> None:
+        self._dumps = list(dumps)
+        records, tables = [], []
+        for number, dump in enumerate(self._dumps):
+            index = dump.load(into="numpy", fields=["index"])["index"]
+            small = _small_fields(index)
+            part = dump.load(into="numpy", fields=small)
+            records += [_record(dump, i, item, part) for i, item in enumerate(index)]
+            tables.append(_table(number, part))
+        records.sort(key=lambda record: (record.order, record.rank))
+        self.stages: dict[str, list[Record]] = {}
+        for record in records:
+            self.stages.setdefault(record.name, []).append(record)
+        self.rows = _merged([table for table in tables if table is not None])
+        # Of which dump the tokens are in memory, and these: most rows of a step are in one.
+        self._tokens: tuple[int, dict[str, Any]] = -1, {}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows of the step."""
+        return 0 if self.rows is None else int(self.rows.lengths.sum())
+
+    def tokens_of(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """A row's tokens, and which of them were sampled; None where only digests were kept."""
+        if self.rows is None:
+            return None
+        at = int(self.rows.find(np.array([key], np.uint64))[0])
+        part = self._tokens_in(int(self.rows.source[at]))
+        if part["rows.tokens"] is None:
+            return None
+        place = int(self.rows.place[at])
+        end = int(part["rows.ends"][place])
+        span = slice(end - int(part["rows.lengths"][place]), end)
+        return part["rows.tokens"][span], part["rows.sampled"][span]
+
+    def _tokens_in(self, source: int) -> dict[str, Any]:
+        if self._tokens[0] != source:
+            names = ["rows.lengths", "rows.tokens", "rows.sampled"]
+            part = self._dumps[source].load(into="numpy", fields=names)
+            self._tokens = source, {**part, "rows.ends": np.cumsum(part["rows.lengths"])}
+        return self._tokens[1]
+
+
+class Values:
+    """Loads the values of records; those that were loaded last stay in memory, up to a size."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[Record, Any]] = OrderedDict()
+
+    def of(self, record: Record) -> Any:
+        """The record's value; raises DumpError."""
+        if id(record) in self._kept:
+            self._kept.move_to_end(id(record))
+        else:
+            self._kept[id(record)] = record, record.load()
+            while len(self._kept) > 1 and sum(_nbytes(v) for _, v in self._kept.values()) > _CACHED:
+                self._kept.popitem(last=False)
+        return self._kept[id(record)][1]
+
+
+def part_of(record: Record, value: np.ndarray, row: int) -> np.ndarray:
+    """The part of a value that belongs to a row, with one entry for each of the row's tokens."""
+    if record.spans is None:
+        return value[row : row + 1]
+    start, end = record.spans[row].tolist()
+    return value[start:end] if record.flat else value[row, start:end]
+
+
+_OF_ROWS = ("keys", "sessions", "spans")
+_ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
+
+
+def _small_fields(index: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = [f"rows.{name}" for name in _ROW_COLUMNS]
+    return found + [f"{i}.{name}" for i in range(len(index)) for name in _OF_ROWS]
+
+
+def _record(dump: Dump, i: int, item: Mapping[str, Any], part: Mapping[str, Any]) -> Record:
+    return Record(
+        name=item["name"],
+        order=item["order"],
+        rank=item["rank"],
+        form=item["form"],
+        dtype=item["dtype"],
+        number=item["value"] if item["form"] == NUMBER else None,
+        align=item["align"],
+        flat=item["flat"],
+        **{name: part[f"{i}.{name}"] for name in _OF_ROWS},
+        source=dump,
+        field=f"{i}",
+    )
+
+
+def _table(number: int, part: Mapping[str, Any]) -> RowTable | None:
+    keys = part["rows.keys"]
+    if keys is None:
+        return None
+    nowhere = np.full(len(keys), -1, np.int64)
+    columns = {name: part[f"rows.{name}"] for name in _ROW_COLUMNS}
+    columns = {k: nowhere if column is None else column for k, column in columns.items()}
+    return RowTable(**columns, source=np.full(len(keys), number), place=np.arange(len(keys)))
+
+
+def _merged(tables: Sequence[RowTable]) -> RowTable | None:
+    if not tables:
+        return None
+    names = [field.name for field in attrs.fields(RowTable)]
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
+    _, first = np.unique(columns["keys"], return_index=True)
+    return RowTable(**{name: column[first] for name, column in columns.items()})
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_nbytes(item) for item in value.values())
+    return int(getattr(value, "nbytes", 0))

@@ -1,0 +1,95 @@
+"""How far two values may be apart by rounding alone.
+
+The rule: two results of a reduction over `n` terms in a format of unit roundoff `u` may differ by
+:data:`LAMBDA` sqrt(n) u times their scale.
+
+In the worst case a sum of n terms is off by gamma_n = n u / (1 - n u) times the sum of their
+magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. 2002, sections 3.1 and
+4.2). Rounding errors that are independent and of mean zero exceed lambda sqrt(n) u in place of
+gamma_n with a probability of at most 2 exp(-lambda^2 / 2) for each term (Higham and Mary, A New
+Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019).
+Both results have such errors, of 2 n terms together: LAMBDA sqrt(n) is lambda sqrt(2 n) with lambda
+= 5.7, and the probability 2e-7.
+
+`n` is what the records show of the reduction: the tokens of the row for what has rows, all tokens
+of the step for a number. The scale is the largest of both values and the root mean square of the
+values around them: a sum that cancels keeps the error of its terms. Where two runs compute in two
+formats, the finer one counts, so that a coarser one shows. A Python float, which a trainer makes of
+a float32 tensor or of the mean of several, does not tell its precision: it counts as float32. An
+array or a tensor has its own dtype's roundoff, also if it is a single number.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from rlskip.stages.parts import FLOAT
+
+LAMBDA = 8.0
+
+_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    FLOAT: 2.0**-24,
+}
+
+
+@attrs.frozen
+class Rounding:
+    """The tolerance of a comparison: the rule above, or what the user gave.
+
+    Parameters
+    ----------
+    rtol, atol
+        ``|a - b| <= atol + rtol * max(|a|, |b|)`` replaces the rule; None: the rule.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self.rtol is not None or self.atol is not None
+
+    def allowed(
+        self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
+    ) -> np.ndarray:
+        """The largest difference that counts as rounding, for each pair of values.
+
+        Parameters
+        ----------
+        a, b
+            float64 arrays of one shape.
+        dtypes
+            What each side computed in.
+        n
+            Terms of the reduction.
+        around
+            Root mean square of the values around them.
+        """
+        largest = np.maximum(np.abs(a), np.abs(b))
+        largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding
+        if self.is_given:
+            return (self.atol or 0.0) + (self.rtol or 0.0) * largest
+        # Whole numbers and texts are not rounded.
+        unit = min(_ROUNDOFF.get(dtype, 0.0) for dtype in dtypes)
+        return LAMBDA * math.sqrt(max(n, 1)) * unit * np.maximum(largest, around)
+
+
+def rms(values: np.ndarray) -> float:
+    """The root mean square of the finite ones among float64 values; 0 without any."""
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
+
+
+def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``|a - b|`` of float64 arrays; 0 for two NaN or two equal infinities, else inf for those."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isnan(found), np.inf, found))

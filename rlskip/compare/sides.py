@@ -1,0 +1,171 @@
+"""What a user calls a run: a job's records, a Hydra output directory, a run or a dump_dir."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from rlskip.compare.records import StepRecords
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.steps import compare_step
+from rlskip.compare.verdict import Comparison
+from rlskip.config.steps import Steps, compact
+from rlskip.jobs.records import read_events
+from rlskip.runs.on_disk import dumps_of, folder_names
+from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.runs.rollouts import Decode
+from rlskip.stages.parts import MARK
+from rlskip.store.layout import STAGES, shape_of, steps_among
+
+SUMMARY = "rlskip_summary.json"
+
+
+@attrs.frozen
+class Side:
+    """The records of one job.
+
+    Parameters
+    ----------
+    name
+        What the user gave, and which job that is where it may be another one another day.
+    directory
+        ``{dump_dir}/stages/{job}``, or a copy of it.
+    """
+
+    name: str
+    directory: Path
+
+    def steps(self) -> list[int]:
+        """The steps that were recorded, ascending."""
+        return _steps_in(self.directory)
+
+    def records(self, step: int) -> StepRecords:
+        """What was recorded at a step; raises DumpError."""
+        return StepRecords(dumps_of(self.directory, step, identities=False))
+
+
+def find_side(name: str, within: Path) -> Side:
+    """The job that `name` means.
+
+    Parameters
+    ----------
+    name
+        The path of a job's records, of a Hydra output directory, of a run, or of a dump_dir, whose
+        newest job it then is; or the name of a job in `within`.
+    within
+        A dump_dir.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        Nothing was recorded there.
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and (job := within / STAGES / name).is_dir():
+        return Side(name, job)
+    if not path.exists():
+        raise NoSuchPlaceError("no such directory, nor a job with records", name)
+    path = path.resolve()
+    recorded = _of_output(path)
+    if recorded is not None:
+        return Side(name, recorded)
+    if has_records(path):
+        return Side(name, path)
+    jobs = _jobs(path)
+    if jobs:
+        newest = jobs[-1]
+        more = f" (job {newest.name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
+        return Side(name + more, newest)
+    raise NoSuchPlaceError(
+        "no stages were recorded here", name, "record them: run the job again with +record=stages"
+    )
+
+
+def run_of(side: Side, decode: Decode | None = None) -> Run | None:
+    """The run whose rollouts a job trained on; None where its dumps are not beside its records."""
+    dump_dir = side.directory.parent.parent
+    names = {event.run for event in read_events(dump_dir, side.directory.name) if event.run}
+    runs = [Run(dump_dir / name, decode=decode) for name in sorted(names)]
+    return next((run for run in runs if run.steps()), None)
+
+
+def has_records(directory: Path) -> bool:
+    """Whether a directory holds the steps of a job's records."""
+    steps = _steps_in(directory)
+    dumps = dumps_of(directory, steps[0], identities=False) if steps else []
+    return any(dump.meta is not None and MARK in dump.meta.info for dump in dumps)
+
+
+def compare_jobs(
+    a: Side,
+    b: Side,
+    rounding: Rounding,
+    wanted: Steps,
+    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> Comparison:
+    """Compare two jobs, step by step: what is in memory at a time does not grow with them.
+
+    Parameters
+    ----------
+    wanted
+        The steps to compare.
+    progress
+        Returns the steps that it is given, and shows how far it is.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        No such step was recorded by both.
+    DumpError
+        A record cannot be read.
+    """
+    mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
+    if not mine & theirs:
+        one, other = (compact(sorted(steps)) or "none" for steps in (mine, theirs))
+        what = f"both recorded no common step: A has {one}, B has {other}"
+        raise NoSuchPlaceError(what, f"{a.name}, {b.name}")
+    steps = [
+        compare_step(step, a.records(step), b.records(step), rounding)
+        for step in progress(sorted(mine & theirs))
+    ]
+    return Comparison(a.name, b.name, steps, sorted(mine - theirs), sorted(theirs - mine))
+
+
+def _steps_in(directory: Path) -> list[int]:
+    return steps_among(folder_names(directory))
+
+
+def _of_output(path: Path) -> Path | None:
+    """The records of the job whose summary is in a Hydra output directory."""
+    try:
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        recorded = summary["stages"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(recorded, str):
+        return None
+    if not has_records(Path(recorded)):
+        raise NoSuchPlaceError(
+            "the records of this job are gone", str(path), f"they were in {recorded}"
+        )
+    return Path(recorded)
+
+
+def _jobs(path: Path) -> list[Path]:
+    """The jobs with records in a dump_dir, or those of one run in it, the newest last."""
+    run = path if shape_of(path.name) else None
+    dump_dir = path if run is None else path.parent.parent
+    folder = dump_dir / STAGES
+    if not folder.is_dir():
+        return []
+    # The name of a job begins with the time of its start.
+    jobs = sorted(job for job in folder.iterdir() if job.is_dir() and has_records(job))
+    if run is None:
+        return jobs
+    name = str(run.relative_to(dump_dir))
+    return [
+        job for job in jobs if any(event.run == name for event in read_events(dump_dir, job.name))
+    ]

@@ -1,0 +1,200 @@
+"""The whole comparison, and its verdict: the stage at which two jobs first differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from rlskip._human import number
+from rlskip.compare.results import (
+    DIFFERS,
+    EQUAL,
+    MASK,
+    ROLLOUTS,
+    ROUNDING,
+    UNPAIRED,
+    Place,
+    StageResult,
+    StepResult,
+)
+from rlskip.config.steps import compact
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@attrs.frozen
+class Comparison:
+    """Two jobs compared.
+
+    Parameters
+    ----------
+    a, b
+        What the user calls them.
+    steps
+        The steps that both recorded, ascending.
+    only_a, only_b
+        Steps that only one of them recorded.
+    """
+
+    a: str
+    b: str
+    steps: list[StepResult]
+    only_a: list[int]
+    only_b: list[int]
+
+    @property
+    def stages(self) -> list[StageResult]:
+        """In the order in which A recorded them; each follows from those before it."""
+        return [
+            stage for step in self.steps for stage in sorted(step.stages, key=lambda one: one.order)
+        ]
+
+    @property
+    def first(self) -> StageResult | None:
+        """The first stage that differs beyond rounding; None where none does."""
+        return next((stage for stage in self.stages if stage.state == DIFFERS), None)
+
+    @property
+    def follow(self) -> set[tuple[int, str]]:
+        """The stages, by step and name, that come after the first that differs, and differ too."""
+        names = [(one.step, one.stage) for one in self.stages if one.state != EQUAL]
+        if self.first is None:
+            return set()
+        return set(names[names.index((self.first.step, self.first.stage)) + 1 :])
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both recorded the same, up to rounding, and nothing that the other lacks."""
+        incomparable = any(stage.state == UNPAIRED for stage in self.stages)
+        alone = any(step.only_a or step.only_b for step in self.steps)
+        return not (self.first or incomparable or alone or self.only_a or self.only_b)
+
+    def verdict(self, decode: Decode | None = None) -> str:
+        """One sentence: what differs first, where, and both values.
+
+        Parameters
+        ----------
+        decode
+            Makes text of tokens, to show those around the one that differs.
+        """
+        first = self.first
+        if first is None:
+            return self._verdict_of_equals()
+        where = f"at step {first.step}"
+        if first.stage == ROLLOUTS:
+            said = f"the rollouts differ first, {where}: {first.note}"
+        elif first.stage == MASK:
+            said = f"the masks of {first.off} rows differ first, {where}: {first.note}"
+        else:
+            said = f"{first.stage} differs first, {where}"
+            said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
+            said += f" ({first.note})" if first.note else ""
+        said += _words(first.at, decode) if first.at is not None else ""
+        before = self._before(first)
+        return f"{said}; {before}" if before else said
+
+    def _before(self, first: StageResult) -> str:
+        """What was recorded just before the first difference, which is equal."""
+        earlier = [
+            stage
+            for stage in self.stages[: self.stages.index(first)]
+            if stage.stage not in (ROLLOUTS, MASK) and stage.state in (EQUAL, ROUNDING)
+        ]
+        if not earlier:
+            return "" if first.stage == ROLLOUTS else "the rollouts are equal"
+        last = earlier[-1]
+        at = "" if last.step == first.step else f" of step {last.step}"
+        return f"everything before it is equal, up to {last.stage}{at}" + (
+            "" if last.state == EQUAL else " (within rounding)"
+        )
+
+    def _verdict_of_equals(self) -> str:
+        steps = compact([step.step for step in self.steps])
+        compared = len({stage.stage for stage in self.stages} - {ROLLOUTS, MASK})
+        named = f"{compared} stages of steps {steps}"
+        rounded = [stage for stage in self.stages if stage.state == ROUNDING]
+        if rounded:
+            first = rounded[0]
+            said = (
+                f"equal within rounding: {named}; {first.stage} of step {first.step} is the first "
+                f"that is not equal to the bit, by {number(first.largest)}"
+            )
+        else:
+            said = f"equal to the bit: {named}"
+        if self.is_equal:
+            return said
+        return f"what both recorded is {said}; not everything could be compared"
+
+
+def _words(at: Place, decode: Decode | None) -> str:
+    said = ""
+    if at.row is not None:
+        said += f", row ({at.row})"
+    if at.token is not None:
+        said += f", token {at.token}"
+    if at.a is not None or at.b is not None:
+        what = f"{at.what} " if at.what else ""
+        said += f": {what}{shown(at.a)} in A, {shown(at.b)} in B"
+    if at.around is not None:
+        said += f", within {in_context(*at.around, decode)}"
+    return said
+
+
+def in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
+    """The tokens, the one at `at` between brackets; as text where they can be decoded."""
+
+    def text(some: Sequence[int]) -> str:
+        return decode(some) if decode is not None else " ".join(map(str, some))
+
+    gap = "" if decode is not None else " "
+    parts = (text(tokens[:at]), f"[{text(tokens[at : at + 1])}]", text(tokens[at + 1 :]))
+    joined = gap.join(part for part in parts if part)
+    return repr(joined) if decode is not None else joined
+
+
+def shown(value: Any) -> str:
+    """A value with the digits that tell it from its neighbours."""
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+COLUMNS = (">step", "stage", ">compared", ">differ", ">largest", "result")
+
+
+def table_of(found: Comparison, limit: int) -> list[tuple[str, ...]]:
+    """The cells of :data:`COLUMNS` for at most `limit` stages, around the first difference."""
+    stages, follow = found.stages, found.follow
+    at = 0 if found.first is None else stages.index(found.first)
+    start = max(0, min(at - limit // 2, len(stages) - limit))
+    return [
+        (
+            str(one.step),
+            one.stage,
+            f"{one.compared} {one.unit}",
+            str(one.off or ""),
+            number(one.largest) if one.largest else "",
+            _result(one, (one.step, one.stage) in follow),
+        )
+        for one in stages[start : start + limit]
+    ]
+
+
+def only_one_has(found: Comparison) -> list[str]:
+    """A line for each kind of thing that only one side recorded."""
+    lines = []
+    for side, attribute in (("A", "only_a"), ("B", "only_b")):
+        names = {stage for step in found.steps for stage in getattr(step, attribute)}
+        if names:
+            lines.append(f"only {side} recorded {', '.join(sorted(names))}")
+        if steps := getattr(found, attribute):
+            lines.append(f"only {side} recorded steps {compact(steps)}")
+    return lines
+
+
+def _result(stage: StageResult, follows: bool) -> str:
+    words = "equal to the bit" if stage.state == EQUAL else stage.state
+    words += ", follows" if follows else ""
+    return f"{words}: {stage.note}" if stage.note else words

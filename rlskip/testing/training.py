@@ -1,0 +1,59 @@
+"""A training against a golden one, stage by stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.sides import compare_jobs, find_side
+from rlskip.compare.verdict import COLUMNS, Comparison, only_one_has, table_of
+from rlskip.config.steps import Steps
+
+_LINES = 40
+
+
+def assert_same_training(
+    golden: str | Path,
+    run: str | Path,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    steps: str = "all",
+) -> None:
+    """Assert that a run computed what a golden run did, at each stage that either recorded.
+
+    Parameters
+    ----------
+    golden, run
+        What ``rlskip compare`` takes: the records of a job, or a Hydra output directory, for
+        example. Golden is A.
+    rtol, atol
+        ``|a - b| <= atol + rtol * max(|a|, |b|)`` is equal; without both, what rounding explains is
+        (:mod:`rlskip.compare.rounding`).
+    steps
+        The steps to compare, such as ``1-3``.
+
+    Raises
+    ------
+    AssertionError
+        Its message is the table of stages and the verdict: which stage differs first, and where.
+    RlskipError
+        There is nothing to compare.
+    """
+    a, b = (find_side(str(one), Path()) for one in (golden, run))
+    found = compare_jobs(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))
+    if not found.is_equal:
+        raise AssertionError(_as_text(found))
+
+
+def _as_text(found: Comparison) -> str:
+    rows = [tuple(name.lstrip(">") for name in COLUMNS), *table_of(found, _LINES)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if name.startswith(">") else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([found.verdict(), "", *lines, *only_one_has(found)])

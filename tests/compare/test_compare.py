@@ -1,0 +1,483 @@
+"""`rlskip compare`: rows are found wherever they are, and the first difference is named."""
+
+from __future__ import annotations
+
+import gc
+import math
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rlskip as package
+from rlskip import stages
+from rlskip.compare.mismatch import mismatch
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.sides import Side, compare_jobs
+from rlskip.compare.verdict import Comparison
+from rlskip.config.record import read_record
+from rlskip.config.steps import Steps
+from rlskip.format.buffer_pool import pool
+from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.runs.on_disk import Dump
+from rlskip.stages.digest import MOMENTS
+from rlskip.testing import assert_same_training
+
+Batch = dict[str, torch.Tensor]
+N, PROMPT, RESPONSE = 12, 3, 6
+
+
+def rows(step: int = 1) -> Batch:
+    """Rows of 4 prompts, three sessions each; row i has 1 + i % 6 tokens."""
+    made = torch.Generator().manual_seed(step)
+    real = torch.arange(RESPONSE) <= (torch.arange(N) % RESPONSE)[:, None]
+    prompts = torch.randint(1, 90, (4, PROMPT), generator=made).repeat_interleave(3, 0)
+    responses = torch.randint(1, 90, (N, RESPONSE), generator=made)
+    return {
+        "prompts": prompts,
+        "responses": torch.where(real, responses, 0),
+        "attention_mask": torch.cat([torch.ones_like(prompts), real], 1),
+        "response_mask": real.long(),
+        "session": torch.arange(3).repeat(4),
+    }
+
+
+def log_probs(step: int = 1) -> torch.Tensor:
+    return -torch.rand(N, RESPONSE, generator=torch.Generator().manual_seed(step + 100))
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Side]]:
+    """``job(name, body)``: records what ``body(step)`` does at two steps."""
+
+    def make(name: str, body: Callable[[int], object], steps: Any = (1, 2), **keys: Any) -> Side:
+        monkeypatch.setenv(JOB_VARIABLE, name)
+        now = [0]
+        node = {"enable": True, "dump_dir": str(tmp_path), **keys}
+        stages.start(read_record({"record": node}), lambda: now[0])
+        for now[0] in steps:
+            body(now[0])
+        stages.stop()
+        return Side(name, tmp_path / "stages" / name)
+
+    yield make
+    stages.stop()
+
+
+def compared(a: Side, b: Side, **tolerance: float) -> Comparison:
+    return compare_jobs(a, b, Rounding(**tolerance), Steps.parse("all"))
+
+
+def train(step: int, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> None:
+    batch, values = rows(step), log_probs(step)
+    package.record("advantages", values.sum(1), rows=batch)
+    package.record("log_probs", change(values) if step == 2 else values, rows=batch)
+    package.record("loss", change(values).mean() if step == 2 else values.mean())
+
+
+def moved(step: int, *, parts: int = 1, pad: int = 0, by: str = "response") -> None:
+    """What `train` records, with the rows in another order, other batches and other padding."""
+    batch, values = rows(step), log_probs(step)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(3))
+    package.record("advantages", values.sum(1)[order], rows={k: v[order] for k, v in batch.items()})
+    for pick in order.split(N // parts):
+        some = {k: v[pick] for k, v in batch.items()}
+        value = values[pick]
+        if pad:
+            value = torch.nn.functional.pad(value, (0, pad), value=7.0)
+            for name in ("responses", "attention_mask", "response_mask"):
+                some[name] = torch.nn.functional.pad(some[name], (0, pad))
+        if by == "sampled":
+            value = value[some["response_mask"].bool()]
+        package.record("log_probs", value, rows=some)
+    package.record("loss", values.mean())
+
+
+@pytest.mark.parametrize("values", ["all", "digest"])
+@pytest.mark.parametrize(
+    "how", [{}, {"parts": 4}, {"pad": 5}, {"parts": 3, "pad": 1, "by": "sampled"}]
+)
+def test_moved_rows_are_the_same_rows(
+    job: Callable[..., Side], how: dict[str, Any], values: str
+) -> None:
+    a = job("a", train, values=values)
+    b = job("b", lambda step: moved(step, **how), values=values)
+    found = compared(a, b)
+    assert found.is_equal, found.verdict()
+    assert {(one.stage, one.state) for one in found.stages} == {
+        (stage, "equal") for stage in ("rollouts", "mask", "advantages", "log_probs", "loss")
+    }
+    assert found.verdict() == "equal to the bit: 3 stages of steps 1,2"
+
+
+def planted(at: tuple[int, int], value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(values: torch.Tensor) -> torch.Tensor:
+        values = values.clone()
+        values[at] = value
+        return values
+
+    return change
+
+
+def test_the_first_difference_is_named_with_row_token_and_values(
+    job: Callable[..., Side],
+) -> None:
+    a, b = job("a", train), job("b", lambda step: train(step, planted((5, 3), math.nan)))
+    found = compared(a, b)
+    first = found.first
+    assert first is not None
+    assert (first.step, first.stage, first.off, first.largest) == (2, "log_probs", 1, math.inf)
+    assert first.at is not None
+    assert first.at.row is not None
+    assert (first.at.row.session, first.at.entry, first.at.token) == (2, 3, PROMPT + 3)
+    assert (first.at.a, math.isnan(first.at.b)) == (log_probs(2)[5, 3].item(), True)
+    around, at = first.at.around or ([], 0)
+    assert around[at] == rows(2)["responses"][5, 3].item()
+    assert found.follow == {(2, "loss")}
+    assert "log_probs differs first, at step 2: in 1 of 12 rows" in found.verdict()
+    assert "everything before it is equal, up to advantages" in found.verdict()
+
+
+def test_digests_name_the_row(job: Callable[..., Side]) -> None:
+    a, b = (
+        job(name, lambda step, v=value: train(step, planted((4, 1), v)), values="digest")
+        for name, value in (("a", -0.5), ("b", -0.75))
+    )
+    first = compared(a, b).first
+    assert first is not None
+    assert first.at is not None
+    assert (first.stage, first.off, first.at.token) == ("log_probs", 1, None)
+    assert first.at.what in MOMENTS
+    assert first.at.row is not None
+    assert first.at.row.session == 1
+
+
+@pytest.mark.parametrize(
+    ("relative", "state", "equal"),
+    [(0.0, "equal", True), (3e-7, "within rounding", True), (3e-4, "differs", False)],
+)
+def test_rounding(job: Callable[..., Side], relative: float, state: str, equal: bool) -> None:
+    a = job("a", train)
+    b = job("b", lambda step: train(step, lambda values: values * (1 + relative)))
+    found = compared(a, b)
+    (one,) = [s for s in found.stages if (s.step, s.stage) == (2, "log_probs")]
+    assert (one.state, found.is_equal) == (state, equal)
+    assert compared(a, b, rtol=1e-3).is_equal
+    assert compared(a, b, rtol=0.0).is_equal is (relative == 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_float32"),
+    [
+        (float, True),
+        (np.float64, True),
+        (np.float32, True),
+        (torch.tensor, True),
+        (lambda value: [value, value], True),
+        (lambda value: np.array(value, np.float64), False),
+        (lambda value: torch.tensor(value, dtype=torch.float64), False),
+        (lambda value: np.full(2, value), False),
+        (lambda value: round(value * 1e7), False),
+    ],
+)
+def test_a_number_of_unknown_precision_counts_as_float32(
+    job: Callable[..., Side], kind: Callable[[float], Any], is_float32: bool
+) -> None:
+    """A trainer's metric was a float32 tensor before it was a Python float."""
+    value = float(np.float32(244.8))
+    a, b, other = (
+        job(name, lambda step, by=by: package.record("metric", kind(value * by)))
+        for name, by in (("a", 1.0), ("b", 1 + 2**-23), ("other", 1 + 1e-5))
+    )
+    states = {one.state for one in compared(a, b).stages}
+    assert states == {"within rounding" if is_float32 else "differs"}
+    assert {one.state for one in compared(a, other).stages} == {"differs"}
+
+
+def test_another_dtype_is_judged_by_the_finer_one(job: Callable[..., Side]) -> None:
+    a, b = job("a", train), job("b", lambda step: train(step, torch.Tensor.bfloat16))
+    first = compared(a, b).first
+    assert first is not None
+    assert (first.stage, first.dtypes) == ("log_probs", ("float32", "bfloat16"))
+    both = [job(n, lambda step: train(step, torch.Tensor.bfloat16)) for n in ("c", "d")]
+    assert compared(*both).is_equal
+
+
+def test_rollouts_come_first(job: Callable[..., Side]) -> None:
+    def other(step: int) -> None:
+        batch = rows(step)
+        if step == 2:
+            batch["responses"][4, 2] = 99
+        package.record("advantages", torch.zeros(N), rows=batch)
+
+    a, b = job("a", lambda step: train(step)), job("b", other)
+    found = compared(a, b)
+    first = next(one for one in found.stages if one.step == 2)
+    assert (first.stage, first.off, first.note) == (
+        "rollouts", 1, "1 rows only in A, 1 only in B",
+    )  # fmt: skip
+    assert first.at is not None
+    assert (first.at.token, first.at.b) == (PROMPT + 2, 99)
+
+
+def test_a_shifted_mask_is_named_before_what_follows(job: Callable[..., Side]) -> None:
+    def shifted(step: int) -> None:
+        batch = rows(step)
+        batch["response_mask"] = batch["response_mask"].roll(1, 1)
+        package.record("advantages", log_probs(step).sum(1), rows=batch)
+
+    found = compared(job("a", train), job("b", shifted))
+    first = found.first
+    assert first is not None
+    assert (first.step, first.stage) == (1, "mask")
+    assert first.at is not None
+    assert first.at.token == PROMPT
+
+
+def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
+    def more(step: int) -> None:
+        train(step)
+        package.record("kl", 0.1)
+
+    found = compared(job("a", train, steps=[1, 2, 3]), job("b", more))
+    assert (found.only_a, found.only_b, found.steps[0].only_b) == ([3], [], ["kl"])
+    assert (found.first, found.is_equal) == (None, False)
+    assert "not everything could be compared" in found.verdict()
+
+
+def test_numbers_of_other_batches_cannot_be_compared(job: Callable[..., Side]) -> None:
+    def losses(count: int) -> Callable[[int], None]:
+        return lambda step: [package.record("loss", 1.0) for _ in range(count)] and None
+
+    found = compared(job("a", losses(2)), job("b", losses(4)))
+    assert [one.state for one in found.stages] == ["not comparable"] * 2
+    assert not found.is_equal
+
+
+def test_memory_does_not_grow_with_the_steps(job: Callable[..., Side]) -> None:
+    """What a step needs is released without the garbage collector, which runs rarely."""
+    size, width = 32, 512
+
+    def body(step: int, change: float) -> None:
+        made = torch.Generator().manual_seed(step)
+        batch = {
+            "prompts": torch.randint(1, 90, (size, 4), generator=made),
+            "responses": torch.randint(1, 90, (size, width), generator=made),
+            "response_mask": torch.ones(size, width, dtype=torch.long),
+        }
+        values = torch.randn(size, width, generator=made) + change
+        package.record("log_probs", values, rows=batch)
+        package.record("advantages", values.sum(1), rows=batch)
+        package.record("hidden", values)
+        package.record("loss", values.mean())
+
+    many = range(1, 101)
+    a, b = (
+        job(name, lambda step, by=by: body(step, by), steps=many)
+        for name, by in (("a", 0.0), ("b", 0.5))
+    )
+
+    def peak(steps: str) -> int:
+        pool.clear()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            found = compare_jobs(a, b, Rounding(), Steps.parse(steps))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            assert found.first is not None
+
+    gc.disable()
+    try:
+        peak("1-2")  # what is imported and made once
+        few, all_of_them = peak("1-10"), peak("1-100")
+    finally:
+        gc.enable()
+    # What was found of 90 more steps is kept, and none of their values, which are 20 times as much.
+    a_value = 4 * size * width
+    assert all_of_them - few < 9 * a_value, (few, all_of_them)
+
+
+def test_what_differs_first_within_a_step_is_the_first_record(job: Callable[..., Side]) -> None:
+    """Mini-batches alternate: the second log-probs come before the second loss."""
+
+    def epochs(change: float) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            for epoch in range(2):
+                package.record("log_probs", log_probs() + change * epoch, rows=rows())
+                package.record("loss", 1.0 + change * epoch)
+                package.record("grad_norm", 1.0)
+
+        return body
+
+    found = compared(job("a", epochs(0.0), steps=[1]), job("b", epochs(0.5), steps=[1]))
+    assert found.first is not None
+    assert (found.first.stage, found.first.order, found.first.off) == ("log_probs", 3, N)
+
+
+def test_rows_with_equal_tokens_are_told_by_their_sessions(job: Callable[..., Side]) -> None:
+    def twins(order: list[int]) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            batch = {k: v[:1].repeat(3, 1) if v.dim() > 1 else v[:3] for k, v in rows().items()}
+            some = {k: v[order] for k, v in batch.items()}
+            package.record("advantages", torch.tensor([1.0, 2.0, 3.0])[order], rows=some)
+
+        return body
+
+    assert compared(job("a", twins([0, 1, 2])), job("b", twins([2, 0, 1]))).is_equal
+
+
+def test_in_a_test_the_failure_is_the_table(job: Callable[..., Side]) -> None:
+    a, b = job("a", train), job("b", lambda step: train(step, lambda values: values + 1))
+    assert_same_training(a.directory, a.directory)
+    assert_same_training(a.directory, b.directory, atol=1.1)
+    with pytest.raises(AssertionError) as caught:
+        assert_same_training(a.directory, b.directory)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("log_probs differs first, at step 2")
+    assert any(line.split()[:2] == ["2", "log_probs"] for line in lines)
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["job", "path", "dump_dir", "output"])
+def test_what_a_side_may_be(
+    job: Callable[..., Side], rlskip: Any, tmp_path: Path, name: str
+) -> None:
+    a, b = job("20260101-a", train), job("20260102-b", train)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rlskip_summary.json").write_text(f'{{"stages": "{b.directory}"}}')
+    given = {"job": b.name, "path": b.directory, "dump_dir": tmp_path, "output": tmp_path / "out"}
+    answer = rlskip("compare", a.name, given[name], "-d", tmp_path)
+    assert answer.code == 0, answer.err
+    assert "Equal to the bit: 3 stages of steps 1,2" in answer.out
+    # A long path wraps the line in any place.
+    assert ("job20260102-b,thenewestof2" in "".join(answer.out.split())) == (name == "dump_dir")
+
+
+def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
+    job("a", train)
+    b = job("b", lambda step: train(step, lambda values: values + 1))
+    where = ("-d", tmp_path)
+    assert rlskip("compare", "a", "a", *where).code == 0
+    assert rlskip("compare", "a", "b", *where).code == 1
+    assert rlskip("compare", "a", "b", *where, "--steps", "1").code == 0
+    assert rlskip("compare", "a", "b", *where, "--atol", "2").code == 0
+    assert rlskip("compare", "a", "c", *where).code == 2
+    assert rlskip("compare", "a", "b", *where, "--steps", "7").code == 2
+    (damaged,) = (b.directory / "2").glob("*/gen_batch.dp")
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    assert rlskip("compare", "a", "b", *where).code == 2
+    data = rlskip("compare", "a", "b", *where, "--steps", "1", "--json").json
+    assert (data["equal"], data["first"]) == (True, None)
+    assert data["steps"][0]["stages"][0]["stage"] == "rollouts"
+
+
+def test_records_are_no_runs(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
+    job("a", train)
+    assert rlskip("ls", tmp_path, "--json").json == []
+
+
+# -- the engine against the trainer ----------------------------------------------------------------
+
+
+def test_one_run_tells_how_far_the_engine_is_from_the_trainer(
+    job: Callable[..., Side], rlskip: Any, tmp_path: Path
+) -> None:
+    gap = torch.zeros(N, RESPONSE)
+    gap[:, 0] = 0.25
+    gap[4, 3] = -2.0  # row 4 has five tokens
+
+    def body(step: int) -> None:
+        package.record("engine_log_probs", log_probs(), rows=rows())
+        order = torch.arange(N).flip(0)
+        moved = {name: column[order] for name, column in rows().items()}
+        package.record("old_log_probs", (log_probs() + gap)[order], rows=moved)
+
+    job("run", body)
+    data = rlskip("compare", "run", "-d", tmp_path, "--json").json
+    assert [one["step"] for one in data["steps"]] == [1, 2]
+    found = data["steps"][0]
+    tokens = int(rows()["response_mask"].sum())
+    figures = found["all"]
+    assert figures["tokens"] == tokens
+    assert figures["largest"] == pytest.approx(2.0, abs=1e-6)
+    assert figures["mean"] == pytest.approx((0.25 * N + 2.0) / tokens, rel=1e-5)
+    kl = (N * (math.expm1(0.25) - 0.25) + math.expm1(-2.0) + 2.0) / tokens
+    assert figures["kl"] == pytest.approx(kl, rel=1e-5)
+    assert figures["beyond"] == pytest.approx(1 / tokens)
+    worst = found["worst"][0]
+    assert (worst["token"], worst["row"]["session"]) == (PROMPT + 3, 1)
+    around, at = worst["around"]
+    assert around[at] == rows()["responses"][4, 3].item()
+    assert sum(part["tokens"] for part in found["by_position"]) == tokens
+
+    shown = rlskip("compare", "run", "-d", tmp_path)
+    assert shown.code == 0
+    assert "old_log_probs minus engine_log_probs" in shown.out
+
+
+def test_the_tokens_of_a_step_are_read_once(
+    job: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(step: int) -> None:
+        package.record("engine_log_probs", log_probs(), rows=rows())
+        package.record("old_log_probs", log_probs() + 1, rows=rows())
+
+    records = job("run", body).records(1)
+    load, read = Dump.load, list[str]()
+
+    def counted(dump: Dump, **options: Any) -> Any:
+        read.extend(options["fields"])
+        return load(dump, **options)
+
+    monkeypatch.setattr(Dump, "load", counted)
+    assert mismatch(1, records) is not None
+    assert read.count("rows.tokens") == 1
+
+
+def test_a_run_without_the_engines_log_probs_is_refused(
+    job: Callable[..., Side], rlskip: Any, tmp_path: Path
+) -> None:
+    job("run", train)
+    answer = rlskip("compare", "run", "-d", tmp_path)
+    assert answer.code == 2
+    assert "no step recorded engine_log_probs" in answer.err
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_one_value_a_row_is_compared_with_one_a_token(
+    job: Callable[..., Side], swapped: bool
+) -> None:
+    """TRL has one advantage a row, verl one for each token; a reward is on the last token."""
+    batch, one = rows(), torch.arange(N) / 7
+    real = batch["response_mask"]
+    last = real * (real.cumsum(1) == real.sum(1, keepdim=True))
+
+    def by_row(step: int) -> None:
+        package.record("advantages", one, rows=batch)
+        package.record("rewards", one[:, None], rows=batch)
+        package.record("other", one, rows=batch)
+
+    def by_token(step: int) -> None:
+        package.record("advantages", one[:, None] * real, rows=batch)
+        package.record("rewards", one[:, None] * last, rows=batch)
+        package.record("other", (one[:, None] + (torch.arange(N) == 7)[:, None]) * real, rows=batch)
+
+    bodies = [by_row, by_token][:: -1 if swapped else 1]
+    found = compared(job("a", bodies[0], steps=[1]), job("b", bodies[1], steps=[1]))
+    states = {one.stage: one.state for one in found.stages}
+    assert (states["advantages"], states["rewards"], states["other"]) == (
+        "equal",
+        "equal",
+        "differs",
+    )
+    assert found.first is not None
+    assert (found.first.off, found.first.largest) == (1, pytest.approx(1.0))
+    assert "one a token on the other" in found.first.note
