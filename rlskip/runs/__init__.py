@@ -1,1 +1,1 @@
-"""What is below a dump_dir: runs, steps, dumps, their rows as trajectories, and counts."""
+"""What is below a dump_dir: runs, steps and calls, and their rollouts as rows, sessions, groups."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.runs.counts import Counts
-from rlskip.runs.trajectories import Columns, plain, trajectories_of, values
+from rlskip.runs.columns import Columns, plain, values
+from rlskip.runs.rollouts import Rollouts
 
 
 @attrs.frozen
@@ -75,7 +75,7 @@ class _Session:
 
 
 def compare(
-    a: Sequence[Columns], b: Sequence[Columns], step: int, tolerance: float
+    a: Sequence[Rollouts], b: Sequence[Rollouts], step: int, tolerance: float
 ) -> tuple[list[Difference], StepTally]:
     """The sessions that differ.
 
@@ -117,24 +117,23 @@ def compare(
     )
 
 
-def _sessions(parts: Sequence[Columns]) -> list[_Session]:
+def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
     found: list[_Session] = []
     for call, part in enumerate(parts):
-        counts, rows = Counts.of(part), trajectories_of(part)
-        cells = [] if rows else _cells(part)
-        for one, reward in zip(counts.sessions, counts.rewards, strict=True):
-            turns = [rows[i] for i in one.rows] if rows else []
-            log_probs = [p for turn in turns for p in turn.log_probs or ()]
-            has_log_probs = any(turn.log_probs is not None for turn in turns)
+        cells = [] if part.has_tokens else _cells(part.columns)
+        for one in part.sessions:
+            turns = one.turns if part.has_tokens else []
+            log_probs = [p for turn in turns for p in turn["log_probs"] or ()]
+            has_log_probs = any(turn["log_probs"] is not None for turn in turns)
             found.append(
                 _Session(
                     place=len(found),
                     call=call,
                     group=one.group,
-                    reward=reward,
-                    prompts=[turn.prompt for turn in turns],
-                    response=[token for turn in turns for token in turn.response],
-                    mask=[flag for turn in turns for flag in turn.mask or ()],
+                    reward=one.reward,
+                    prompts=[turn["prompt"] or [] for turn in turns],
+                    response=[token for turn in turns for token in turn["response"]],
+                    mask=[flag for turn in turns for flag in turn["mask"] or ()],
                     log_probs=log_probs if has_log_probs else None,
                     cells=[cells[i] for i in one.rows] if cells else [],
                 )

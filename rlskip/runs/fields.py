@@ -9,7 +9,10 @@ import attrs
 import numpy as np
 
 from rlskip.batch.tables import Ragged
-from rlskip.runs.trajectories import Column, Padded, values
+from rlskip.runs.columns import Column, Columns, values
+from rlskip.runs.tokens import without_padding
+
+_NO_FIGURES: dict[str, Any] = {"min": None, "mean": None, "max": None, "note": ""}
 
 
 @attrs.frozen
@@ -29,11 +32,19 @@ class Field:
     note: str = ""
 
 
+def fields_of(columns: Columns) -> list[Field]:
+    """The field that each column is."""
+    found = []
+    for name, column in columns.columns.items():
+        field, real = describe(name, column), without_padding(columns, name)
+        if real is not None:
+            field = attrs.evolve(field, **_NO_FIGURES | _figures(real))
+        found.append(field)
+    return found
+
+
 def describe(name: str, column: Column) -> Field:
-    """The field that a column is."""
-    if isinstance(column, Padded):
-        whole, figures = describe(name, column.column), _figures(column.values.reshape(-1))
-        return Field(name, whole.kind, whole.shape, whole.dtype, **figures)
+    """The field that a column is, padding included."""
     if isinstance(column, Ragged):
         lengths = [len(part) if part.ndim else 1 for part in column]
         flat = np.concatenate([part.reshape(-1) for part in column] or [np.empty(0)])

@@ -7,7 +7,8 @@ from typing import TypeVar
 import attrs
 
 from rlskip.jobs.records import StepTallies, Tally
-from rlskip.runs.on_disk import Dump, Run
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.opened import Run
 
 Line = TypeVar("Line", "RunLine", "StepLine")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from rlskip.runs.on_disk import Run
+from rlskip.runs.opened import Run
 from rlskip.store import commit
 from rlskip.store.layout import as_step, journaled_step
 from rlskip.store.retention import Written

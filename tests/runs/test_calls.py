@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.cli.diff import diff
 from rlskip.cli.ls import ls
+from rlskip.cli.rollouts import compare_rollouts
 from rlskip.jobs.records import Recorder
-from rlskip.runs.on_disk import Run, Selection, find_target
+from rlskip.runs.find import find_target
+from rlskip.runs.opened import Run
 from rlskip.runs.pruning import choose, remove
 from rlskip.store import StepStore
 
@@ -92,6 +93,6 @@ def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
         changed = rows(number)
         changed["responses"][0, 1] += number == 1
         other.save(2, changed, part=number or None)
-    a, b = Selection(run, 2), Selection(Run(other.directory), 2)
-    (found,) = diff(a, b, tolerance=0.0, limit=9).data["differences"]
+    a, b = run[2], Run(other.directory)[2]
+    (found,) = compare_rollouts(a, b, tolerance=0.0, limit=9).data["differences"]
     assert (found["step"], found["call"], found["token"]) == (2, 1, 1)

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
+from rlskip.runs.columns import rollout_columns
 from rlskip.runs.compare import Difference, compare
-from rlskip.runs.trajectories import rollout_columns
+from rlskip.runs.rollouts import Rollouts
 from rlskip.store import StepStore
 
 
 def test_diff_says_from_which_token_on(rlskip: Any, dumps: Path) -> None:
-    said = rlskip("diff", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny", "--json")
+    said = rlskip("compare", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny", "--json")
     assert said.code == 1
     (found,) = said.json["differences"]
     assert [one["same"] for one in said.json["steps"]] == [8, 7, 8]
     assert [one["same_groups"] for one in said.json["steps"]] == [4, 3, 4]
     assert (found["step"], found["a"], found["b"], found["token"]) == (2, 7, 7, 3)
     assert (found["log_prob"], found["reward"]) == (None, None)
-    same = rlskip("diff", 1, 1, "-d", dumps / "grpo_tiny")
+    same = rlskip("compare", 1, 1, "-d", dumps / "grpo_tiny")
     assert same.code == 0
     assert "no difference" in same.out
 
@@ -48,25 +49,29 @@ def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_
     store.save(5, rows(completion_ids=[5, 6]))
 
     def found(a: int, b: int, *more: object) -> list[dict[str, Any]]:
-        return rlskip("diff", a, b, "-d", tmp_path, "--json", *more).json["differences"]
+        return rlskip("compare", a, b, "-d", tmp_path, "--json", *more).json["differences"]
 
     assert found(1, 2) == []
     (one,) = found(1, 3)
     assert (one["log_prob"], one["reward"], one["token"]) == (1, [1.0, 0.5], None)
     assert one["by"] == pytest.approx(0.05)
-    assert found(1, 3, "--tolerance", 0.6) == []
+    assert found(1, 3, "--atol", 0.6) == []
     assert [(one["a"], one["b"]) for one in found(1, 4)] == [(1, None), (None, 1)]
     assert [one["token"] for one in found(1, 5)] == [2]
-    out = rlskip("diff", 1, 4, "-d", tmp_path, "--limit", 1).out
+    out = rlskip("compare", 1, 4, "-d", tmp_path, "--limit", 1).out
     assert "\n1 more sessions differ: --limit" in out
 
 
 def test_diff_of_runs_names_steps_that_one_lacks(rlskip: Any, dumps: Path) -> None:
 
     shutil.rmtree(dumps / "grpo-lr2_tiny/GBS4_N2_in6_out8/3")
-    said = rlskip("diff", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny")
+    said = rlskip("compare", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny")
     assert said.code == 1
     assert "only in A: steps 3" in said.out
+
+
+def rollouts(rows: Any) -> Rollouts:
+    return Rollouts(rollout_columns(rows))
 
 
 def turns(*, response: int = 7, reward: float = 1.0, seen: int = 5, n: int = 3) -> Any:
@@ -85,7 +90,7 @@ def turns(*, response: int = 7, reward: float = 1.0, seen: int = 5, n: int = 3) 
         for turn in range(n if (group, session) == (1, 1) else 3)
         for is_last in [(group, session, turn) == (1, 1, 2)]
     ]
-    return [rollout_columns(rows)]
+    return [rollouts(rows)]
 
 
 def test_sessions_are_compared_over_their_turns() -> None:
@@ -111,7 +116,7 @@ def difference(tolerance: float = 0.0, **pair: tuple[Any, Any]) -> dict[str, Any
     for name, values in pair.items():
         for row, value in zip(rows, values, strict=True):
             row[name] = value
-    found, tally = compare(*([rollout_columns([row])] for row in rows), 1, tolerance)
+    found, tally = compare(*([rollouts([row])] for row in rows), 1, tolerance)
     assert (tally.sessions, tally.same) == (1, 1 - len(found))
     return {} if not found else {k: v for k, v in vars_of(found[0]).items() if v}
 
@@ -145,8 +150,8 @@ def test_the_largest_gap_beyond_the_tolerance_is_reported() -> None:
 
 def test_what_one_side_lacks_differs() -> None:
     (found,), _ = compare(
-        [rollout_columns([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
-        [rollout_columns([{"prompt_ids": [1], "completion_ids": [5]}])],
+        [rollouts([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
+        [rollouts([{"prompt_ids": [1], "completion_ids": [5]}])],
         1,
         0.0,
     )
@@ -165,7 +170,7 @@ def row(prompt: int, *, turn: int = 0, logprobs: list[float] | None = None) -> d
 
 
 def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
-    one, two = rollout_columns([row(1)]), rollout_columns([row(2)])
+    one, two = rollouts([row(1)]), rollouts([row(2)])
     found, tally = compare([one], [one, two], 1, 0.0)
     assert [(f.a, f.b, f.call) for f in found] == [(None, 1, 1)]
     assert (tally.sessions, tally.same, tally.prompts) == (1, 1, 1)
@@ -175,7 +180,7 @@ def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
 
 
 def test_log_probs_of_some_turns_are_compared() -> None:
-    a, b = ([rollout_columns([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
+    a, b = ([rollouts([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
     (found,), _ = compare(a, b, 1, 0.0)
     assert (found.log_prob, found.by) == (0, pytest.approx(0.3))
 
@@ -193,5 +198,5 @@ def test_steps_that_only_b_has_are_a_difference(rlskip: Any, dumps: Path) -> Non
     shutil.rmtree(dumps / "grpo-lr2_tiny")
     shutil.copytree(dumps / "grpo_tiny", dumps / "other_tiny")
     shutil.rmtree(dumps / "grpo_tiny/GBS4_N2_in6_out8/3")
-    answer = rlskip("diff", dumps / "grpo_tiny", dumps / "other_tiny", "--json")
+    answer = rlskip("compare", dumps / "grpo_tiny", dumps / "other_tiny", "--json")
     assert (answer.code, answer.json["only_in_a"], answer.json["only_in_b"]) == (1, [], [3])

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rlskip._human import size
-from rlskip.config.steps import Steps
-from rlskip.runs.on_disk import Run, compact, find_target
+from rlskip.config.steps import Steps, compact
+from rlskip.runs.find import find_target
+from rlskip.runs.opened import Run, Step
 from rlskip.store import DumpError, StepStore
 
 
@@ -44,22 +45,19 @@ def test_ls_of_a_run_lists_its_steps(rlskip: Any, run_dir: Path) -> None:
     assert said.code == 0
 
 
-def test_records_say_which_run_they_are_of(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("job")
+def test_records_say_which_run_they_are_of(rlskip: Any, tmp_path: Path) -> None:
     from rlskip import SkipManager
 
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> list[int]:
         return [10 * prompt for prompt in prompts]
 
-    monkeypatch.setenv("RLSKIP_JOB", "job")
     for name in ("one", "two", "one"):
         config = {"dump_dir": str(tmp_path / "d"), "experiment_name": name}
         SkipManager.init({"skip": {**config, "rollout": {"enable": True}}})
         SkipManager.set_step(1)
         generate([1, 2])
-    SkipManager.reset()
     hits = {
         run["run"].split("_")[0]: run["hits"] for run in rlskip("ls", tmp_path / "d", "--json").json
     }
@@ -91,7 +89,7 @@ def test_looking_at_damage_sets_nothing_aside(rlskip: Any, run_dir: Path) -> Non
     assert said.code == 2
     assert "altered" in said.err
     assert rlskip("ls", run_dir).code == 0
-    assert rlskip("diff", 1, 2, "-d", run_dir).code == 1
+    assert rlskip("compare", 1, 2, "-d", run_dir).code == 1
     assert listing(run_dir) == before
 
 
@@ -131,7 +129,7 @@ def test_a_home_directory_is_written_as_in_a_shell(
 ) -> None:
     monkeypatch.setenv("HOME", str(run_dir.parent))
     found = find_target(f"~/{run_dir.name}/2", Path("/nowhere"))
-    assert (found.run.directory, found.step) == (run_dir.resolve(), 2)
+    assert found == Step(Run(run_dir.resolve()), 2)
 
 
 def test_a_dump_is_shown_only_if_each_byte_of_it_is_sound(run_dir: Path) -> None:
@@ -141,7 +139,7 @@ def test_a_dump_is_shown_only_if_each_byte_of_it_is_sound(run_dir: Path) -> None
     data = bytearray(file.read_bytes())
     data[70] ^= 1  # the sidecar's
     file.write_bytes(data)
-    (dump,) = Run(run_dir).dumps(9)
+    (dump,) = Run(run_dir)[9].dumps()
     with pytest.raises(DumpError):
         dump.load()
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rlskip.runs.columns import rollout_columns
 from rlskip.runs.fields import describe
-from rlskip.runs.trajectories import lengths_of, rollout_columns, sessions_of
+from rlskip.runs.rollouts import Rollouts
 from rlskip.store import StepStore
 
 
 def test_show_gives_figures_and_rows(rlskip: Any, run_dir: Path) -> None:
-    (shown,) = rlskip("show", 2, "-d", run_dir, "--sessions", 2, "--json").json
+    (shown,) = rlskip("show", 2, "-d", run_dir, "--sessions", 8, "--json").json
     rollouts = StepStore(run_dir).load(2)
     fields = {field["name"]: field for field in shown["fields"]}
     assert fields["responses"]["shape"] == "8x8"
@@ -34,8 +35,10 @@ def test_show_gives_figures_and_rows(rlskip: Any, run_dir: Path) -> None:
     assert row["response"] == rollouts["responses"][1, :length].tolist(), "without the padding"
     assert len(row["log_probs"]) == length
     assert row["reward"] == float(rollouts["rm_scores"][1].sum())
-    assert len(shown["sample"]) == 2
-    assert "row 1, group s2p0, session 1, reward 1" in rlskip("show", run_dir / "2").out
+    assert [row["row"] for row in shown["sample"]] == list(range(8))
+    shown = rlskip("show", run_dir / "2", "--sessions", 5).out
+    assert "row 1, group s2p0, session 1, reward 1" in shown, "one of the best"
+    assert {f"group s2p{i}" in shown for i in range(4)} == {True}, "one of every group"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_show_takes_rollouts_of_any_shape(rlskip: Any, tmp_path: Path, rollouts:
     said = rlskip("show", 1, "-d", tmp_path)
     assert (said.code, said.err) == (0, "")
     assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["dump"] == "1"
-    assert rlskip("diff", 1, 1, "-d", tmp_path).code == 0
+    assert rlskip("compare", 1, 1, "-d", tmp_path).code == 0
     assert rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").code == 0
 
 
@@ -69,11 +72,12 @@ def test_fields_tell_lengths_and_what_is_not_finite() -> None:
 
 def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     rows = [{"uid": "u", "session_id": 0, "turn": turn} for turn in (2, 0, 1)]
-    (session,) = sessions_of(rollout_columns(rows))
+    (session,) = Rollouts(rollout_columns(rows)).sessions
     assert session.rows == [1, 2, 0]
     mask = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
     responses = np.ones((2, 5), np.int64)
-    assert lengths_of(rollout_columns({"responses": responses, "response_mask": mask})) == [3, 0]
+    padded = Rollouts(rollout_columns({"responses": responses, "response_mask": mask}))
+    assert [len(row["response"]) for row in padded] == padded.tokens.lengths == [3, 0]
 
 
 def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:

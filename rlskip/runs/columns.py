@@ -1,0 +1,145 @@
+"""Rollouts of any trainer as columns, with what each of them holds.
+
+A dump describes that (:class:`~rlskip.batch.row_fields.RowFields`); columns of a dump that does not
+have their usual names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch import columns as batches
+from rlskip.batch.row_fields import RowFields
+
+_NO_LABEL = -100
+
+QUEUE_PART = {"groups", "keys", "fields"}
+"""The keys of what role rollout_tq dumps."""
+
+Column = Any  # an array or a sequence: one value a row
+
+
+@attrs.frozen
+class Columns:
+    """Rollouts as columns of `n` values each, and `whole`: what belongs to the whole batch.
+
+    `fields` tells what the columns hold.
+    """
+
+    n: int
+    columns: Mapping[str, Column]
+    whole: Mapping[str, Any]
+    fields: RowFields
+
+    def name_of(self, what: str) -> str | None:
+        """The name of the column that holds `what` (an entry of RowFields); None without one."""
+        name = getattr(self.fields, what)
+        return name if name in self.columns else None
+
+    def of(self, what: str) -> Sequence[Any] | None:
+        """The values of the column that holds `what`, or of an entry of it; None without one."""
+        name = getattr(self.fields, what)
+        column, _, entry = (name or "").partition(".")
+        if name in self.columns:
+            return values(self.columns[name])
+        if not entry or column not in self.columns:
+            return None
+        cells = values(self.columns[column])
+        return [cell.get(entry) if isinstance(cell, Mapping) else None for cell in cells]
+
+    def array(self, what: str) -> np.ndarray | None:
+        """The column that holds `what`, if it is an array of numbers; complex ones are none."""
+        name = self.name_of(what)
+        column = None if name is None else self.columns[name]
+        return column if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else None
+
+
+def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
+    """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
+
+    The columns within a mapping that is a field have its name before theirs: ``extra.score``.
+
+    Parameters
+    ----------
+    fields
+        What the columns hold; None, for dumps that do not describe themselves: as their names are
+        usual.
+    """
+    batch, named = rollouts, batches.columns_of(rollouts)
+    whole: dict[str, Any] = {}
+    if is_queue_part(rollouts):
+        batch, whole = rollouts["fields"], {"groups": rollouts["groups"]}
+        named = {"key": rollouts["keys"], **batches.columns_of(batch)}
+    elif batches.is_data_proto(rollouts):
+        whole = {"meta_info": rollouts.meta_info}
+    elif not named and isinstance(rollouts, list | tuple):
+        named = {"value": list(rollouts)}
+    elif not named and not isinstance(rollouts, Mapping):
+        whole = {"value": rollouts}
+    n = _length_of(batch, fields)
+    columns: dict[str, Column] = {}
+    for name, column in named.items():
+        if batches.column_length(column) == n:
+            columns[str(name)] = column
+        elif _holds_columns(column, n):
+            columns |= {f"{name}.{key}": column[key] for key in column}
+        else:
+            whole.setdefault(str(name), batches.unwrapped(column))
+    return _with_masks(Columns(n, columns, whole, fields or RowFields.of(columns.keys())))
+
+
+def _length_of(batch: Any, fields: RowFields | None) -> int:
+    """How many rows there are: as many as responses, where a mapping has columns of any length."""
+    if isinstance(batch, Mapping) and fields is not None:
+        for name in (fields.response, fields.whole):
+            if name in batch and (n := batches.column_length(batch[name])) is not None:
+                return n
+    return batches.length_of(batch)
+
+
+def _holds_columns(value: Any, n: int) -> bool:
+    if not isinstance(value, dict) or not value or not n:
+        return False
+    return all(batches.column_length(column) == n for column in value.values())
+
+
+def _with_masks(columns: Columns) -> Columns:
+    """`columns` with one mask of what is not padding, and one of what was sampled.
+
+    Some trainers have the first in two parts, and labels instead of the second.
+    """
+    fields, more = columns.fields, {}
+    prompt_mask, mask = columns.array("prompt_mask"), columns.array("mask")
+    if prompt_mask is not None and mask is not None and fields.attention is None:
+        more["attention_mask"] = np.hstack([prompt_mask, mask])
+        fields = attrs.evolve(fields, attention="attention_mask")
+    labels = columns.array("labels")
+    if labels is not None and fields.mask is None:
+        more["response_mask"] = (labels != _NO_LABEL).astype(np.int64)
+        fields = attrs.evolve(fields, mask="response_mask")
+    return attrs.evolve(columns, columns={**columns.columns, **more}, fields=fields)
+
+
+def is_queue_part(rollouts: Any) -> bool:
+    """Whether `rollouts` are what role rollout_tq dumps."""
+    return isinstance(rollouts, dict) and rollouts.keys() == QUEUE_PART
+
+
+def values(column: Column) -> Sequence[Any]:
+    """One value for each row."""
+    return batches.cells_of(column) or ()
+
+
+def plain(value: Any) -> Any:
+    """A cell as plain values of Python: numbers, text, lists and dicts."""
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

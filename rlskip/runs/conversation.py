@@ -1,0 +1,130 @@
+"""A session as one conversation: its prompt, and all that followed, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+Turns = Sequence[Mapping[str, Any]]
+
+_SAID = {
+    "user": ("raw_prompt", "messages", "own_prompt", "prompt", "prompt_text", "input"),
+    "assistant": ("completions", "completion", "own_response", "response_text", "output"),
+}
+
+
+@attrs.frozen
+class Conversation:
+    """The first turn's prompt, and what followed it.
+
+    ``mask`` has for each token of the completion whether the policy sampled it; others are
+    observations between the turns. Their log-probs are None.
+    """
+
+    prompt: list[int]
+    completion: list[int]
+    mask: list[bool]
+    log_probs: list[float | None] | None
+
+    @classmethod
+    def of(cls, turns: Turns) -> Conversation | None:
+        """None if no column holds tokens.
+
+        Where a turn's prompt does not begin with the turn before it, because the context was
+        rewritten, its observations are left out; what was sampled is always there.
+        """
+        pieces = pieces_of(turns)
+        if not pieces:
+            return None
+        prompt, completion = pieces[0].added, list(pieces[0].response)
+        mask, probs = list(pieces[0].mask), list(pieces[0].log_probs)
+        for piece in pieces[1:]:
+            added = piece.added if piece.continues else []
+            completion += added + piece.response
+            mask += [False] * len(added) + piece.mask
+            probs += [None] * len(added) + piece.log_probs
+        has_log_probs = any(turn.get("log_probs") is not None for turn in turns)
+        return cls(prompt, completion, mask, probs if has_log_probs else None)
+
+
+@attrs.frozen
+class Piece:
+    """A turn of a session, without what the turn before it said.
+
+    Parameters
+    ----------
+    continues
+        Whether its prompt begins with the turn before it, prompt and response; of the first True.
+    added
+        The tokens that its prompt has beyond those: all, unless it `continues`.
+    response, mask, log_probs
+        Its response, with an entry for each token: whether the policy sampled it, and its log-prob
+        (None where none was recorded).
+    """
+
+    continues: bool
+    added: list[int]
+    response: list[int]
+    mask: list[bool]
+    log_probs: list[float | None]
+
+
+def pieces_of(turns: Turns) -> list[Piece]:
+    """The turns of a session; none if no column holds tokens."""
+    if turns[0].get("response") is None:
+        return []
+    found: list[Piece] = []
+    whole: list[int] = []
+    for turn in turns:
+        seen, response = turn.get("prompt") or [], turn["response"]
+        continues = seen[: len(whole)] == whole
+        mask = [*map(bool, turn.get("mask") or ()), *[True] * len(response)][: len(response)]
+        probs = [*(turn.get("log_probs") or ()), *[None] * len(response)][: len(response)]
+        added = seen[len(whole) :] if continues else seen
+        found.append(Piece(continues, added, response, mask, probs))
+        whole = seen + response
+    return found
+
+
+def messages_of(
+    turns: Turns, text: Callable[[Sequence[int]], str] | None
+) -> list[dict[str, Any]] | None:
+    """A session's chat messages; None where the run recorded none and no tokenizer makes text.
+
+    The first prompt's are those that the run recorded, else one message of a user. What was
+    observed between the turns is a message of a user, too, because no run says who wrote it.
+    """
+    found = _chat(recorded(turns[0], "user"), "user")
+    if found is None:
+        return None
+    before = (turns[0].get("prompt") or []) + (turns[0].get("response") or [])
+    for number, turn in enumerate(turns):
+        if number:
+            seen = turn.get("prompt") or []
+            added = seen[len(before) :] if seen[: len(before)] == before else []
+            if added and text is not None:
+                found.append({"role": "user", "content": text(added)})
+            before = seen + (turn.get("response") or [])
+        messages = _chat(recorded(turn, "assistant"), "assistant")
+        if messages is None:
+            return None
+        found += messages
+    return found
+
+
+def recorded(turn: Mapping[str, Any], role: str) -> str | list[dict[str, Any]] | None:
+    """What a turn has of the prompt (``user``) or the answer (``assistant``): text or messages."""
+    found = (turn.get(name) for name in _SAID[role])
+    return next((one for one in found if _chat(one, role)), None)
+
+
+def _chat(value: Any, role: str) -> list[dict[str, Any]] | None:
+    """A value as chat messages, text as one of `role`; None if it is anything else."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    is_chat = isinstance(value, list) and bool(value) and all(
+        isinstance(one, Mapping) and "role" in one for one in value
+    )  # fmt: skip
+    return [dict(one) for one in value] if is_chat else None

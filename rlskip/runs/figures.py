@@ -1,0 +1,228 @@
+"""What is said of a run in numbers: its sessions, counted, and the figures of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.format.dump_errors import DumpError
+from rlskip.jobs.records import StepTallies, Tally, tally_steps
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.opened import Run
+from rlskip.runs.rollouts import Rollouts
+from rlskip.store.layout import shape_of
+
+_FIELDS = ("group", "session", "turn", "reward", "response")
+QUARTILES = ("low", "median", "high")
+
+
+@attrs.frozen(eq=False)
+class Sessions:
+    """The sessions of a dump, counted: arrays with an entry for each, in the dump's order.
+
+    Parameters
+    ----------
+    groups
+        The names of the groups, in the order of their first rows.
+    group
+        Which of `groups` it belongs to, int64.
+    number
+        Among the sessions of its group, int64.
+    reward, length
+        float64; NaN where it is not known. A length is in tokens, over all turns.
+    turns
+        int64.
+    truncated
+        1 where the last response has as many tokens as the run allows, else 0; NaN where the
+        run's limit is not known.
+    """
+
+    groups: list[str]
+    group: np.ndarray
+    number: np.ndarray
+    reward: np.ndarray
+    length: np.ndarray
+    turns: np.ndarray
+    truncated: np.ndarray
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, limit: int | None) -> Sessions:
+        """Count the sessions; `limit` is the longest response of a row that the run allows."""
+        found, names = rollouts.sessions, [group.name for group in rollouts.groups]
+        numbered = {name: i for i, name in enumerate(names)}
+        lengths = rollouts.tokens.lengths
+        ends = [lengths[one.rows[-1]] if lengths else None for one in found]
+        is_cut = [None if None in (end, limit) else end >= limit for end in ends]  # type: ignore[operator]
+        return cls(
+            names,
+            np.array([numbered[one.group] for one in found], np.int64),
+            np.array([one.number for one in found], np.int64),
+            np.array([one.reward for one in found], np.float64),
+            np.array([one.length for one in found], np.float64),
+            np.array([len(one.rows) for one in found], np.int64),
+            np.array(is_cut, np.float64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def of_group(self, values: np.ndarray) -> list[np.ndarray]:
+        """The values that are known, of each group."""
+        known = np.flatnonzero(~np.isnan(values))
+        order = known[np.argsort(self.group[known], kind="stable")]
+        ends = np.bincount(self.group[known], minlength=len(self.groups)).cumsum()
+        return np.split(values[order], ends)[:-1]
+
+
+@attrs.frozen(eq=False)
+class CountedDump:
+    """A dump with its sessions; None where it cannot be read because of a `problem`."""
+
+    dump: Dump
+    sessions: Sessions | None
+    problem: str | None
+    tally: Tally
+
+
+class Counter:
+    """Counts the dumps of runs; one that has not changed since is not read again."""
+
+    def __init__(self, progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter) -> None:
+        self._progress = progress
+        self._known: dict[tuple[Any, ...], tuple[Sessions | None, str | None]] = {}
+
+    def count(self, run: Run, dumps: Sequence[Dump]) -> list[CountedDump]:
+        """Some dumps of a run, in their order."""
+        tallies = tally_steps(run.dump_dir).get(run.name, {})
+        limit = _limit(run)
+        return [
+            CountedDump(dump, *self._read(run, dump, limit), _tally(dump, tallies))
+            for dump in self._progress(dumps)
+        ]
+
+    def _read(self, run: Run, dump: Dump, limit: int | None) -> tuple[Sessions | None, str | None]:
+        key = dump.place.directory, dump.place.rank, dump.written, dump.size
+        if dump.problem is not None:
+            return None, dump.problem
+        if key not in self._known:
+            try:
+                self._known[key] = Sessions.of(run.read(dump, _FIELDS), limit), None
+            except DumpError as error:
+                self._known[key] = None, error.what
+        return self._known[key]
+
+
+def _limit(run: Run) -> int | None:
+    """The longest response that the name of the run's directory allows."""
+    shapes = filter(None, map(shape_of, (run.directory.name, run.directory.parent.name)))
+    limits = (shape["response_len"] for shape in shapes)
+    return next((int(limit) for limit in limits if limit.isdecimal()), None)
+
+
+def _tally(dump: Dump, tallies: StepTallies) -> Tally:
+    """Each event once: a call's at the first rank's shard, a step's at the first call."""
+    parts = [] if dump.place.rank else [dump.call] if dump.call else [0, None]
+    return sum((tallies.get((dump.step, part), Tally()) for part in parts), Tally())
+
+
+# -- the figures of steps and groups -------------------------------------------------------------
+
+
+def by_step(counted: Sequence[CountedDump]) -> Iterator[tuple[int, list[CountedDump]]]:
+    for step, dumps in groupby(counted, lambda one: one.dump.step):
+        yield step, list(dumps)
+
+
+def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:
+    """The figures of a step, over the sessions or the groups of all its dumps; None: not known.
+
+    ``reward`` and ``length`` are means, with the quartiles ``reward_low``, ``_median``, ``_high``;
+    ``pass_1`` is the share of sessions with a reward of at least `success`, as the mean of the
+    groups; ``pass_k`` the share of groups with such a session; ``no_signal`` the share of groups
+    with several sessions, all of one reward; ``truncated`` a share of the sessions; ``seconds`` the
+    time that generating took.
+    """
+    known = [one.sessions for one in dumps if one.sessions is not None]
+    rewards, lengths, turns, truncated = (
+        np.concatenate([getattr(one, name) for one in known] or [np.empty(0)]).astype(np.float64)
+        for name in ("reward", "length", "turns", "truncated")
+    )
+    groups = [group for one in known for group in one.of_group(one.reward) if len(group)]
+    several = [group for group in groups if len(group) > 1]
+    seconds = [one.dump.seconds for one in dumps if one.dump.seconds is not None]
+    tally = sum((one.tally for one in dumps), Tally())
+    return {
+        "sessions": len(rewards),
+        "groups": sum(len(one.groups) for one in known),
+        **_spread("reward", rewards),
+        "pass_1": _mean([(group >= success).mean() for group in groups]),
+        "pass_k": _mean([(group >= success).any() for group in groups]),
+        "k": max(map(len, groups), default=None),
+        "no_signal": _mean([group.min() == group.max() for group in several]),
+        **_spread("length", lengths),
+        "turns": _mean(turns),
+        "truncated": _mean(truncated),
+        "seconds": sum(seconds) if seconds else None,
+        "hits": tally.hits,
+        "misses": tally.misses,
+        "saved": max(0.0, tally.seconds_saved),
+    }
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
+    values = values[~np.isnan(values)]
+    found: list[Any] = [None] * 3
+    if len(values):
+        found = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    quartiles = zip(QUARTILES, found, strict=True)
+    return {name: _mean(values), **{f"{name}_{which}": value for which, value in quartiles}}
+
+
+def _mean(values: Any) -> float | None:
+    found = np.asarray(values, np.float64)
+    found = found[~np.isnan(found)]
+    return float(found.mean()) if len(found) else None
+
+
+def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
+    """For each group its ``name``, and figures over all its sessions."""
+    return [
+        {
+            "name": name,
+            "sessions": int(count),
+            "reward": _mean(rewards),
+            "low": float(rewards.min()) if len(rewards) else None,
+            "high": float(rewards.max()) if len(rewards) else None,
+            "length": _mean(lengths),
+        }
+        for name, count, rewards, lengths in zip(
+            sessions.groups,
+            np.bincount(sessions.group, minlength=len(sessions.groups)),
+            sessions.of_group(sessions.reward),
+            sessions.of_group(sessions.length),
+            strict=True,
+        )
+    ]
+
+
+# -- which sessions are shown --------------------------------------------------------------------
+
+
+def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
+    """The indices of sessions, the first to be shown first; always the same for the same sessions.
+
+    A random one of each group comes first, then in turn one of the best, of the worst and of all.
+    """
+    drawn = np.random.default_rng(0).permutation(len(group))
+    _, first = np.unique(group[drawn], return_index=True)
+    rewarded = drawn[~np.isnan(reward[drawn])]
+    worst = rewarded[np.argsort(reward[rewarded], kind="stable")]
+    in_turn = np.stack([worst[::-1], worst, drawn[: len(worst)]], axis=1).reshape(-1)
+    every = np.concatenate([drawn[np.sort(first)], in_turn, drawn])
+    _, at = np.unique(every, return_index=True)
+    ordered: np.ndarray = every[np.sort(at)]
+    return ordered

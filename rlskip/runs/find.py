@@ -1,0 +1,131 @@
+"""Which runs a directory holds, and what a name on the command line means."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from rlskip.jobs.records import FOLDER
+from rlskip.runs import on_disk
+from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
+from rlskip.store.layout import STAGES, as_step
+
+if TYPE_CHECKING:
+    from rlskip.runs.rollouts import Decode
+
+
+def open(
+    path: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] | Any = None
+) -> Run | Runs:
+    """The runs below a directory, or the run whose own directory it is.
+
+    ``rlskip.open(path).run`` is a :class:`~rlskip.runs.opened.Run` for both, if there is one run.
+    Nothing of the dumps is read, no lease is taken, and no code from a dump is ever run.
+
+    Parameters
+    ----------
+    path
+        A ``skip.dump_dir``, a directory below it, or that of one run.
+    tokenizer
+        Makes text of tokens: the directory of a local tokenizer (read by transformers, without code
+        from it), or an object with a method ``decode``. Rows then have ``prompt_text`` and
+        ``response_text``, too.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        There is no such directory.
+
+    Examples
+    --------
+    >>> run = rlskip.open("dumps/grpo_tiny").run
+    >>> for row in run[1:10].iter_rows(["group", "reward"]):
+    ...     print(row["step"], row["group"], row["reward"])
+    """
+    where = Path(path).expanduser()
+    decode = None
+    if tokenizer is not None:
+        from rlskip.batch.decoding import Decoder
+
+        decode = Decoder(tokenizer)
+    runs = [attrs.evolve(run, decode=decode) for run in find_runs(where)]
+    itself = next((run for run in runs if run.directory == where), None)
+    return Runs(where, tuple(runs)) if itself is None else itself
+
+
+def find_runs(where: Path) -> list[Run]:
+    """The runs at or below a directory: a dump_dir, an experiment's, or a run's own.
+
+    A run is a directory with dumps of rlskip or verl. Names with numbers are in natural order.
+    """
+    if not where.is_dir():
+        remedy = "name the skip.dump_dir of the job, or a run in it"
+        raise NoSuchPlaceError("no such directory", str(where), remedy)
+    # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
+    runs = [Run(path) for path in _runs_in(where, 3)]
+    return sorted(runs, key=lambda run: _natural(run.name))
+
+
+def _runs_in(path: Path, levels: int) -> Iterator[Path]:
+    names = on_disk.folder_names(path)
+    if is_run := on_disk.is_run(path, names):
+        yield path
+    if levels and path.name not in (FOLDER, STAGES):
+        for name in names:
+            # Below a run there are only those of its roles.
+            if as_step(name) is None and not name.startswith("."):
+                yield from _runs_in(path / name, 0 if is_run else levels - 1)
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
+
+
+Target: TypeAlias = Run | Step | Call
+"""What a command names."""
+
+
+def find_target(name: str, within: Path, decode: Decode | None = None) -> Target:
+    """What ``3``, ``3/0`` or a path means; a number is a step of the only run in `within`.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        It does not exist, or a number is given and there are several runs.
+    """
+    numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
+    if len(numbers) <= 2 and None not in numbers:
+        return _below(the_run(within, decode), [n for n in numbers if n is not None])
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise NoSuchPlaceError("no such file or directory", name)
+    path = path.resolve()
+    parts: list[int] = []
+    while len(parts) < 2 and (number := as_step(path.name)) is not None:
+        parts.insert(0, number)
+        path = path.parent
+    return _below(Run(path, decode=decode) if parts else the_run(path, decode), parts)
+
+
+def _below(run: Run, numbers: Sequence[int]) -> Target:
+    if not numbers:
+        return run
+    step = Step(run, numbers[0])
+    return step if len(numbers) == 1 else Call(step, numbers[1])
+
+
+def find_targets(names: Sequence[str], within: Path) -> Sequence[Target]:
+    """What each name means; without names every run in `within`."""
+    if names:
+        return [find_target(name, within) for name in names]
+    return find_runs(within)
+
+
+def the_run(within: Path, decode: Decode | None = None) -> Run:
+    """The only run at or below a directory; raises NoSuchPlaceError for none or several."""
+    return attrs.evolve(Runs(within, tuple(find_runs(within))).run, decode=decode)

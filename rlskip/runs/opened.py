@@ -1,0 +1,273 @@
+"""A run, opened: runs, their steps and calls, and the rollouts that these hold.
+
+Nothing is read before it is asked for, and nothing is changed. Opening lists directories; a row
+reads the dump that it is in, and of that only the fields that are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import attrs
+
+from rlskip._human import age, duration, size
+from rlskip.config.steps import compact
+from rlskip.errors import RlskipError
+from rlskip.runs import on_disk
+from rlskip.runs.notebook import table
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.scope import Scope
+from rlskip.store.layout import (
+    Place,
+    as_step,
+    journal_name,
+    journaled_step,
+    journaled_steps,
+    name_before_quarantine,
+    run_name,
+    steps_among,
+)
+
+if TYPE_CHECKING:
+    from rlskip.runs.rollouts import Decode
+
+_SHOWN = 20  # lines of a table in a notebook
+
+
+class NoSuchPlaceError(RlskipError, FileNotFoundError):
+    """The directory, run, step or call that was named does not exist."""
+
+
+@attrs.frozen(repr=False)
+class Call(Scope):
+    """One call of a step, or a mini-batch; of several ranks the shards of all."""
+
+    step: Step
+    number: int
+
+    @property
+    def _decode(self) -> Decode | None:  # type: ignore[override]
+        return self.step._decode
+
+    @property
+    def run(self) -> Run:
+        return self.step.run
+
+    @property
+    def name(self) -> str:
+        return f"{self.step.name}/{self.number}"
+
+    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+        found = on_disk.dumps_of(
+            self.run.directory, self.step.number, self.number, identities=identities
+        )
+        if not found:
+            raise NoSuchPlaceError("this call has no dump", self.name)
+        return iter(found)
+
+    def __repr__(self) -> str:
+        return f"<call {self.name}>"
+
+
+@attrs.frozen(repr=False)
+class Step(Scope):
+    """A step of a run."""
+
+    run: Run
+    number: int
+
+    @property
+    def _decode(self) -> Decode | None:  # type: ignore[override]
+        return self.run._decode
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.name}/{self.number}"
+
+    def calls(self) -> list[Call]:
+        """Its calls, ascending; a step of which one call was made has one."""
+        return [Call(self, number) for number in sorted({dump.call for dump in self.dumps()})]
+
+    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+        """Its dumps, in order; raises NoSuchPlaceError if there is none."""
+        found = on_disk.dumps_of(self.run.directory, self.number, identities=identities)
+        if not found:
+            raise self.run._no_step(self.number)
+        return iter(found)
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}>"
+
+    def _repr_html_(self) -> str:
+        return _table_of(self.name, self.dumps(identities=False))
+
+
+@attrs.frozen(repr=False)
+class Run(Scope):
+    """The dumps of one run, by step.
+
+    ``run[3]`` is step 3, and ``run[1:10]`` the run with its steps 1 to 9 alone: steps are named by
+    their numbers, and a slice excludes its end.
+    """
+
+    directory: Path
+    _within: tuple[range, ...] = ()
+    _decode: Decode | None = attrs.field(default=None, eq=False)
+
+    @property
+    def run(self) -> Run:
+        return self
+
+    @property
+    def name(self) -> str:
+        """The directory below the dump_dir: of an experiment, a shape, and maybe a role."""
+        return run_name(self.directory)
+
+    @property
+    def dump_dir(self) -> Path:
+        return self.directory.parents[self.name.count("/")]
+
+    def steps(self) -> list[int]:
+        """The numbers of the steps that have a directory, ascending."""
+        found = steps_among(on_disk.folder_names(self.directory))
+        return [step for step in found if all(step in one for one in self._within)]
+
+    def __len__(self) -> int:
+        return len(self.steps())
+
+    def __iter__(self) -> Iterator[Step]:
+        return (Step(self, number) for number in self.steps())
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and step in self.steps()
+
+    @overload
+    def __getitem__(self, steps: int) -> Step: ...
+    @overload
+    def __getitem__(self, steps: slice) -> Run: ...
+    def __getitem__(self, steps: int | slice) -> Step | Run:
+        if isinstance(steps, slice):
+            stop = sys.maxsize if steps.stop is None else steps.stop
+            within = range(steps.start or 0, stop, steps.step or 1)
+            if min(within.start, within.stop) < 0 or within.step < 1:
+                raise ValueError(f"{steps} does not name steps: they are counted upwards from 0")
+            return attrs.evolve(self, within=(*self._within, within))
+        if not os.path.isdir(Place(self.directory, steps).directory):
+            raise self._no_step(steps)
+        return Step(self, steps)
+
+    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+        for step in self.steps():
+            yield from on_disk.dumps_of(self.directory, step, identities=identities)
+
+    def quarantine(self) -> list[Path]:
+        """What is quarantined: directories of steps, of later calls or parts, and journals."""
+        steps = (self.directory / str(step) for step in self.steps())
+        folders = [path for one in (self.directory, *steps) for path in on_disk.folders(one)]
+        files = [self.directory / name for name in on_disk.names_in(self.directory)]
+        return [
+            path
+            for paths, number in ((folders, as_step), (files, journaled_step))
+            for path in paths
+            if number(name_before_quarantine(path.name)) is not None
+        ]
+
+    def journals(self) -> list[Path]:
+        """The journals of steps that were interrupted, or are under way."""
+        steps = journaled_steps(self.directory)
+        return [self.directory / journal_name(step) for step in steps]
+
+    def _no_step(self, step: int) -> NoSuchPlaceError:
+        steps = self.steps()
+        there = f"its steps are {compact(steps)}" if steps else "the run has no dumps"
+        return NoSuchPlaceError("this step has no dump", f"{self.name}/{step}", there)
+
+    def __repr__(self) -> str:
+        return f"<run {self.name}: steps {compact(self.steps()) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        last = self.steps()[-_SHOWN:]
+        dumps = list(islice(self[last[0] :].iter_dumps(identities=False), _SHOWN)) if last else []
+        return _table_of(repr(self).strip("<>"), dumps)
+
+
+@attrs.frozen(repr=False)
+class Runs(Scope, Sequence[Run]):
+    """The runs below a directory, in natural order of their names: a sequence.
+
+    ``runs["grpo_tiny/GBS4_N2_in6_out8"]`` is the run of that name. Rows name their ``run``.
+    """
+
+    directory: Path
+    _runs: tuple[Run, ...]
+
+    @overload
+    def __getitem__(self, which: int | str) -> Run: ...
+    @overload
+    def __getitem__(self, which: slice) -> Runs: ...
+    def __getitem__(self, which: int | str | slice) -> Run | Runs:
+        if isinstance(which, slice):
+            return attrs.evolve(self, runs=self._runs[which])
+        if isinstance(which, int):
+            return self._runs[which]
+        found = [run for run in self._runs if run.name == which]
+        if not found:
+            names = ", ".join(run.name for run in self._runs[:5])
+            there = f"its runs are {names}" if names else "it has no runs"
+            raise NoSuchPlaceError(f"it has no run {which!r}", str(self.directory), there)
+        return found[0]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def run(self) -> Run:
+        """The only run; raises NoSuchPlaceError for none or several."""
+        if len(self) == 1:
+            return self[0]
+        if not self:
+            raise NoSuchPlaceError("no run has dumps here", str(self.directory))
+        names = ", ".join(run.name for run in self._runs[:5])
+        what = f"{len(self)} runs have dumps here"
+        remedy = f"name one (--dir, runs[name]): {names}"
+        raise NoSuchPlaceError(what, str(self.directory), remedy)
+
+    @property
+    def _decode(self) -> Decode | None:  # type: ignore[override]
+        return self._runs[0]._decode if self._runs else None
+
+    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+        for run in self._runs:
+            yield from run.iter_dumps(identities=identities)
+
+    def _place_of(self, dump: Dump) -> dict[str, Any]:
+        return {"run": run_name(dump.place.root)}
+
+    def __repr__(self) -> str:
+        shown = [run.name for run in self._runs[:_SHOWN]]
+        more = [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return f"<{len(self)} runs in {self.directory}: {', '.join([*shown, *more])}>"
+
+    def _repr_html_(self) -> str:
+        lines = [(run.name, compact(run.steps())) for run in self._runs[:_SHOWN]]
+        return table(f"{len(self)} runs in {self.directory}", ("run", "steps"), lines)
+
+
+def _table_of(title: str, dumps: Sequence[Dump]) -> str:
+    lines = [
+        (
+            dump.name,
+            size(dump.size),
+            "" if dump.meta is None else size(dump.meta.nbytes),
+            age(dump.written),
+            "" if dump.seconds is None else duration(dump.seconds),
+            dump.problem or "",
+        )
+        for dump in dumps
+    ]
+    return table(title, ("step", "size", "in memory", "age", "generated in", ""), lines)

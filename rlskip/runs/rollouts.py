@@ -1,0 +1,387 @@
+"""The rollouts of one dump: rows, and the sessions and groups that these belong to."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch.columns import column_length
+from rlskip.batch.row_fields import RowFields
+from rlskip.keys import split_trajectory
+from rlskip.runs.columns import Column, Columns, plain, values
+from rlskip.runs.conversation import Conversation, messages_of
+from rlskip.runs.tokens import Tokens, numbers
+
+Decode = Callable[[Sequence[int]], str]
+
+TOKENS = ("prompt", "response", "mask", "log_probs")
+_NAMING = ("group", "session", "turn", "uid")
+ROW = ("row", *_NAMING, *TOKENS, "reward")
+"""What every row has, whatever the run calls its columns; None where the run has no such column."""
+PLACE = ("run", "step", "call", "rank")
+"""What a row says of where it is, as far as that differs."""
+TEXTS = {"prompt_text": "prompt", "response_text": "response"}
+
+
+@attrs.frozen
+class SessionRows:
+    """One sampled attempt at a prompt: its rows, in the order of its turns.
+
+    Parameters
+    ----------
+    number
+        Among the sessions of its group, from 0.
+    rows
+        Their numbers in the dump.
+    reward
+        The sum over the turns; None without a finite one.
+    length
+        Tokens of the responses, over the turns; None if no column holds tokens.
+    """
+
+    group: str
+    number: int
+    rows: list[int]
+    reward: float | None
+    length: int | None
+    _rollouts: Rollouts = attrs.field(repr=False, eq=False)
+
+    @property
+    def place(self) -> Mapping[str, Any]:
+        """Where it is: ``step``, ``call``."""
+        return self._rollouts.place
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """Its rows, as mappings."""
+        return [self._rollouts.row(i) for i in self.rows]
+
+    @property
+    def conversation(self) -> Conversation | None:
+        """The tokens of all turns in one piece; None if no column holds tokens."""
+        return Conversation.of(self.turns)
+
+    @property
+    def messages(self) -> list[dict[str, Any]] | None:
+        """Its chat messages, with ``role`` and ``content``.
+
+        None where the run recorded none and is opened without a tokenizer.
+        """
+        return messages_of(self.turns, self._rollouts.decode)
+
+
+@attrs.frozen
+class Group:
+    """The sessions of one prompt."""
+
+    name: str
+    sessions: list[SessionRows]
+
+    @property
+    def mean_reward(self) -> float | None:
+        return mean(one.reward for one in self.sessions)
+
+
+class Rollouts:
+    """What a stage returned, read: rows as mappings, sessions, groups.
+
+    Rows of one prompt's attempt are one session, whatever the trainer calls them. This is the one
+    place that decides so.
+
+    Parameters
+    ----------
+    columns
+        Their columns, or those of the `fields`.
+    place
+        What every row says of where it is: ``step``, ``call``.
+    fields
+        What the rows have, keys of ROW or names of columns; None for everything.
+    decode
+        Makes text of tokens.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        place: Mapping[str, Any] | None = None,
+        fields: Sequence[str] | None = None,
+        decode: Decode | None = None,
+    ) -> None:
+        self.columns = columns
+        self.place = dict(place or {})
+        self.fields = fields
+        self.decode = decode
+        self._values: dict[str, Sequence[Any]] = {}
+
+    def __len__(self) -> int:
+        return self.columns.n
+
+    @functools.cached_property
+    def tokens(self) -> Tokens:
+        return Tokens.of(self.columns)
+
+    @functools.cached_property
+    def rewards(self) -> list[float | None]:
+        """The reward of each row, summed over its tokens; None if it is missing or not finite."""
+        reward = self.columns.array("reward")
+        if reward is not None and len(self):
+            totals: Iterable[Any] = reward.astype(np.float64).reshape(len(self), -1).sum(1).tolist()
+        else:
+            totals = map(_total, self.columns.of("reward") or [None] * len(self))
+        return [None if total is None else if_finite(total) for total in totals]
+
+    @property
+    def sessions(self) -> list[SessionRows]:
+        """In the order of their first rows.
+
+        Rows belong to one session if their keys say so (a queue's), or their columns of group and
+        session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step.
+        Else each row is a session. Groups are those of the key, of the column of groups, of as many
+        rows as each prompt has, or of equal prompts.
+        """
+        return [SessionRows(*one, self) for one in self._sessions]
+
+    @functools.cached_property
+    def _sessions(self) -> list[tuple[str, int, list[int], float | None, int | None]]:
+        """What each session is, without a reference to this object.
+
+        Such a circle would keep a dump in memory until Python's garbage collector runs.
+        """
+        found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
+        for i, (group, session, turn) in enumerate(self._row_names()):
+            found.setdefault((group, session), []).append((turn, i))
+        lengths, rewards = self.tokens.lengths, self.rewards
+        count: Counter[str] = Counter()
+        sessions = []
+        for (group, _), named in found.items():
+            rows = [i for _, i in sorted(named)]
+            earned = [reward for i in rows if (reward := rewards[i]) is not None]
+            reward = if_finite(math.fsum(earned)) if earned else None
+            length = sum(lengths[i] for i in rows) if lengths else None
+            sessions.append((group, count[group], rows, reward, length))
+            count[group] += 1
+        return sessions
+
+    @property
+    def groups(self) -> list[Group]:
+        """In the order of their first rows."""
+        found: dict[str, list[SessionRows]] = {}
+        for one in self.sessions:
+            found.setdefault(one.group, []).append(one)
+        return [Group(name, sessions) for name, sessions in found.items()]
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def row(self, i: int) -> dict[str, Any]:
+        """Row `i`: where it is, the keys of ROW, texts where tokens can be decoded, and others."""
+        return self.place | {name: self.cell(name, i) for name in self.names}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.row, range(len(self)))
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The keys of a row, besides its place."""
+        if self.fields is not None:
+            return [name for name in dict.fromkeys(["row", *self.fields]) if name not in PLACE]
+        texts = TEXTS if self.decode is not None and self.has_tokens else ()
+        return [*ROW, *texts, *self.others]
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.tokens.response is not None
+
+    @functools.cached_property
+    def others(self) -> dict[str, Column]:
+        """Columns other than those of ROW.
+
+        Where one has the name of another key of the rows and other values, its name begins with
+        ``own_``. A single plain value for the whole batch is in every row.
+        """
+        found: dict[str, Column] = {}
+        held = self._held()
+        single = {
+            name: [plain(value)] * len(self)
+            for name, value in self.columns.whole.items()
+            if name not in ("meta_info", "groups") and column_length(value) is None
+        }
+        for name, column in (single | dict(self.columns.columns)).items():
+            if name in held:
+                continue
+            if name in self.place or name in ROW:
+                cells = [plain(cell) for cell in values(column)]
+                if cells == [self._known(name, i) for i in range(len(self))]:
+                    continue
+                name = f"own_{name}"
+            found[name] = column
+        return found
+
+    def _held(self) -> set[str | None]:
+        """The columns of which rows have everything but padding."""
+        columns, reward = self.columns, self.columns.array("reward")
+        held = [what for what in TOKENS if self._is_read(what)]
+        if held:
+            masks = ("attention", "prompt_mask", "labels")
+            held += [what for what in masks if columns.array(what) is not None]
+        if reward is not None and reward.ndim == 1:
+            held.append("reward")
+        return {columns.name_of(what) for what in held}
+
+    def _is_read(self, what: str) -> bool:
+        cells, given = getattr(self.tokens, what), self.columns.of(what) or ()
+        if cells is None:
+            return False
+        return all(c is not None or v is None for c, v in zip(cells, given, strict=False))
+
+    def cell(self, name: str, i: int) -> Any:
+        """What row `i` has under a key."""
+        if name in ROW:
+            return self._known(name, i)
+        if name in TEXTS:
+            cells = getattr(self.tokens, TEXTS[name])
+            return None if cells is None or not self.decode else self.decode(cells[i].tolist())
+        if name not in self._values:
+            self._values[name] = values(self.column(name))
+        return plain(self._values[name][i])
+
+    def column(self, name: str) -> Column:
+        """A column by its own name, or by its name among the `others`."""
+        found = self.columns.columns.get(name)
+        return self.others[name] if found is None else found
+
+    def _known(self, name: str, i: int) -> Any:
+        """What the key `name` of ROW or of the place is in row `i`."""
+        if name in self.place:
+            return self.place[name]
+        if name == "row":
+            return i
+        if name == "reward":
+            return self.rewards[i]
+        if name in _NAMING:
+            return self._naming[name][i]
+        cells = getattr(self.tokens, name)
+        if cells is None or cells[i] is None:
+            return None
+        found = (cells[i] != 0).astype(int) if name == "mask" else cells[i]
+        return found.tolist()
+
+    @functools.cached_property
+    def _naming(self) -> dict[str, list[Any]]:
+        """Group, session, turn and uid of each row."""
+        found: dict[str, list[Any]] = {name: [None] * len(self) for name in _NAMING}
+        for group, number, rows, _, _ in self._sessions:
+            for turn, i in enumerate(rows):
+                found["group"][i], found["session"][i] = group, number
+                found["turn"][i] = turn
+        uids = self.columns.of("group")
+        found["uid"] = found["group"] if uids is None else [str(_single(uid)) for uid in uids]
+        return found
+
+    # -- sessions of rows --------------------------------------------------------------------
+
+    def _row_names(self) -> list[tuple[str, Any, Any]]:
+        """Group, session and turn of each row."""
+        columns, n = self.columns, len(self)
+        keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
+        if len(keys) == n and all(keys):
+            return [key for key in keys if key is not None]
+        group, session, turn = (_scalars(columns, what) for what in ("group", "session", "turn"))
+        turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
+        if group and session:
+            return list(zip(map(str, group), session, turns, strict=True))
+        if session and columns.name_of("session") == "trajectory_ids":  # SkyRL's, as text
+            ids = [str(one) for one in session]
+            heads = [one.rpartition("_")[0] or one for one in ids]
+            return list(zip(heads, ids, turns, strict=True))
+        each = columns.fields.n
+        groups = [str(i // each) for i in range(n)] if each else self._prompts()
+        groups = [str(name) for name in group] if group else groups
+        last = _scalars(columns, "last") or [True] * n
+        first, names = 0, []
+        for i in range(n):
+            names.append((groups[first], first, turns[i]))
+            first = i + 1 if last[i] else first
+        return names
+
+    def _prompts(self) -> list[str]:
+        """For each row the number of its prompt among the prompts that differ."""
+        prompts = self.tokens.prompt
+        if prompts is None:
+            alike = self.has_tokens  # responses without prompts are those of one group
+            return [str(0 if alike else i) for i in range(len(self))]
+        numbered: dict[bytes, int] = {}
+        texts = (b"" if p is None else p.astype(np.int64).tobytes() for p in prompts)
+        return [str(numbered.setdefault(text, len(numbered))) for text in texts]
+
+
+def needed(fields: Iterable[str], names: Collection[str], described: RowFields) -> list[str]:
+    """The columns among `names` that must be read for `fields`, keys of ROW or of their own."""
+    chosen: dict[str, None] = {}
+    for field in fields:
+        itself = field.removeprefix("own_").partition(".")[0]
+        own = [itself] if itself in names and field not in ROW else []
+        chosen.update(dict.fromkeys([*own, *_columns_of(field, names, described)]))
+    return list(chosen)
+
+
+def _columns_of(field: str, names: Collection[str], described: RowFields) -> list[str]:
+    """The columns that one key of ROW is made of."""
+
+    def of(*whats: str) -> list[str]:
+        entries = (getattr(described, what) for what in whats)
+        columns = (entry.partition(".")[0] for entry in entries if entry is not None)
+        return [name for name in columns if name in names]
+
+    field = TEXTS.get(field, field)
+    masks = of("attention", "prompt_mask", "mask", "labels")
+    if field in TOKENS:
+        if not of("response"):
+            return of("whole", field) + masks
+        return of("prompt" if field == "prompt" else "response") + masks + of(field)
+    if field in _NAMING:
+        if "key" in names:
+            return ["key", *of("group")]
+        own = of("group", "session", "turn", "last")
+        known = of("group") or described.n is not None
+        return own if known else own + _columns_of("prompt", names, described)
+    return of("reward") if field == "reward" else []
+
+
+def mean(given: Iterable[float | None]) -> float | None:
+    """The mean of the values that are given; None if there are none."""
+    found = [value for value in given if value is not None]
+    return if_finite(fmean(found)) if found else None
+
+
+def if_finite(value: float) -> float | None:
+    """`value`; None for NaN and the infinities."""
+    return value if math.isfinite(value) else None
+
+
+def _total(value: Any) -> float | None:
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        return float(value)
+    given = numbers(value)
+    return None if given is None else float(given.sum())
+
+
+def _single(value: Any) -> Any:
+    """A cell that holds one value as that value; any other as it is."""
+    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
+    return value.item() if is_single else value
+
+
+def _scalars(columns: Columns, what: str) -> list[Any] | None:
+    """The column that holds `what`, if it has a text or a whole number for each row."""
+    column = columns.of(what)
+    if column is None:
+        return None
+    cells = [_single(v) for v in column]
+    return cells if all(isinstance(v, str | int) for v in cells) else None

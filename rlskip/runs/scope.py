@@ -1,0 +1,124 @@
+"""What rollouts are read of, and every way to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlskip.runs.on_disk import Dump
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from datasets import Dataset
+
+    from rlskip.runs.rollouts import Decode, Group, Rollouts, SessionRows
+    from rlskip.runs.tables import By
+
+
+class Scope:
+    """What rollouts are read of: runs, a run, a step or a call."""
+
+    _decode: Decode | None
+
+    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+        """The dumps in order, looked up one after the other.
+
+        Without `identities` their metas lack them, and torch is not needed.
+        """
+        raise NotImplementedError
+
+    def dumps(self, *, identities: bool = True) -> list[Dump]:
+        """All dumps, in order."""
+        return list(self.iter_dumps(identities=identities))
+
+    def fields(self) -> list[str]:
+        """The names of the trainer's own fields, in the first dump; no array is read."""
+        return next((dump.fields() for dump in self.iter_dumps(identities=False)), [])
+
+    def rollouts(self, fields: Sequence[str] | None = None) -> Iterator[Rollouts]:
+        """The rollouts of each dump; one dump is in memory at a time.
+
+        Parameters
+        ----------
+        fields
+            What the rows are to have: ``group``, ``session``, ``turn``, ``uid``, ``prompt``,
+            ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own fields.
+            Only what these need is read and verified. None for everything.
+
+        Raises
+        ------
+        DumpError
+            A dump cannot be used, or has no such field. It stays where it is.
+        """
+        return (self.read(dump, fields) for dump in self.iter_dumps(identities=False))
+
+    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
+        """The rollouts of one of its dumps."""
+        return dump.rollouts(fields, decode=self._decode, more=self._place_of(dump))
+
+    def iter_rows(self, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`.
+
+        Tokens, masks and log-probs are lists without padding.
+        """
+        return (row for part in self.rollouts(fields) for row in part)
+
+    def sessions(self, fields: Sequence[str] | None = None) -> Iterator[SessionRows]:
+        """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
+        return (session for part in self._named(fields) for session in part.sessions)
+
+    def groups(self, fields: Sequence[str] | None = None) -> Iterator[Group]:
+        """The groups of sessions of one prompt; `fields` are those of the turns."""
+        return (group for part in self._named(fields) for group in part.groups)
+
+    # -- as tables (the extra `data`) --------------------------------------------------------
+
+    def to_arrow(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> pa.Table:
+        """All rows as a table of pyarrow.
+
+        Parameters
+        ----------
+        fields
+            As in `rollouts`.
+        by
+            ``turn``: a row for each row of the rollouts. ``session``: a row for each session, with
+            its ``prompt``, its ``completion`` over all turns, and chat ``messages`` where the run
+            recorded some or a tokenizer is given.
+
+        Raises
+        ------
+        RlskipError
+            pyarrow is not installed.
+        DumpError
+            As in `rollouts`.
+        """
+        from rlskip.runs.tables import joined
+
+        return joined(list(self.iter_tables(fields, by=by)))
+
+    def iter_tables(
+        self, fields: Sequence[str] | None = None, *, by: By = "turn"
+    ) -> Iterator[pa.Table]:
+        """As :meth:`to_arrow`, a table for each dump, one after the other."""
+        from rlskip.runs.tables import tables
+
+        return tables(self.rollouts, fields, by)
+
+    def to_pandas(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> pd.DataFrame:
+        """As :meth:`to_arrow`, as a DataFrame of pandas."""
+        return self.to_arrow(fields, by=by).to_pandas()
+
+    def to_datasets(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> Dataset:
+        """As :meth:`to_arrow`, as a Dataset of Hugging Face."""
+        from rlskip.runs.tables import extra
+
+        return extra("datasets").Dataset(self.to_arrow(fields, by=by))
+
+    def _named(self, fields: Sequence[str] | None) -> Iterator[Rollouts]:
+        """With what tells which session a row belongs to, its reward and its length."""
+        needed = ("group", "session", "turn", "reward", "response")
+        return self.rollouts(None if fields is None else [*needed, *fields])
+
+    def _place_of(self, dump: Dump) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,164 @@
+"""Rollouts as tables of pyarrow: a row for each turn, or for each session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rlskip._human import finite
+from rlskip.batch.tables import Ragged
+from rlskip.errors import RlskipError
+from rlskip.runs.columns import Column, plain, values
+from rlskip.runs.rollouts import PLACE, ROW, TEXTS, TOKENS, Rollouts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+By = Literal["turn", "session"]
+"""What a row of a table is."""
+
+_CONVERSATION = ("prompt", "response", "mask", "log_probs")
+_OF_A_SESSION = (*PLACE, "group", "session", "turns")
+
+
+def extra(module: str) -> Any:
+    """A module that the extra `data` brings; raises RlskipError where it is not installed."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as error:
+        what = f"this needs {module}"
+        raise RlskipError(what, remedy="pip install 'rlskip[data]'") from error
+
+
+def tables(
+    read: Callable[[Sequence[str] | None], Iterator[Rollouts]],
+    fields: Sequence[str] | None,
+    by: By,
+) -> Iterator[pa.Table]:
+    """A table for each dump, so that no more than one is in memory; `read` takes fields of rows."""
+    if by == "turn":
+        return map(_turns, read(fields))
+    if by != "session":
+        raise ValueError(f"by={by!r} is neither 'turn' nor 'session'")
+    if fields is None:
+        return map(_sessions, read(None))
+    # What a session's columns are made of is read, and only those that are asked for are kept.
+    made = dict.fromkeys(("prompt", "completion", "mask", "log_probs"), _CONVERSATION)
+    needed = [name for field in fields for name in made.get(field, [field])]
+    kept = {*_OF_A_SESSION, *fields}
+
+    def chosen(rollouts: Rollouts) -> pa.Table:
+        table = _sessions(rollouts)
+        return table.select([name for name in table.column_names if name in kept])
+
+    return map(chosen, read(["group", "session", "turn", "reward", *needed]))
+
+
+def joined(found: Sequence[pa.Table]) -> pa.Table:
+    """One table; a column that some of them lack is null there."""
+    pa = extra("pyarrow")
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+
+
+def _turns(rollouts: Rollouts) -> pa.Table:
+    pa = extra("pyarrow")
+    columns = _place(pa, rollouts, len(rollouts))
+    for name in rollouts.names:
+        if name in columns:
+            continue
+        if name in TOKENS:
+            dtype = bool if name == "mask" else None
+            columns[name] = _lists(pa, getattr(rollouts.tokens, name), len(rollouts), dtype)
+        elif name in ROW or name in TEXTS:
+            columns[name] = pa.array([rollouts.cell(name, i) for i in range(len(rollouts))],
+                                     _types(pa)[name])  # fmt: skip
+        else:
+            columns[name] = _own(pa, rollouts.column(name))
+    return pa.table(columns)
+
+
+def _sessions(rollouts: Rollouts) -> pa.Table:
+    """Of each session the conversation in one piece, and its first turn's own fields."""
+    pa = extra("pyarrow")
+    types, sessions = _types(pa), rollouts.sessions
+    columns = _place(pa, rollouts, len(sessions))
+    columns["group"] = pa.array([one.group for one in sessions], pa.string())
+    columns["session"] = pa.array([one.number for one in sessions], pa.int64())
+    columns["turns"] = pa.array([len(one.rows) for one in sessions], pa.int64())
+    columns["reward"] = pa.array([one.reward for one in sessions], pa.float64())
+    if rollouts.has_tokens:
+        whole = [found for one in sessions if (found := one.conversation) is not None]
+        kinds = {"prompt": pa.int64(), "completion": pa.int64(), "mask": pa.bool_(),
+                 "log_probs": pa.float64()}  # fmt: skip
+        for name, kind in kinds.items():
+            columns[name] = pa.array([getattr(one, name) for one in whole], pa.list_(kind))
+        if (decode := rollouts.decode) is not None:
+            for name in ("prompt", "completion"):
+                texts = [decode(getattr(one, name)) for one in whole]
+                columns[f"{name}_text"] = pa.array(texts, pa.string())
+    messages = [one.messages for one in sessions]
+    if any(messages):
+        columns["messages"] = _cells(pa, messages)
+    for name in rollouts.names:
+        if name not in columns and name not in types and name not in TOKENS:
+            first = [rollouts.cell(name, one.rows[0]) for one in sessions]
+            columns[name] = _cells(pa, first)
+    return pa.table(columns)
+
+
+def _types(pa: Any) -> dict[str, Any]:
+    """The types of keys that are no lists, whatever the values are."""
+    numbers = dict.fromkeys(("step", "call", "rank", "row", "session", "turn"), pa.int64())
+    texts = dict.fromkeys(("run", "group", "uid", *TEXTS), pa.string())
+    return {**numbers, **texts, "reward": pa.float64()}
+
+
+def _place(pa: Any, rollouts: Rollouts, n: int) -> dict[str, Any]:
+    types = _types(pa)
+    return {name: pa.array([value] * n, types[name]) for name, value in rollouts.place.items()}
+
+
+def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: Any = None) -> Any:
+    """A list for each row, in one copy; null where there is none."""
+    given = [cell for cell in cells or () if cell is not None]
+    if not given:
+        return pa.nulls(n)
+    offsets = np.zeros(n + 1, np.int32)
+    np.cumsum([0 if cell is None else len(cell) for cell in cells or ()], out=offsets[1:])
+    missing = None if len(given) == n else pa.array([cell is None for cell in cells or ()])
+    dtype = np.dtype(dtype or np.result_type(*{cell.dtype for cell in given}))
+    # Arrow keeps the memory of tables that are gone, for those to come.
+    memory = pa.allocate_buffer(int(offsets[-1]) * dtype.itemsize)
+    flat = np.frombuffer(memory, _bare(dtype))
+    np.concatenate(given, out=flat, casting="unsafe")
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)
+
+
+def _own(pa: Any, column: Column) -> Any:
+    """A trainer's own column; what Arrow has no type for is text in JSON."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and 0 not in column.shape[1:]:
+        found = pa.array(column.reshape(-1).view(_bare(column.dtype)))
+        for width in reversed(column.shape[1:]):
+            found = pa.FixedSizeListArray.from_arrays(found, width)
+        return found
+    if isinstance(column, Ragged) and all(p.ndim == 1 and p.dtype.kind in "biuf" for p in column):
+        return _lists(pa, column, len(column))
+    return _cells(pa, [plain(cell) for cell in values(column)])
+
+
+def _cells(pa: Any, cells: list[Any]) -> Any:
+    try:
+        return pa.array(cells)
+    except (pa.ArrowException, OverflowError):
+        return pa.array([json.dumps(finite(cell)) for cell in cells], pa.string())
+
+
+def _bare(dtype: np.dtype) -> np.dtype:
+    """Without the note of what torch's dtype was."""
+    bare: np.dtype = np.dtype(dtype.str)
+    return bare

@@ -1,0 +1,82 @@
+"""A loop over many steps takes the memory of one."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlskip
+from rlskip.rescore.scoring import Rescoring
+from rlskip.runs.opened import Run
+from rlskip.store import StepStore
+from rlskip.verdicts.judge import Judge
+
+STEPS, ROWS, WIDTH = 300, 8, 200
+
+
+def judge(completions: list[list[int]]) -> list[float]:
+    return [float(completion[0] % 7) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("long") / "e_p" / "GBS4_N2_in1_out1"
+    store = StepStore(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        for step in range(1, STEPS + 1):
+            rows = np.arange(ROWS * WIDTH).reshape(ROWS, WIDTH) + step
+            columns = {"uid": [f"{i // 2}" for i in range(ROWS)], "responses": rows}
+            store.save(step, {**columns, "rewards": np.zeros(ROWS)})
+    found = rlskip.open(directory)
+    assert isinstance(found, Run)
+    return found
+
+
+def rescore(run: Run, folder: Path) -> None:
+    asked = Judge(judge, folder)
+    outcome = Rescoring(asked, workers=1).run(list(run))
+    assert outcome.sessions == len(run) * ROWS
+
+
+READERS: dict[str, Callable[[Run, Path], object]] = {
+    "rows": lambda run, folder: sum(1 for _ in run.iter_rows()),
+    "one field": lambda run, folder: sum(row["reward"] for row in run.iter_rows(["reward"])),
+    "groups": lambda run, folder: sum(len(group.sessions) for group in run.groups()),
+    "rescore": rescore,
+}
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is traced, and only reference counts free it: a cycle would keep what it holds."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.usefixtures("traced")
+def test_memory_does_not_grow_with_the_steps(run: Run, tmp_path: Path, name: str) -> None:
+    def peak(some: Run, folder: str) -> int:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        READERS[name](some, tmp_path / folder)
+        return tracemalloc.get_traced_memory()[1] - before
+
+    peak(run[:3], "first")  # imports
+    few = peak(run[:21], "few")
+    # What one step takes, and 1 kB for each step; its rows take 13 kB. What another thread of the
+    # tests takes meanwhile counts, too, but not every time.
+    found: list[int] = []
+    while not found or (found[-1] >= few + 1000 * STEPS and len(found) < 3):
+        found.append(peak(run, f"many {len(found)}"))
+    assert found[-1] < few + 1000 * STEPS, (few, found)

@@ -1,0 +1,232 @@
+"""rlskip.open: runs, steps, calls and rows, of which no more is read than is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rlskip
+from rlskip.batch.tables import DataProtoParts
+from rlskip.runs.opened import NoSuchPlaceError, Run, Runs
+from rlskip.store import DumpError, StepStore
+from rlskip.testing import FaultyFiles
+
+COLUMNS: dict[str, Any] = {
+    "prompts": torch.tensor([[0, 1], [0, 1], [2, 3]]),
+    "responses": torch.tensor([[5, 0, 0], [6, 7, 8], [9, 9, 0]]),
+    "attention_mask": torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]),
+    "rollout_log_probs": -torch.arange(9.0).reshape(3, 3),
+    "rm_scores": torch.tensor([[1.0, 0, 0], [0, 0, 0.5], [0, 2, 0]]),
+    "extra": torch.tensor([7, 8, 9]),
+}
+UIDS = np.array(["a", "a", "b"], object)
+ROWS = [
+    {"group": "a", "session": 0, "prompt": [1], "response": [5], "log_probs": [-0.0], "reward": 1},
+    {"group": "a", "session": 1, "prompt": [1], "response": [6, 7, 8],
+     "log_probs": [-3, -4, -5], "reward": 0.5},
+    {"group": "b", "session": 0, "prompt": [2, 3], "response": [9, 9], "log_probs": [-6, -7],
+     "reward": 2},
+]  # fmt: skip
+
+
+def batch(**columns: Any) -> TensorDict:
+    return TensorDict({**COLUMNS, **columns}, [3])
+
+
+KINDS: dict[str, Any] = {
+    "mapping": {**COLUMNS, "uid": list(UIDS)},
+    "DataProto": DataProtoParts(batch(), {"uid": UIDS}, {"n": 1}),
+    "queue": {
+        "groups": [{"uid": "a", "tags": {}}],
+        "keys": ["a_0_0", "a_1_0", "b_0_0"],
+        "fields": batch(),
+    },
+    "rows": [
+        {"uid": uid, **{name: column[i] for name, column in COLUMNS.items()}}
+        for i, uid in enumerate(UIDS)
+    ],
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "e_p" / "GBS2_N2_in2_out3"
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_rows_are_the_same_whatever_holds_them(kind: str, directory: Path) -> None:
+    rollouts = KINDS[kind]
+    if kind == "rows":  # padding of single rows is not told from tokens
+        rollouts = [
+            {"uid": uid, "prompt_ids": row["prompt"], "completion_ids": row["response"],
+             "logprobs": row["log_probs"], "reward": row["reward"], "extra": COLUMNS["extra"][i]}
+            for i, (uid, row) in enumerate(zip(UIDS, ROWS, strict=True))
+        ]  # fmt: skip
+    StepStore(directory).save(4, rollouts)
+    run = rlskip.open(directory)
+    found = list(run.iter_rows())
+    for i, (row, expected) in enumerate(zip(found, ROWS, strict=True)):
+        assert {name: row[name] for name in expected} == expected
+        assert (row["step"], row["call"], row["row"], row["turn"]) == (4, None, i, 0)
+        assert (row["uid"], row["extra"]) == (UIDS[i], 7 + i)
+        assert "responses" not in row
+    for chosen in (["reward"], ["extra", "prompt"], ["group", "session"], ["log_probs", "mask"]):
+        some = list(run.iter_rows(chosen))
+        assert [list(row) for row in some] == [["step", "call", "row", *chosen]] * 3
+        assert some == [{name: row[name] for name in some[0]} for row in found]
+    with pytest.raises(DumpError, match="'nothing'") as error:
+        list(run.iter_rows(["nothing"]))
+    assert "extra" in error.value.remedy
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[:-1])
+def test_a_field_reads_that_field_alone(
+    kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 2**62, (3, 100_000)))
+    rollouts = {
+        "mapping": {**COLUMNS, "noise": noise},
+        "DataProto": DataProtoParts(batch(noise=noise), {"uid": UIDS}, {}),
+        "queue": {**KINDS["queue"], "fields": batch(noise=noise)},
+    }[kind]
+    StepStore(directory).save(1, rollouts)
+    read, pread = [], os.pread
+
+    def count(handle: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return pread(handle, size, offset)
+
+    monkeypatch.setattr(os, "pread", count)
+    run = rlskip.open(directory)
+    assert [row["reward"] for row in run.iter_rows(["reward"])] == [1, 0.5, 2]
+    assert sum(read) < 10_000
+    assert {"noise", "extra"} <= set(run.fields())
+    assert sum(read) < 20_000
+    list(run.iter_rows(["noise"]))
+    assert sum(read) > 2_000_000
+
+
+def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> None:
+    for step in (1, 5_000):
+        StepStore(directory).save(step, KINDS["mapping"])
+    for step in range(10_000):
+        (directory / str(step)).mkdir(exist_ok=True)
+    with FaultyFiles(directory.parents[1]) as files:
+        runs = rlskip.open(directory.parents[1])
+        opened = len(files.operations)
+        assert len(runs[0]) == 10_000
+        assert next(iter(runs[0][5_000:].iter_rows()))["step"] == 5_000
+    assert opened < 30
+    assert len(files.operations) < opened + 60
+
+
+def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
+    StepStore(directory).save(1, KINDS["DataProto"])
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+    code = f"""
+        import sys, rlskip
+        run = rlskip.open({str(directory)!r})
+        assert [row["response"] for row in run.iter_rows()] == [[5], [6, 7, 8], [9, 9]]
+        assert [len(group.sessions) for group in run.groups()] == [2, 1]
+        repr(run), run._repr_html_()
+        print(sorted({{"torch", "tensordict", "hydra"}} & sys.modules.keys()))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.check_output(command, text=True).strip() == "[]"
+    after = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
+    runs = rlskip.open(dumps)
+    assert isinstance(runs, Runs)
+    assert [run.name.split("/")[0] for run in runs] == ["grpo-lr2_tiny", "grpo_tiny"]
+    run = runs["grpo_tiny/GBS4_N2_in6_out8"]
+    assert run == runs[1] == rlskip.open(run.directory)
+    assert [len(list(one.iter_rows(["reward"]))) for one in (runs, run, run[1:3], run[2])] == [
+        48, 24, 16, 8,
+    ]  # fmt: skip
+    assert {row["run"] for row in runs.iter_rows(["reward"])} == {one.name for one in runs}
+    assert [one.name for one in runs[1:]] == [run.name]
+    assert list(next(run.iter_rows(["run", "step", "reward"]))) == ["step", "call", "row", "reward"]
+    assert [step.number for step in run[2:]] == run[1:9][2:].steps() == [2, 3]
+    assert (run[::2].steps(), 2 in run, 9 in run) == ([2], True, False)
+    assert repr(run) == f"<run {run.name}: steps 1-3>"
+    assert "2 runs in" in repr(runs)
+    assert (repr(run[2]), repr(run[2].calls())) == (
+        f"<step {run.name}/2>", f"[<call {run.name}/2/0>]",
+    )  # fmt: skip
+    with pytest.raises(NoSuchPlaceError) as error:
+        run[9]
+    assert error.value.remedy == "its steps are 1-3"
+    assert rlskip.open(run.directory).run == rlskip.open(run.directory.parent).run == run
+    with pytest.raises(NoSuchPlaceError, match="2 runs"):
+        _ = runs.run
+    with pytest.raises(NoSuchPlaceError, match="nothing"):
+        runs["nothing"]
+    with pytest.raises(ValueError, match="counted upwards"):
+        run[-2:]
+
+
+def test_a_notebook_shows_names_as_text(tmp_path: Path) -> None:
+    run = tmp_path / "<b>e_p" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, [1, 2], info={"seconds": 90.0})
+    for shown in (rlskip.open(tmp_path), rlskip.open(run), Run(run)[1]):
+        page = shown._repr_html_()
+        assert "&lt;b&gt;e_p" in page
+        assert "<b>" not in page
+    assert "1.5 min" in page
+
+
+def test_sessions_have_their_turns_and_groups_their_sessions(directory: Path) -> None:
+    rows = [
+        {"uid": f"p{group}", "session_id": session, "turn": turn, "prompt_ids": [1],
+         "completion_ids": [turn] * 2, "reward": float(turn == 1), "own": turn}
+        for turn in (1, 0)
+        for group in range(2)
+        for session in range(2)
+    ]  # fmt: skip
+    StepStore(directory).save(3, rows)
+    run = rlskip.open(directory)
+    sessions = list(run.sessions(["own"]))
+    assert [(one.group, one.number, one.reward, one.length) for one in sessions] == [
+        (f"p{group}", session, 1.0, 4) for group in range(2) for session in range(2)
+    ]
+    assert [turn["own"] for turn in sessions[2].turns] == [0, 1]
+    assert sessions[2].place["step"] == 3
+    (first, second) = run.groups()
+    assert (first.name, len(first.sessions), second.mean_reward) == ("p0", 2, 1.0)
+
+
+def test_a_column_of_a_rows_name_and_other_values_is_kept(directory: Path) -> None:
+    rows = [{"prompt": i, "prompt_ids": [1], "completion_ids": [2], "step": 9} for i in (3, 4)]
+    StepStore(directory).save(1, rows)
+    run = rlskip.open(directory)
+    for fields in (None, ["own_prompt"]):
+        assert [row["own_prompt"] for row in run.iter_rows(fields)] == [3, 4]
+    (row, _) = run.iter_rows()
+    assert (row["prompt"], row["step"], row["own_step"], row["group"]) == ([1], 1, 9, "3")
+
+
+def test_a_tokenizer_adds_text(directory: Path) -> None:
+    class Letters:
+        def __len__(self) -> int:
+            return 26
+
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(chr(97 + token) for token in tokens)
+
+    StepStore(directory).save(1, KINDS["mapping"])
+    run = rlskip.open(directory, tokenizer=Letters())
+    assert [row["response_text"] for row in run.iter_rows()] == ["f", "ghi", "jj"]
+    (row, *_) = run[1:].iter_rows(["prompt_text"])
+    assert row["prompt_text"] == "b"

@@ -1,0 +1,148 @@
+"""What a dump records of its rows is what its readers go by: trainers of TRL, and a stage's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip.batch.row_fields import RowFields
+from rlskip.hosts.trl_trainers import SEAMS
+from rlskip.store import StepStore
+
+N = 4  # completions of each of two prompts
+PROMPTS = [[1, 2, 3]] * N + [[4]] * N
+COMPLETIONS = [[10 + i, 20, *[30] * (i % 3)] for i in range(2 * N)]
+LOGPROBS = [[-0.5] * len(row) for row in COMPLETIONS]
+TOOL_MASK = [[1, 0, *[1] * (len(row) - 2)] for row in COMPLETIONS]
+TEXTS = [f"text {i}" for i in range(2 * N)]
+OUTPUTS: dict[str, tuple[Any, ...]] = {
+    # What the trainers' methods return in TRL 1.16; GRPO's with vLLM and tools, too.
+    "GRPOTrainer": (PROMPTS, COMPLETIONS, None, TEXTS, None, {}, None, None),
+    "GRPOTrainer with vLLM": (
+        PROMPTS, COMPLETIONS, TOOL_MASK, [[{"role": "assistant"}]] * 2 * N, LOGPROBS,
+        {"first": [float(i) for i in range(2 * N)]}, None, None,
+    ),
+    "RLOOTrainer": (PROMPTS, COMPLETIONS, TEXTS),
+    "SDPOTrainer": (PROMPTS, COMPLETIONS),
+    "SDPOTrainer of another version": (PROMPTS, COMPLETIONS, TEXTS),
+}  # fmt: skip
+
+
+def save(root: Path, trainer: str, output: tuple[Any, ...]) -> Path:
+    """Dump `output` as the trainer of this name would."""
+    seam = SEAMS[trainer.split()[0]]
+    named = seam.named(output)
+    assert seam.output(named) == output
+    columns = [name for name, part in named.items() if hasattr(part, "__len__")]
+    info = RowFields.of(columns, seam.rows).to_meta()
+    kept = {**named, "metrics": {"a": [1.0]}, "num_tokens": 99}
+    StepStore(root / "run_trl" / "GBS2_N4_inany_out8").save(1, kept, info=info)
+    return root
+
+
+@pytest.mark.parametrize("trainer", OUTPUTS)
+def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: str) -> None:
+    dumps = save(tmp_path, trainer, OUTPUTS[trainer])
+    (shown,) = rlskip("show", 1, "-d", dumps, "--sessions", 8, "--json").json
+    figures = shown["figures"]
+    assert (shown["rows"], figures["sessions"], figures["groups"]) == (8, 8, 2)
+    assert figures["length"] == sum(map(len, COMPLETIONS)) / 8
+    assert shown["whole"]["num_tokens"] == 99
+    first = shown["sample"][0]
+    assert (first["prompt"], first["response"]) == (PROMPTS[0], COMPLETIONS[0])
+    names = {field["name"] for field in shown["fields"]}
+    assert {"prompt_ids", "completion_ids"} <= names
+    assert ("completions" in names) == ("SDPO" not in trainer)
+    if "vLLM" in trainer:
+        assert {"logprobs", "tool_mask", "extra_fields.first"} <= names
+        assert first["log_probs"] == LOGPROBS[0]
+        assert first["mask"] == TOOL_MASK[0]
+    lines = rlskip("export", 1, "-d", dumps, "--to", "jsonl").out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["response"] for row in rows] == COMPLETIONS
+    assert all(len(row.get("completions", "")) < 10 for row in rows), "its own, not the batch's"
+    assert len({row["uid"] for row in rows}) == 2
+    report = rlskip("report", dumps, "--html", tmp_path / "page.html", "--json").json
+    assert (report["sessions"], report["groups"]) == (8, 2)
+    assert report["shown"] == 8
+
+
+def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in one tensor, padded with 0 on one side, and the mask of what is not padding."""
+    width = max(map(len, rows))
+    pads = [[0] * (width - len(row)) for row in rows]
+    tokens = [pad + row if left else row + pad for row, pad in zip(rows, pads, strict=True)]
+    ones = [[1] * len(row) for row in rows]
+    mask = [pad + one if left else one + pad for one, pad in zip(ones, pads, strict=True)]
+    return torch.tensor(tokens), torch.tensor(mask)
+
+
+@pytest.mark.parametrize("trainer", ["OnlineDPOTrainer", "GKDTrainer"])
+def test_padded_tensors_are_shown_without_their_padding(
+    rlskip: Any, tmp_path: Path, trainer: str
+) -> None:
+    prompts, completions = padded(PROMPTS, left=True), padded(COMPLETIONS, left=False)
+    if trainer == "OnlineDPOTrainer":
+        output: tuple[Any, ...] = (*prompts, *completions)
+    else:
+        tokens, seen = (torch.hstack(pair) for pair in zip(prompts, completions, strict=True))
+        labels = torch.where(seen.bool(), tokens, -100)
+        labels[:, : prompts[0].shape[1]] = -100
+        output = tokens, seen, labels
+    dumps = save(tmp_path, trainer, output)
+    (shown,) = rlskip("show", 1, "-d", dumps, "--sessions", 8, "--json").json
+    figures = shown["figures"]
+    assert (figures["sessions"], figures["groups"]) == (8, 2)
+    assert figures["length"] == sum(map(len, COMPLETIONS)) / 8
+    assert [row["prompt"] for row in shown["sample"]] == PROMPTS
+    assert [row["response"] for row in shown["sample"]] == COMPLETIONS
+
+
+def test_diff_names_the_session_that_differs(rlskip: Any, tmp_path: Path) -> None:
+    other = [*COMPLETIONS[:3], [99, *COMPLETIONS[3][1:]], *COMPLETIONS[4:]]
+    a = save(tmp_path / "a", "RLOOTrainer", OUTPUTS["RLOOTrainer"])
+    b = save(tmp_path / "b", "RLOOTrainer", (PROMPTS, other, TEXTS))
+    (found,) = rlskip("compare", a, b, "--json").json["differences"]
+    assert (found["a"], found["b"], found["token"]) == (3, 3, 0)
+
+
+ROWS = {
+    "ids": [{"task": "a", "try": 0}, {"task": "b", "try": 0}, {"task": "a", "try": 1}],
+    "asked": [[1], [2], [1]],
+    "said": [[5, 6], [7], [8]],
+    "won": [1.0, 0.0, 0.5],
+}
+FIELDS = {"prompt": "asked", "response": "said", "reward": "won"}
+
+
+@pytest.mark.parametrize(
+    ("more", "groups"),
+    [
+        ({"group": "ids.task", "session": "ids.try"}, ["a", "b", "a"]),
+        ({"n": 2}, ["0", "0", "1"]),
+        ({}, ["0", "1", "0"]),  # equal prompts
+    ],
+)
+def test_a_stages_own_names_are_read(
+    rlskip: Any, tmp_path: Path, more: dict[str, Any], groups: list[str]
+) -> None:
+    info = RowFields.of(ROWS.keys(), {**FIELDS, **more}).to_meta()
+    StepStore(tmp_path / "e_p" / "s").save(1, ROWS, info=info)
+    lines = rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["uid"], row["response"], row["reward"]) for row in rows] == [
+        *zip(groups, ROWS["said"], ROWS["won"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("found", ["text", {"response": 3}, {"what": "is it"}, {"n": 0}, None])
+def test_a_description_that_makes_no_sense_is_left_out(
+    rlskip: Any, tmp_path: Path, found: Any
+) -> None:
+    rows = {"responses": [[1, 2], [3]]}
+    StepStore(tmp_path / "e_p" / "s").save(1, rows, info={"rows": found})
+    assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["rows"] == 2

@@ -1,0 +1,155 @@
+"""to_arrow, to_pandas, to_datasets: the rows of a run as tables, without what padding adds."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import rlskip
+from rlskip.errors import RlskipError
+from rlskip.runs.columns import rollout_columns
+from rlskip.runs.rollouts import Rollouts
+from rlskip.runs.tables import tables
+from rlskip.store import StepStore
+
+DIRECTORY = "e_p/GBS2_N2_in2_out3"
+TURNS = [
+    {"uid": "p", "session_id": 0, "turn": 0, "prompt_ids": [1], "completion_ids": [2, 3],
+     "logprobs": [-1.0, -2.0], "reward": 0.0, "raw_prompt": [{"role": "user", "content": "Hi"}],
+     "completions": "there"},
+    {"uid": "p", "session_id": 0, "turn": 1, "prompt_ids": [1, 2, 3, 9], "completion_ids": [4],
+     "logprobs": [-3.0], "reward": 1.0, "raw_prompt": [], "completions": "yes"},
+    {"uid": "p", "session_id": 1, "turn": 0, "prompt_ids": [1], "completion_ids": [5],
+     "logprobs": None, "reward": None, "raw_prompt": [{"role": "user", "content": "Hi"}],
+     "completions": "no"},
+]  # fmt: skip
+
+
+@pytest.mark.data
+def test_a_table_has_the_rows_that_iter_rows_has(dumps: Path) -> None:
+    run = rlskip.open(dumps)
+    rows = list(run.iter_rows())
+    assert run.to_arrow().to_pylist() == rows
+    frame = run.to_pandas(["group", "reward", "response"])
+    assert frame.reward.tolist() == [row["reward"] for row in rows]
+    assert [list(cell) for cell in frame.response] == [row["response"] for row in rows]
+    data = run.to_datasets(["prompt", "reward"])
+    assert data.to_list() == list(run.iter_rows(["prompt", "reward"]))
+
+
+P, R = 3, 4  # the widths of the prompts and of the responses
+EVERY = list(itertools.product((0, 1), repeat=P + 2 * R))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("flags", [EVERY, []], ids=["every", "none"])
+@pytest.mark.parametrize("layout", ["attention", "mask alone", "whole"])
+def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: str) -> None:
+    n, all_flags = len(flags), np.array(flags, np.int64).reshape(-1, P + 2 * R)
+    attention, mask = all_flags[:, : P + R], all_flags[:, P + R :]
+    tokens = np.arange(n * (P + R), dtype=np.int32).reshape(n, P + R)
+    probs = -tokens[:, P:].astype(np.float32)
+    columns = {"prompts": tokens[:, :P], "responses": tokens[:, P:], "attention_mask": attention,
+               "response_mask": mask, "rollout_log_probs": probs}  # fmt: skip
+    expected = []
+    for row, seen, sampled in zip(tokens.tolist(), attention.tolist(), mask.tolist(), strict=True):
+        start, prompt = P, [token for token, flag in zip(row[:P], seen, strict=False) if flag]
+        ends = [i + 1 for i, flag in enumerate(seen[P:]) if flag]
+        if layout == "mask alone":
+            prompt, ends = row[:P], [i + 1 for i, flag in enumerate(sampled) if flag]
+        if layout == "whole":
+            ends = [i + 1 for i, flag in enumerate(sampled) if flag]
+            start = P + (sampled.index(1) if ends else R)
+            prompt = [token for token, flag in zip(row[:start], seen, strict=False) if flag]
+        span = slice(start, P + max(ends, default=R if layout == "whole" else 0))
+        response = row[span]
+        expected.append({"prompt": prompt, "response": response,
+                         "mask": sampled[span.start - P : span.stop - P],
+                         "log_probs": [-float(token) for token in response]})  # fmt: skip
+    if layout == "mask alone":
+        del columns["attention_mask"]
+    if layout == "whole":
+        before = np.zeros((n, P), np.int64)
+        columns = {"input_ids": tokens, "attention_mask": attention,
+                   "response_mask": np.hstack([before, mask]),
+                   "rollout_log_probs": -tokens.astype(np.float32)}  # fmt: skip
+    names = ["prompt", "response", "mask", "log_probs"]
+    rollouts = Rollouts(rollout_columns(columns), {}, names)
+    rows = [{name: row[name] for name in names} for row in rollouts]
+    assert rows == expected
+    (table,) = tables(lambda fields: iter([rollouts]), names, "turn")
+    assert table.select(names).to_pylist() == rows
+
+
+@pytest.mark.data
+def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "responses": torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),
+        "half": torch.ones(2).bfloat16(),
+        "image": torch.zeros(2, 3, 4, dtype=torch.uint8),
+        "empty": torch.zeros(2, 0),
+        "ragged": torch.nested.nested_tensor_from_jagged(
+            torch.arange(3.0), torch.tensor([0, 1, 3])
+        ),
+        "within": TensorDict({"x": torch.ones(2)}, [2]),
+    }
+    store = StepStore(tmp_path / DIRECTORY)
+    store.save(1, TensorDict(columns, [2]))
+    store.save(2, [{"mixed": 1, "text": "é"}, {"mixed": {"a": [1]}, "text": "b"}])
+    run = rlskip.open(tmp_path / DIRECTORY)
+    schema = run[1].to_arrow().schema
+    assert schema.field("response").type == pa.list_(pa.int32())
+    assert schema.field("half").type == pa.float32()
+    assert schema.field("image").type == pa.list_(pa.list_(pa.uint8(), 4), 3)
+    assert schema.field("ragged").type == pa.list_(pa.float32())
+    assert run[1].to_arrow(["within", "empty"]).to_pylist()[0]["within"] == {"x": 1.0}
+    assert run[2].to_arrow(["mixed"])["mixed"].to_pylist() == ["1", '{"a": [1]}']
+    together = run.to_arrow()
+    assert together["text"].to_pylist() == [None, None, "é", "b"]
+    assert together["response"].to_pylist() == [[1, 2], [3, 4], None, None]
+
+
+@pytest.mark.data
+def test_a_row_a_session_has_its_conversation_in_one_piece(tmp_path: Path) -> None:
+    StepStore(tmp_path / DIRECTORY).save(1, TURNS)
+    run = rlskip.open(tmp_path / DIRECTORY)
+    first, second = run.to_arrow(by="session").to_pylist()
+    assert (first["group"], first["session"], first["turns"], first["reward"]) == ("p", 0, 2, 1.0)
+    assert (first["prompt"], first["completion"]) == ([1], [2, 3, 9, 4])
+    assert first["mask"] == [True, True, False, True]
+    assert first["log_probs"] == [-1.0, -2.0, None, -3.0]
+    assert [one["role"] for one in first["messages"]] == ["user", "assistant", "assistant"]
+    assert second["messages"][1] == {"role": "assistant", "content": "no"}
+    assert (second["reward"], second["log_probs"]) == (None, None)
+    some = run.to_arrow(["completion"], by="session")
+    assert some.column_names == ["step", "call", "group", "session", "turns", "completion"]
+    assert some["completion"].to_pylist() == [[2, 3, 9, 4], [5]]
+
+
+def test_a_conversation_leaves_out_what_a_rewritten_context_dropped(tmp_path: Path) -> None:
+    rewritten = [TURNS[0], {**TURNS[1], "prompt_ids": [7, 8]}]
+    StepStore(tmp_path / DIRECTORY).save(1, rewritten)
+    (session,) = rlskip.open(tmp_path / DIRECTORY).sessions()
+    whole = session.conversation
+    assert whole is not None
+    assert (whole.completion, whole.mask) == ([2, 3, 4], [True] * 3)
+
+
+def test_a_missing_extra_is_named(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    def fail(name: str, *more: Any) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(RlskipError, match="pyarrow") as error:
+        rlskip.open(dumps).to_arrow()
+    assert "rlskip[data]" in error.value.remedy
