@@ -21,7 +21,8 @@ from rlskip.errors import ConfigError
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import named_errors, read_data_proto, read_queue_batch
 from rlskip.keys import FINISHED, dump_tag, split_trajectory, status_tag
-from rlskip.runs.on_disk import NoSuchPlaceError, Run
+from rlskip.runs.on_disk import dumps_of
+from rlskip.runs.opened import NoSuchPlaceError
 from rlskip.skip.groups import QueuedGroup, summary
 from rlskip.store import StepStore
 from rlskip.store.layout import as_step, refuse_links, safe_name, shape_of
@@ -154,7 +155,7 @@ def _import(foreign: Foreign, dump_dir: Path, places: dict[tuple[str, int], int]
         rollouts = read_data_proto(foreign.file)
         rows, role = length_of(rollouts), "rollout"
     nbytes = None
-    if not Run(directory).dumps(foreign.step, foreign.part):
+    if not dumps_of(directory, foreign.step, foreign.part):
         store = StepStore(directory)
         nbytes = store.save(foreign.step, rollouts, info=info, part=foreign.part).nbytes
     return Imported(str(foreign.file), role, foreign.step, foreign.part, foreign.run, rows, nbytes)

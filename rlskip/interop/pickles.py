@@ -118,6 +118,19 @@ def read_data_proto(path: Path) -> DataProtoParts:
         return found
 
 
+def read_archive(path: Path) -> Any:
+    """Read what torch.save wrote: containers, numbers, text, tensors and arrays.
+
+    Raises
+    ------
+    ForeignDumpError
+        As :func:`read_data_proto` does.
+    """
+    with named_errors(path):
+        data = path.read_bytes()
+        return _Reader(len(data)).archive(data)
+
+
 def read_queue_batch(path: Path) -> dict[str, Any]:
     """Read verl's ``tq_batch.pt``: `tensordict`, `tags`, `keys`, `global_steps`.
 
@@ -127,8 +140,7 @@ def read_queue_batch(path: Path) -> dict[str, Any]:
         As :func:`read_data_proto` does.
     """
     with named_errors(path):
-        data = path.read_bytes()
-        found = _Reader(len(data)).archive(data)
+        found = read_archive(path)
         if not isinstance(found, dict) or not {"tensordict", "tags", "keys"} <= found.keys():
             raise ForeignDumpError("it does not hold a sampled batch of a queue")
         rows, tags, keys = found["tensordict"], found["tags"], found["keys"]

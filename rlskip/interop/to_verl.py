@@ -14,8 +14,9 @@ import numpy as np
 from rlskip.batch.columns import is_tensor, objects_of
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
-from rlskip.runs.on_disk import Dump, Run
-from rlskip.runs.trajectories import is_queue_part, rollout_columns, values
+from rlskip.runs.columns import is_queue_part, rollout_columns, values
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.opened import Run
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -16,12 +16,7 @@ from tensordict import TensorDict
 
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
-
-
-def saved(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+from tests.interop.crafting import saved
 
 
 def batch(rows: int = 3, tags: int = 3, keys: int = 3) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rlskip.errors import ConfigError, MismatchError
 from rlskip.keys import DUMP_POSITION, status_tag
 from rlskip.queue import MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
-from rlskip.runs.on_disk import Selection, the_run
+from rlskip.runs.find import the_run
 from rlskip.store import StepStore, UnknownTypeError
 
 RUN = "exp_proj/GBS2_N2_in6_out5"
@@ -160,13 +160,6 @@ def replaying(rlskip: Any, foreign: Path, tmp_path: Path) -> Callable[..., Train
     return start
 
 
-@pytest.fixture(autouse=True)
-def _fresh_manager(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("RLSKIP_JOB", "job")
-    yield SkipManager.reset()
-    SkipManager.reset()
-
-
 def test_a_queue_batch_is_replayed_group_by_group_in_order(
     replaying: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +215,5 @@ def test_restore_rng_is_refused_for_what_was_imported(replaying: Callable[..., T
 
 def test_the_imported_run_is_one_of_ours(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
     rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
-    target = Selection(the_run(tmp_path / "ours"))
-    assert [dump.name for dump in target.dumps()] == ["1", "2", "7/0"]
+    assert [dump.name for dump in the_run(tmp_path / "ours").dumps()] == ["1", "2", "7/0"]
     assert rlskip("verify", "-d", tmp_path / "ours").code == 0

@@ -26,6 +26,7 @@ from tensordict._reductions import _make_td as make_batch
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
 from rlskip.store import StepStore
+from tests.interop.crafting import Applied, Made, New, Stated, crafted, dtype, proto, saved
 
 RUN = "exp_proj/GBS2_N2_in6_out5"
 SERIALISATIONS = ["verl-0.9.1-torch", "verl-0.9.1-numpy", "verl-0.8.0-torch", "verl-0.8.0-numpy"]
@@ -60,19 +61,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.call, (self.argument,)
-
-
-def saved(value: Any, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer, **options)
-    return buffer.getvalue()
-
-
-def proto(state: Any) -> bytes:
-    """A gen_batch.dp with this state, as export writes it."""
-    inner = pickle.dumps(state, protocol=4)
-    head = b"\x80\x04cverl.protocol\nDataProto\n)\x81"
-    return head + inner[2:-1] + b"b."
 
 
 def test_the_attacks_below_would_work(tmp_path: Path) -> None:
@@ -142,69 +130,6 @@ def test_a_dump_that_would_run_a_command_is_refused(
     assert len(said.err.splitlines()) == 1
     assert not proof.exists()
     assert not out.exists()
-
-
-class Made:
-    """Pickled as ``call(*arguments)``; with keywords as ``call.__new__(call, ...)``."""
-
-    def __init__(self, call: Any, *arguments: Any, **keywords: Any) -> None:
-        self.call, self.arguments, self.keywords = call, arguments, keywords
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.call, self.arguments
-
-
-class Stated:
-    """Something that is given states, one after the other."""
-
-    def __init__(self, made: Any, *states: Any) -> None:
-        self.made, self.states = made, states
-
-
-class New:
-    """An object of a type, before it has a state."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-
-class Applied:
-    """A call with arguments that are not a tuple."""
-
-    def __init__(self, call: Any, arguments: Any) -> None:
-        self.parts = call, arguments
-
-
-class Crafting(pickle._Pickler):  # type: ignore[name-defined]
-    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        if isinstance(obj, Made) and obj.keywords:
-            for part in (obj.call, obj.arguments, obj.keywords):
-                self.save(part)
-            self.write(pickle.NEWOBJ_EX)
-        elif isinstance(obj, Applied):
-            for part in obj.parts:
-                self.save(part)
-            self.write(pickle.REDUCE)
-        elif isinstance(obj, New):
-            self.save(obj.kind)
-            self.write(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
-        elif isinstance(obj, Stated):
-            self.save(obj.made)
-            for state in obj.states:
-                self.save(state)
-                self.write(pickle.BUILD)
-        else:
-            super().save(obj, save_persistent_id)
-
-
-def crafted(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    Crafting(buffer, 4).dump((None, {"x": value}, {}))
-    return b"\x80\x04cverl.protocol\nDataProto\n)\x81" + buffer.getvalue()[2:-1] + b"b."
-
-
-def dtype(code: str, *state: Any) -> Stated:
-    return Stated(Made(np.dtype, code, False, True), state)
 
 
 def memory_attacks() -> dict[str, Any]:
@@ -458,7 +383,8 @@ ATTACKS: dict[str, Any] = {
 
 
 def dtype_of_size(code: str, size: int) -> Stated:
-    return dtype(code, 3, "<" if code[0] == "U" else "|", None, None, None, size, 1, 8)
+    order, flags = "<" if code[0] == "U" else "|", np.dtype(code).flags
+    return dtype(code, 3, order, None, None, None, size, -1, flags)
 
 
 IGNORED: dict[str, Any] = {

@@ -1,0 +1,213 @@
+"""Sessions as files of other programs: Parquet, chats, ATIF, verl's text, verifiers' traces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlskip._version import __version__
+from rlskip.interop.jsonl import line
+from rlskip.interop.to_verl import ExportError
+from rlskip.runs.rollouts import SessionRows
+from rlskip.runs.scope import Scope
+from rlskip.runs.tables import By, extra
+from rlskip.store.layout import safe_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROLES = {"assistant": "agent", "user": "user", "system": "system", "tool": "user"}
+
+
+def write_parquet(target: Scope, out: Path, by: By) -> int:
+    """Write a table, a row group for each dump, and return the number of its rows.
+
+    Its columns are those of the first dump. Where a later one has others, or others of another
+    type, all are read once more for the columns of all; what a dump lacks is null in its rows.
+
+    Raises
+    ------
+    ExportError
+        A column has types that no one type holds.
+    """
+    pa = extra("pyarrow")
+    try:
+        return _write_tables(target, out, by, None)
+    except pa.ArrowException:
+        schema = None
+    for table in target.iter_tables(by=by):
+        both = [table.schema] if schema is None else [schema, table.schema]
+        try:
+            schema = pa.unify_schemas(both, promote_options="permissive")
+        except pa.ArrowException as error:
+            what = f"its columns do not fit those before: {str(error).partition(chr(10))[0]}"
+            step = table["step"][0].as_py() if table.num_rows else "?"
+            raise ExportError(what, f"step {step}", "export the steps in several files") from error
+    return _write_tables(target, out, by, schema)
+
+
+def _write_tables(target: Scope, out: Path, by: By, schema: pa.Schema | None) -> int:
+    """Raises ArrowException where a table does not fit the schema."""
+    pa, pq, writer, rows = extra("pyarrow"), extra("pyarrow.parquet"), None, 0
+    try:
+        for table in target.iter_tables(by=by):
+            schema = schema or table.schema
+            writer = writer or pq.ParquetWriter(out, schema)
+            if more := set(table.column_names) - set(schema.names):
+                raise pa.ArrowInvalid(f"more columns: {', '.join(sorted(more))}")
+            for name in set(schema.names) - set(table.column_names):
+                table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
+            writer.write_table(table.select(schema.names).cast(schema))
+            rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def chats(target: Scope) -> Iterator[str]:
+    """A line for each session: its chat messages, its reward, and where it is."""
+    for session in target.sessions():
+        about = {"group": session.group, "session": session.number, "reward": session.reward}
+        yield line({"messages": _messages(session), **session.place, **about})
+
+
+def write_atif(target: Scope, out: Path) -> Iterator[Path]:
+    """Write a trajectory in ATIF for each session below the directory `out`."""
+    for session in target.sessions():
+        name = _name(session)
+        file = out / f"{name}.json"
+        if file.exists():
+            raise ExportError("the file exists already", str(file), "choose another --out")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(line(_trajectory(session, name)) + "\n", encoding="utf-8")
+        yield file
+
+
+def _trajectory(session: SessionRows, name: str) -> dict[str, Any]:
+    turns = iter(session.turns)
+    steps = []
+    for number, message in enumerate(_messages(session), 1):
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps(content)
+        role = _ROLES.get(str(message["role"]), "user")
+        step: dict[str, Any] = {"step_id": number, "source": role, "message": text}
+        turn = next(turns, None) if role == "agent" else None
+        if turn is not None and turn.get("response") is not None:
+            metrics = {
+                "prompt_tokens": len(turn["prompt"] or ()),
+                "completion_tokens": len(turn["response"]),
+                "prompt_token_ids": turn["prompt"],
+                "completion_token_ids": turn["response"],
+                "logprobs": turn["log_probs"],
+            }
+            step["metrics"] = {key: value for key, value in metrics.items() if value is not None}
+        steps.append(step)
+    return {
+        "schema_version": "ATIF-v1.4",
+        "session_id": name,
+        "agent": {"name": "rlskip", "version": __version__},
+        "steps": steps,
+        "extra": {**session.place, "group": session.group, "reward": session.reward},
+    }
+
+
+def write_verl_text(target: Scope, out: Path) -> Iterator[Path]:
+    """Write ``{step}.jsonl`` below `out`, as verl's ``rollout_data_dir`` has them."""
+    for step, sessions in groupby(target.sessions(), lambda one: one.place["step"]):
+        file = out / f"{step}.jsonl"
+        out.mkdir(parents=True, exist_ok=True)
+        with open(file, "x", encoding="utf-8") as opened:
+            opened.writelines(line(_as_verl_text(session)) + "\n" for session in sessions)
+        yield file
+
+
+def _as_verl_text(session: SessionRows) -> dict[str, Any]:
+    messages = _messages(session)
+    at = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    texts = [str(one.get("content")) for one in messages]
+    before, after = "\n".join(texts[:at]), "\n".join(texts[at:])
+    truth = session.turns[0].get("gts")
+    about = {"gts": truth, "score": session.reward, "step": session.place["step"]}
+    return {"input": before, "output": after, **about, "request_id": _name(session)}
+
+
+def traces(target: Scope) -> Iterator[str]:
+    """A line for each session, an episode as verifiers saves it in ``traces.jsonl``."""
+    for session in target.sessions():
+        name, place = _name(session), session.place
+        messages = session.messages or []
+        first = next((str(m.get("content")) for m in messages if m["role"] == "user"), None)
+        task = {"type": "Task", "data": {"id": session.group, "prompt": first}}
+        reward = None if session.reward is None else {"score": session.reward, "weight": 1.0}
+        work = {"type": "train", "step": place["step"]}
+        yield line(
+            {
+                "id": name,
+                "env": {"id": "rlskip"},
+                "task": task,
+                "group": {"id": session.group},
+                "run": {"type": "train", "id": str(place.get("run", "rlskip")), "work": work},
+                "ok": True,
+                "traces": [
+                    {
+                        "id": name,
+                        "task": task,
+                        "agent": {"config": {}},
+                        "nodes": list(_nodes(session)),
+                        "rewards": {"reward": reward},
+                        "is_completed": True,
+                        "ok": True,
+                    }
+                ],
+            }
+        )
+
+
+def _nodes(session: SessionRows) -> Iterator[dict[str, Any]]:
+    """The messages, with the tokens of those that the policy sampled and of those before them."""
+    whole, messages = session.conversation, session.messages
+    if whole is None:
+        for i, message in enumerate(messages or ()):
+            sampled = message["role"] == "assistant"
+            yield {"parent": i - 1 if i else None, "message": message, "sampled": sampled}
+        return
+    tokens = [*whole.prompt, *whole.completion]
+    mask = [False] * len(whole.prompt) + whole.mask
+    none: list[float | None] = [None]
+    probs = none * len(whole.prompt) + (whole.log_probs or none * len(whole.completion))
+    said = iter([m for m in messages or () if m["role"] == "assistant"])
+    seen = iter([m for m in messages or () if m["role"] != "assistant"])
+    at = number = 0
+    for sampled, span in groupby(mask):
+        end = at + len(list(span))
+        role = "assistant" if sampled else "user"
+        message = next(said if sampled else seen, {"role": role, "content": ""})
+        given = [p for p in probs[at:end] if p is not None]
+        yield {
+            "parent": number - 1 if number else None,
+            "message": message,
+            "sampled": sampled,
+            "token_ids": tokens[at:end],
+            "mask": mask[at:end],
+            "logprobs": given if sampled and len(given) == end - at else [],
+        }
+        at, number = end, number + 1
+
+
+def _messages(session: SessionRows) -> list[dict[str, Any]]:
+    found = session.messages
+    if found is None:
+        what = "it records no chat messages, and token ids are not text"
+        raise ExportError(what, _name(session), "give the tokenizer: --tokenizer DIRECTORY")
+    return found
+
+
+def _name(session: SessionRows) -> str:
+    """The session's name: step, call, group and number, safe for a file."""
+    place = session.place
+    call = "" if place.get("call") is None else f"-{place['call']}"
+    return safe_name(f"{place['step']}{call}-{session.group}-{session.number}")

@@ -1,0 +1,261 @@
+"""Files of other programs as steps of rows: slime's and miles' samples, verl's JSONL, verifiers'.
+
+A step becomes a mapping of columns under the names that :mod:`rlskip.runs` knows.
+``docs/interop.md`` lists what becomes of each field. What has no place there keeps its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.row_fields import RowFields
+from rlskip.errors import ConfigError
+from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.from_verl import Imported
+from rlskip.interop.pickles import named_errors, read_archive
+from rlskip.runs.on_disk import dumps_of
+from rlskip.store import StepStore
+from rlskip.store.layout import refuse_links, safe_name
+
+Row = dict[str, Any]
+Steps = Iterator[tuple[int, list[Row]]]
+
+_SAVED = ("traces.jsonl", "results.jsonl")
+_NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
+
+
+@attrs.frozen
+class Format:
+    """A format that is read: how its files are called, and what they hold as steps of rows.
+
+    ``read`` is None where they hold what stages computed (:mod:`rlskip.interop.train_dumps`).
+    """
+
+    name: str
+    matches: Callable[[Path], bool]
+    read: Callable[[Path, int | None], Steps] | None
+    is_pickle: bool = False
+
+
+def find(source: Path) -> list[tuple[Path, Format]]:
+    """The files at or below `source` that are in one of the formats, by name."""
+    files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file())
+    found = ((file, next((f for f in FORMATS if f.matches(file)), None)) for file in files)
+    return [(file, form) for file, form in found if form is not None]
+
+
+def import_samples(
+    found: Iterable[tuple[Path, Format]], dump_dir: Path, run: str, step: int | None
+) -> Iterator[Imported]:
+    """Store the steps of each file as dumps of `run`. A dump that exists there stays.
+
+    Raises
+    ------
+    ForeignDumpError
+        A file is not what it should be. The dumps before it are stored.
+    """
+    if any(part != safe_name(part) for part in run.split("/")) or run.count("/") != 1:
+        remedy = "give it with --run EXPERIMENT_PROJECT/GBS.._N.._in.._out.."
+        raise ConfigError(f"{run!r} is not the name of a run", "--run", remedy)
+    directory = dump_dir / run
+    refuse_links(directory)
+    for file, form in found:
+        with named_errors(file):
+            assert form.read is not None
+            for number, rows in form.read(file, step):
+                names = dict.fromkeys(name for row in rows for name in row)
+                columns = {name: [row.get(name) for row in rows] for name in names}
+                known = {"group": "uid", "session": "session" if "session" in names else None}
+                described = RowFields.of(names, known).to_meta()
+                info = {"job": "import", "imported": str(file), **described}
+                nbytes = None
+                if not dumps_of(directory, number):
+                    nbytes = StepStore(directory).save(number, columns, info=info).nbytes
+                yield Imported(str(file), "rollout", number, None, run, len(rows), nbytes)
+
+
+# -- slime, miles --------------------------------------------------------------------------
+
+
+def _read_slime(path: Path, step: int | None) -> Steps:
+    """What ``--save-debug-rollout-data`` writes: ``rollout_id`` and a mapping for each sample."""
+    found = read_archive(path)
+    samples = found.get("samples") if isinstance(found, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
+        what = "it does not hold samples of slime or miles"
+        remedy = "give a file of --save-debug-rollout-data or --save-debug-train-data"
+        raise ForeignDumpError(what, str(path), remedy)
+    number = found.get("rollout_id")
+    number = number if type(number) is int else _number_in(path)
+    yield _step(step if step is not None else number, path), list(map(_of_sample, samples))
+
+
+def _of_sample(sample: Row) -> Row:
+    own = dict(sample)
+    tokens, length = _list(own.pop("tokens", ())), int(own.pop("response_length", 0) or 0)
+    at = len(tokens) - length
+    group, mask = own.get("group_index"), own.pop("loss_mask", None)
+    return {
+        "uid": "None" if group is None else str(group),
+        "session": own.get("index"),
+        "prompt_ids": tokens[:at],
+        "completion_ids": tokens[at:],
+        "completion_mask": [1] * length if mask is None else _list(mask),
+        "logprobs": _list_or_none(own.pop("rollout_log_probs", None)),
+        **own,
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _list_or_none(value: Any) -> list[Any] | None:
+    return None if value is None else _list(value)
+
+
+# -- verl ----------------------------------------------------------------------------------
+
+
+def _read_verl(path: Path, step: int | None) -> Steps:
+    """What ``trainer.rollout_data_dir`` collects: a file a step, a line a sample, as text."""
+    rows = [_numbered(row) for row in _lines(path)]
+    groups: dict[str, str] = {}
+    for row in rows:
+        row["uid"] = groups.setdefault(str(row.get("input")), str(len(groups)))
+    yield _step(step if step is not None else _number_in(path), path), rows
+
+
+def _numbered(row: Row) -> Row:
+    """Without the step, which the dump has."""
+    return {name: value for name, value in row.items() if name != "step"}
+
+
+# -- verifiers, prime-rl -------------------------------------------------------------------
+
+
+def _read_verifiers(path: Path, step: int | None) -> Steps:
+    """Saved episodes (``traces.jsonl``), or the rows of older versions (``results.jsonl``)."""
+    steps: dict[int, list[Row]] = defaultdict(list)
+    for number, line in enumerate(_lines(path)):
+        work = (line.get("run") or {}).get("work") or {}
+        of = step if step is not None else work.get("step", 0)
+        rows = _of_episode(line, number) if "traces" in line else [_of_result(line, number)]
+        steps[_step(of, path)] += rows
+    yield from sorted(steps.items())
+
+
+def _of_episode(episode: Row, number: int) -> list[Row]:
+    """A row for each branch of each trace: a path through its messages."""
+    group = (episode.get("group") or {}).get("id")
+    about = {name: value for name, value in episode.items() if name != "traces"}
+    rows = []
+    for k, trace in enumerate(episode["traces"]):
+        task = trace.get("task") or {}
+        uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number)
+        rewards = [r for r in (trace.get("rewards") or {}).values() if r is not None]
+        reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
+        rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
+        for branch, nodes in enumerate(_branches(trace.get("nodes") or [])):
+            rows.append(
+                {
+                    "uid": str(uid),
+                    "session": f"{number}.{k}.{branch}",
+                    **_of_nodes(nodes),
+                    "reward": reward,
+                    "trace": rest,
+                    "episode": about,
+                }
+            )
+    return rows
+
+
+def _branches(nodes: Sequence[Row]) -> Iterator[list[Row]]:
+    parents = {node.get("parent") for node in nodes}
+    for leaf in range(len(nodes)):
+        if leaf not in parents:
+            path: list[Row] = []
+            at: int | None = leaf
+            while at is not None and len(path) <= len(nodes):
+                path.append(nodes[at])
+                at = nodes[at].get("parent")
+            yield path[::-1]
+
+
+def _of_nodes(nodes: Sequence[Row]) -> Row:
+    """A path of messages: up to the first sampled token it is the prompt."""
+    tokens = [token for node in nodes for token in node.get("token_ids") or ()]
+    mask = [int(flag) for node in nodes for flag in node.get("mask") or ()]
+    given = iter([p for node in nodes for p in node.get("logprobs") or ()])
+    first = mask.index(1) if 1 in mask else len(tokens)
+    probs = [next(given, None) if flag else None for flag in mask[first:]]
+    turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
+    messages = [node["message"] for node in nodes]
+    row: Row = {"raw_prompt": messages[:turn], "completions": messages[turn:]}
+    if tokens:
+        row |= {"prompt_ids": tokens[:first], "completion_ids": tokens[first:]}
+        row["completion_mask"] = mask[first:]
+        row["logprobs"] = [0.0 if p is None else p for p in probs] if any(probs) else None
+    return row
+
+
+def _of_result(result: Row, number: int) -> Row:
+    own = dict(result)
+    prompt, completion = own.pop("prompt", None), own.pop("completion", None)
+    uid = own.get("example_id", number)
+    return {"uid": str(uid), "raw_prompt": prompt, "completions": completion, **own}
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError as error:
+                raise ForeignDumpError(f"line {number} is not JSON", str(path)) from error
+            if not isinstance(found, dict):
+                raise ForeignDumpError(f"line {number} is not an object", str(path))
+            yield found
+
+
+def _number_in(path: Path) -> int | None:
+    found = _NUMBER.fullmatch(path.stem)
+    return int(found[1]) if found else None
+
+
+def _step(step: Any, path: Path) -> int:
+    if type(step) is not int or step < 0:
+        what = "neither it nor its name tells the step"
+        raise ForeignDumpError(what, str(path), "give it with --step")
+    return step
+
+
+def _is_slime(path: Path, names: Sequence[bytes] = (b"rollout_id", b"samples")) -> bool:
+    """Whether it is an archive of torch.save that begins with slime's `names`, unlike verl's."""
+    if path.suffix != ".pt" or not zipfile.is_zipfile(path):
+        return False
+    with path.open("rb") as file:
+        beginning = file.read(1024)
+    return any(name in beginning for name in names)
+
+
+FORMATS = (
+    Format("verifiers", lambda path: path.name in _SAVED, _read_verifiers),
+    Format("verl", lambda path: path.suffix == ".jsonl" and path.stem.isdecimal(), _read_verl),
+    Format("slime", partial(_is_slime, names=[b"rollout_data"]), None, is_pickle=True),
+    Format("slime", _is_slime, _read_slime, is_pickle=True),
+)

@@ -1,0 +1,302 @@
+"""Samples of other programs in and sessions out: slime, miles, verl's text, verifiers, chats."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rlskip as package
+from rlskip.store import StepStore
+
+RUN = "e_p/GBS1_N2_in1_out4"
+ASKED = [{"role": "user", "content": "Hi"}]
+TURNS = [
+    {"uid": "p", "session_id": 0, "turn": 0, "prompt_ids": [1], "completion_ids": [2, 3],
+     "logprobs": [-1.0, -2.0], "reward": 0.0, "raw_prompt": ASKED, "completions": "there"},
+    {"uid": "p", "session_id": 0, "turn": 1, "prompt_ids": [1, 2, 3, 9], "completion_ids": [4],
+     "logprobs": [-3.0], "reward": 1.0, "raw_prompt": [], "completions": "yes"},
+    {"uid": "p", "session_id": 1, "turn": 0, "prompt_ids": [1], "completion_ids": [5],
+     "logprobs": [-4.0], "reward": None, "raw_prompt": ASKED, "completions": "no"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    StepStore(tmp_path / "dumps" / RUN).save(3, TURNS)
+    return tmp_path / "dumps" / RUN
+
+
+@pytest.fixture
+def imported(rlskip: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """``imported(source, *options)``: the rows of what is imported from there."""
+
+    def rows(source: Path, *options: object) -> list[dict[str, Any]]:
+        done = rlskip("import", source, "-d", tmp_path / "in", "--run", RUN, *options)
+        assert (done.code, done.err) == (0, "")
+        return list(package.open(tmp_path / "in" / RUN).iter_rows())
+
+    return rows
+
+
+# As slime's Sample.to_dict (slime/utils/types.py) and torch.save(dict(rollout_id=...)) make them.
+SAMPLE = {
+    "group_index": 5, "index": 40, "prompt": "q", "tokens": [1, 2, 3, 4], "response": "xy",
+    "response_length": 2, "label": "42", "reward": 1.0, "loss_mask": None,
+    "rollout_log_probs": [-0.5, -0.25], "status": "completed", "metadata": {"a": 1},
+    "session_id": None, "weight_versions": ["3"], "spec_info": {"completion_token_num": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["7.pt", "rollout_7.pt"])
+@pytest.mark.parametrize("more", [{"rollout_id": 7}, {"rollout_id": 7, "metadata": {}}, {}])
+def test_samples_of_slime_and_miles_become_a_step(
+    imported: Any, tmp_path: Path, name: str, more: dict[str, Any]
+) -> None:
+    other = {**SAMPLE, "index": 41, "loss_mask": [0, 1], "reward": 0.0, "rollout_log_probs": None}
+    torch.save({**more, "samples": [SAMPLE, other]}, tmp_path / name)
+    first, second = imported(tmp_path / name, "--trust-pickle")
+    assert (first["step"], first["group"], first["session"], first["reward"]) == (7, "5", 0, 1.0)
+    assert (first["prompt"], first["response"]) == ([1, 2], [3, 4])
+    assert (first["mask"], first["log_probs"]) == ([1, 1], [-0.5, -0.25])
+    assert (second["mask"], second["log_probs"], second["session"]) == ([0, 1], None, 1)
+    for name_in_slime, kept in (("prompt", "own_prompt"), ("response", "own_response")):
+        assert first[kept] == SAMPLE[name_in_slime]
+    lost = {"prompt", "tokens", "response", "response_length", "loss_mask", "rollout_log_probs",
+            "reward"}  # fmt: skip
+    assert {key: first[key] for key in SAMPLE.keys() - lost} == {
+        key: SAMPLE[key] for key in SAMPLE.keys() - lost
+    }
+
+
+def test_a_pickle_needs_trust_and_runs_nothing(rlskip: Any, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    torch.save({"rollout_id": 1, "samples": [{**SAMPLE, "metadata": Evil()}]}, tmp_path / "1.pt")
+    refused = rlskip("import", tmp_path / "1.pt", "-d", tmp_path / "in")
+    assert (refused.code, "--trust-pickle" in refused.err) == (2, True)
+    trusted = rlskip("import", tmp_path / "1.pt", "-d", tmp_path / "in", "--trust-pickle")
+    assert (trusted.code, "names posix.mkdir" in trusted.err) == (2, True)
+    assert not (tmp_path / "owned").exists()
+    for data in ({}, {"tokens": [torch.ones(2)]}, [1], None):
+        torch.save({"rollout_id": 1, "rank": 0, "rollout_data": data}, tmp_path / "1.pt")
+        other = rlskip("import", tmp_path / "1.pt", "-d", tmp_path / "in", "--trust-pickle")
+        assert (other.code, str(tmp_path / "1.pt") in other.err) == (2, True)
+
+
+def train_dump(rank: int, samples: list[int], shift: float = 0.0, last: bool = True) -> Any:
+    """What slime's ``save_debug_train_data`` saves of a rank after ``train_actor``.
+
+    Tensors are those of ``_get_rollout_data`` and ``compute_advantages_and_returns``; only the last
+    stage of a pipeline has what the model computes.
+    """
+    lengths = [2 + i % 3 for i in samples]
+
+    def each(value: float, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+        return [torch.full((n,), value, dtype=dtype) for n in lengths]
+
+    data: dict[str, Any] = {
+        "tokens": [torch.arange(10 * i, 10 * i + 3 + n) for i, n in zip(samples, lengths)],  # noqa: B905
+        "response_lengths": lengths,
+        "total_lengths": [3 + n for n in lengths],
+        "rewards": [0.5 - i % 2 for i in samples],
+        "raw_reward": [float(i % 2) for i in samples],
+        "truncated": [0 for _ in samples],
+        "sample_indices": samples,
+        "loss_masks": each(1, torch.int32),
+        "rollout_log_probs": each(-0.5),
+        "metadata": [{"a": i} for i in samples],
+        "num_microbatches": [1, 1],
+        "global_batch_sizes": [4, 4],
+        "micro_batch_indices": [[0], [1]],
+    }
+    if last:
+        for name, value in (("ref_log_probs", -0.75), ("log_probs", -0.625 + shift)):
+            data[name] = each(value)
+        data |= {"advantages": each(1.0), "returns": each(1.0)}
+    return {"rollout_id": 7, "rank": rank, "rollout_data": data}
+
+
+def test_train_dumps_of_slime_become_stages(rlskip: Any, tmp_path: Path) -> None:
+    for job, shift in (("a", 0.0), ("b", 0.25)):
+        folder = tmp_path / job
+        folder.mkdir()
+        # Two data-parallel ranks, of a pipeline of two: ranks 0 and 2 have the same samples.
+        for rank, last in ((0, False), (1, False), (2, True), (3, True)):
+            some = [0, 1] if rank % 2 == 0 else [2, 3]
+            moved = shift if rank == 3 else 0.0
+            torch.save(train_dump(rank, some, moved, last), folder / f"7_{rank}.pt")
+        done = rlskip("import", folder, "-d", tmp_path / "in", "--trust-pickle")
+        assert (done.code, done.err) == (0, "")
+        assert f"stages/{job}_imported" in done.out
+    where = tmp_path / "in" / "stages"
+    again = rlskip("import", folder, "-d", tmp_path / "in", "--trust-pickle")
+    assert again.out.count("exists already") == 4
+    same = rlskip("compare", where / "a_imported", where / "a_imported")
+    assert same.code == 0, same.out
+    differs = rlskip("compare", where / "a_imported", where / "b_imported", "--json")
+    assert differs.code == 1
+    (step,) = differs.json["steps"]
+    stages = {one["stage"]: one["state"] for one in step["stages"]}
+    records = {one["stage"]: one["records"] for one in step["stages"]}
+    assert (records["rewards"], records["advantages"]) == (2, 2), "what two ranks hold counts once"
+    assert stages.keys() == {
+        "rollouts", "mask", "engine_log_probs", "old_log_probs", "ref_log_probs", "advantages",
+        "returns", "rewards", "scores", "truncated",
+    }  # fmt: skip
+    assert [name for name, state in stages.items() if state != "equal"] == ["old_log_probs"]
+    engine = rlskip("compare", where / "a_imported", "--json")
+    assert engine.json["steps"][0]["all"]["mean"] == pytest.approx(0.125)
+
+
+def test_text_of_verl_goes_out_and_in(
+    rlskip: Any, run: Path, tmp_path: Path, imported: Any
+) -> None:
+    assert rlskip("export", run, "--to", "verl-text", "--out", tmp_path / "text").code == 0
+    lines = (tmp_path / "text" / "3.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {
+        "input": "Hi", "output": "there\nyes", "gts": None, "score": 1.0, "step": 3,
+        "request_id": "3-p-0",
+    }  # fmt: skip
+    first, second = imported(tmp_path / "text")
+    assert (first["step"], first["reward"], first["output"]) == (3, 1.0, "there\nyes")
+    assert (first["group"], second["group"], second["session"]) == ("0", "0", 1)
+    again = rlskip("import", tmp_path / "text", "-d", tmp_path / "in", "--run", RUN)
+    assert "exists already" in again.out
+    (tmp_path / "text" / "4.jsonl").write_text("{")
+    bad = rlskip("import", tmp_path / "text", "-d", tmp_path / "in", "--run", RUN)
+    assert (bad.code, "line 1 is not JSON" in bad.err) == (2, True)
+
+
+def test_traces_of_verifiers_go_out_and_in(
+    rlskip: Any, run: Path, tmp_path: Path, imported: Any
+) -> None:
+    assert rlskip("export", run, "--to", "verifiers", "--out", tmp_path / "traces.jsonl").code == 0
+    first, second = imported(tmp_path / "traces.jsonl")
+    assert (first["step"], first["group"], first["session"]) == (3, "p", 0)
+    assert (first["prompt"], first["response"]) == ([1], [2, 3, 9, 4])
+    assert (first["mask"], first["log_probs"]) == ([1, 1, 0, 1], [-1.0, -2.0, 0.0, -3.0])
+    assert (first["reward"], second["reward"]) == (1.0, None)
+    assert first["raw_prompt"] == ASKED
+    assert second["completions"] == [{"role": "assistant", "content": "no"}]
+
+
+def test_a_trace_of_several_branches_is_several_rows(imported: Any, tmp_path: Path) -> None:
+    message = {"role": "user", "content": "a"}
+    nodes = [
+        {"parent": None, "message": message, "token_ids": [1], "mask": [False]},
+        *(
+            {"parent": 0, "message": message, "sampled": True, "token_ids": [9, token],
+             "mask": [False, True], "logprobs": [-1.0]}
+            for token in (5, 6)
+        ),
+    ]  # fmt: skip
+    rewards = {"a": {"score": 1.0, "weight": 0.5}, "b": {"score": 2.0}, "c": None}
+    trace = {"nodes": nodes, "rewards": rewards, "metrics": {"m": 1}}
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"traces": [trace], "task": {}}) + "\n")
+    rows = imported(tmp_path / "traces.jsonl")
+    assert [(row["prompt"], row["response"]) for row in rows] == [([1, 9], [5]), ([1, 9], [6])]
+    assert [row["reward"] for row in rows] == [2.5, 2.5]
+    assert rows[0]["trace"]["metrics"] == {"m": 1}
+
+
+def test_older_results_of_verifiers_are_read(imported: Any, tmp_path: Path) -> None:
+    result = {"example_id": 4, "prompt": ASKED, "completion": "no", "reward": 0.5, "answer": "yes"}
+    (tmp_path / "results.jsonl").write_text(json.dumps(result) + "\n")
+    (row,) = imported(tmp_path / "results.jsonl")
+    assert (row["group"], row["reward"], row["answer"]) == ("4", 0.5, "yes")
+    assert (row["raw_prompt"], row["completions"]) == (ASKED, "no")
+
+
+def test_chats_and_trajectories(rlskip: Any, run: Path, tmp_path: Path) -> None:
+    said = rlskip("export", run, "--to", "messages").out.splitlines()
+    first = json.loads(said[0])
+    assert (first["reward"], first["step"], first["group"]) == (1.0, 3, "p")
+    assert first["messages"] == [
+        *ASKED, {"role": "assistant", "content": "there"}, {"role": "assistant", "content": "yes"},
+    ]  # fmt: skip
+    assert rlskip("export", run, "--to", "atif", "--out", tmp_path / "atif").code == 0
+    files = sorted((tmp_path / "atif").iterdir())
+    assert [file.name for file in files] == ["3-p-0.json", "3-p-1.json"]
+    trajectory = json.loads(files[0].read_text())
+    assert trajectory["schema_version"] == "ATIF-v1.4"
+    assert [(step["step_id"], step["source"]) for step in trajectory["steps"]] == [
+        (1, "user"), (2, "agent"), (3, "agent"),
+    ]  # fmt: skip
+    assert trajectory["steps"][1]["metrics"]["completion_token_ids"] == [2, 3]
+    again = rlskip("export", run, "--to", "atif", "--out", tmp_path / "atif")
+    assert (again.code, "exists already" in again.err) == (2, True)
+
+
+def test_tokens_alone_are_no_chat(rlskip: Any, run_dir: Path) -> None:
+    said = rlskip("export", run_dir, "--to", "messages")
+    assert (said.code, "--tokenizer" in said.err) == (2, True)
+    unknown = rlskip("export", run_dir, "--to", "nothing")
+    assert (unknown.code, "parquet" in unknown.err) == (2, True)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("by", ["turn", "session"])
+def test_hugging_face_and_pandas_open_parquet(
+    rlskip: Any, run: Path, tmp_path: Path, by: Any
+) -> None:
+    import datasets
+    import pandas as pd
+
+    StepStore(run).save(4, TURNS[:1])
+    out = tmp_path / "rows.parquet"
+    assert rlskip("export", run, "--to", "parquet", "--by", by, "--out", out).code == 0
+    expected = package.open(run).to_arrow(by=by).to_pylist()
+    data = datasets.load_dataset(
+        "parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert data.to_list() == expected
+    assert len(pd.read_parquet(out)) == len(expected) == (4 if by == "turn" else 3)
+    # Later steps have other columns: one more, one less, one that held nothing before.
+    StepStore(run).save(5, [{**TURNS[0], "more": 1, "raw_prompt": [], "reward": None}])
+    StepStore(run).save(6, [{name: TURNS[1][name] for name in ("uid", "completion_ids")}])
+    out.unlink()
+    assert rlskip("export", run, "--to", "parquet", "--by", by, "--out", out).code == 0
+    expected = package.open(run).to_arrow(by=by).to_pylist()
+    assert pd.read_parquet(out).more.dropna().tolist() == [1]
+    found = datasets.load_dataset(
+        "parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "again")
+    )
+    assert found.to_list() == [{name: row[name] for name in found.column_names} for row in expected]
+    StepStore(run).save(7, [{**TURNS[0], "more": "text"}])
+    out.unlink()
+    said = rlskip("export", run, "--to", "parquet", "--by", by, "--out", out)
+    assert (said.code, "step 7" in said.err) == (2, True)
+    assert not out.exists()
+
+
+@pytest.mark.data
+def test_verifiers_own_reader_opens_the_traces(rlskip: Any, run: Path, tmp_path: Path) -> None:
+    python = os.environ.get("RLSKIP_VERIFIERS", "")
+    if not Path(python).is_file():
+        pytest.skip(f"RLSKIP_VERIFIERS names no python with verifiers: {python!r}")
+    rlskip("export", run, "--to", "verifiers", "--out", tmp_path / "traces.jsonl")
+    code = """
+import sys
+from pathlib import Path
+from verifiers.v1.configs.agent import WireAgentConfig
+from verifiers.v1.state import State
+from verifiers.v1.task import WireTaskData
+from verifiers.v1.trace import Trace
+from verifiers.v1.utils.trace_store import read_episodes
+found = read_episodes(Path(sys.argv[1]), Trace[WireTaskData, State, WireAgentConfig])
+first, second = (one.traces[0] for one in found)
+print(first.reward, first.branches[0].token_ids, found[0].group.id, found[0].run.work.step)
+"""
+    done = subprocess.run(
+        [python, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "1.0 [1, 2, 3, 9, 4] p 3", done.stderr
