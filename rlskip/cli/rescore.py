@@ -1,0 +1,128 @@
+"""`rlskip rescore`: a reward function run over cached rollouts, without a trainer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from rich.console import RenderableType
+
+from rlskip._human import number, short
+from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.config.steps import Steps
+from rlskip.errors import ConfigError
+from rlskip.rescore.arguments import read_data
+from rlskip.rescore.scoring import Outcome, Rescoring
+from rlskip.rescore.writing import RescoredRun
+from rlskip.runs.find import Target
+from rlskip.runs.opened import Run
+from rlskip.runs.scope import Scope
+from rlskip.verdicts.judge import Judge
+
+_COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
+
+
+def rescore(
+    target: Target,
+    reward: str,
+    *,
+    steps: str,
+    only_failed: bool,
+    repeat: int,
+    workers: int,
+    data: Path | None,
+    cache: Path | None,
+    write: Path | None,
+) -> Answer:
+    """Score again; exit code 1 if a session has no new score."""
+    judge = _judge(reward, cache)
+    wanted = Steps.parse(steps, "--steps")
+    out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
+    chosen: list[Scope] = [target]
+    if isinstance(target, Run):
+        chosen = [target[step] for step in target.steps() if step in wanted]
+    more = None if data is None else read_data(data)
+    how = Rescoring(judge, only_failed, repeat, workers, more, out)
+    outcome = how.run(chosen, lambda some: progress(some, "scoring"))
+    found = {
+        "run": target.run.name,
+        "reward": judge.name,
+        "version": judge.version,
+        "sessions": outcome.sessions,
+        "asked": judge.asked,
+        "failed": outcome.failed,
+        "failures": [attrs.asdict(one) for one in outcome.failures],
+        **outcome.changes.result(),
+        "written": outcome.written,
+        "left_out": outcome.left_out,
+    }
+    return Answer(found, _view(found, outcome, write), 1 if outcome.failed else 0)
+
+
+def _judge(reward: str, cache: Path | None) -> Judge:
+    module, _, name = reward.partition(":")
+    if not name:
+        raise ConfigError(f"{reward!r} names no function", "--reward", "give package.module:name")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{reward} cannot be imported: {error}", "--reward") from error
+    # A function that is cached already keeps its version and its directory.
+    judge: Judge | None = getattr(found, "_rlskip_judge", None)
+    return judge if judge is not None and cache is None else Judge(_bare(found), cache)
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    judge: Judge | None = getattr(function, "_rlskip_judge", None)
+    return function if judge is None else judge.function
+
+
+def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[RenderableType]:
+    groups, pairs = data["groups"], data["pairs"]
+    view: list[RenderableType] = [
+        text(f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
+             f"which was asked {data['asked']} times"),
+        text(""),
+    ]  # fmt: skip
+    shown = table("score", *(f">{name}" for name in _COLUMNS))
+    rows = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
+    for name, found in rows:
+        if found is not None:
+            shown.add_row(name, *(number(found[column]) for column in _COLUMNS))
+    view += [shown, text("")]
+    view.append(text(
+        f"{data['changed']} scores changed; of {groups['count']} groups {groups['reordered']} "
+        f"changed their order ({pairs['turned']} of {pairs['count']} pairs), "
+        f"{groups['gained_signal']} gained a signal, {groups['lost_signal']} lost it"
+    ))  # fmt: skip
+    for word, names in (("gained", groups["gained"]), ("lost", groups["lost"])):
+        if names:
+            view.append(text(f"{word} a signal: {', '.join(short(one, 24) for one in names)}"))
+    if data["most_changed"]:
+        most = table(">step", "group", ">session", ">old", ">new")
+        for one in data["most_changed"]:
+            step = f"{one['step']}" if one["call"] is None else f"{one['step']}/{one['call']}"
+            scores = number(one["old"]) or "none", number(one["new"])
+            most.add_row(step, text(short(one["group"], 24)), str(one["session"]), *scores)
+        view += [text(""), most]
+    if outcome.failed:
+        view.append(text(f"{outcome.failed} sessions have no new score:", "red"))
+        view += [
+            text(f"step {one.step}, group {short(one.group, 24)}, session {one.session}: "
+                 f"{short(one.error, 200)}")
+            for one in outcome.failures
+        ]  # fmt: skip
+    if write is not None:
+        view += [text(""), text(f"{len(outcome.written)} dumps in {write}")]
+    if outcome.left_out:
+        names = ", ".join(outcome.left_out)
+        view.append(text(f"not written, because sessions have no new score: {names}", "red"))
+    return view

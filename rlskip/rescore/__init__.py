@@ -1,0 +1,1 @@
+"""Cached rollouts, scored again by a reward function."""

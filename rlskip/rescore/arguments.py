@@ -1,0 +1,198 @@
+"""What a reward function is given of a session: text or messages, ground truth, columns."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.errors import RlskipError
+from rlskip.runs.conversation import Conversation, recorded
+from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, SessionRows
+from rlskip.runs.tables import extra
+from rlskip.verdicts.judge import Judge, RewardError
+
+Data = Mapping[str, Mapping[str, Any]]
+"""The rows of a data set, by their prompts as text."""
+_TRUTHS = ("ground_truth", "gts", "label")
+
+
+def read_data(file: Path) -> Data:
+    """The rows of a data set by their ``prompt``, from Parquet or JSON lines.
+
+    Raises
+    ------
+    RlskipError
+        It has no such column, or another form.
+    """
+    try:
+        if file.suffix == ".parquet":
+            rows = extra("pyarrow.parquet").read_table(file).to_pylist()
+        else:
+            rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]
+        return {_name_of(row.pop("prompt")): row for row in rows}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        what = f"it has no rows with a prompt: {type(error).__name__}: {error}"
+        raise RlskipError(what, str(file), "give Parquet, or JSON lines") from error
+
+
+def _name_of(prompt: Any) -> str:
+    """Text or messages as text; of messages nothing but role and content counts."""
+    if isinstance(prompt, str):
+        return prompt
+    return json.dumps([[one["role"], one["content"]] for one in prompt])
+
+
+def arguments(
+    judge: Judge,
+    sessions: Sequence[SessionRows],
+    decode: Decode | None,
+    data: Data | None = None,
+) -> Any:
+    """The arguments of a call of `judge` for these sessions, one if it takes one.
+
+    Parameters
+    ----------
+    decode
+        Makes text of tokens, without special ones.
+    data
+        More columns, by prompt.
+
+    Raises
+    ------
+    RlskipError
+        The run does not record what the function takes.
+    """
+    given = [_Given(one, one.turns, decode, data or {}) for one in sessions]
+    if judge.judged != "completions":
+        plural = "s" if judge.takes_many else ""
+        makers: dict[str, Callable[[_Given], Any]] = {
+            "solution_str": _Given.solution,
+            "data_source": lambda one: one.last.get("data_source"),
+            "ground_truth": _Given.truth,
+            "extra_info": _Given.extra_info,
+        }
+        names = [name for name in makers if judge.takes is None or name + plural in judge.takes]
+        for name in judge.needs - {name + plural for name in names}:
+            raise _missing(name, given[0])
+        if not judge.takes_many:
+            return {name: makers[name](given[0]) for name in names}
+        return {name + plural: [makers[name](one) for one in given] for name in names}
+    found: dict[str, Any] = {
+        "prompts": [one.prompt() for one in given],
+        "completions": [one.completion() for one in given],
+        "completion_ids": [one.tokens for one in given],
+    }
+    # Columns that differ from dump to dump would else be missing for some.
+    wanted = (judge.takes or frozenset()) - found.keys()
+    columns = {n: None for one in given for n in one.last if n not in _NOT_COLUMNS or n in wanted}
+    found |= {name: [one.last.get(name) for one in given] for name in columns}
+    for name in judge.needs - found.keys():
+        raise _missing(name, given[0])
+    if judge.takes is None:
+        return found
+    return {name: value for name, value in found.items() if name in judge.takes}
+
+
+_NOT_COLUMNS = {*ROW, *PLACE, *TEXTS}
+
+
+@attrs.frozen(slots=False)
+class _Given:
+    session: SessionRows
+    turns: list[dict[str, Any]]
+    decode: Decode | None
+    data: Data
+
+    @functools.cached_property
+    def last(self) -> Mapping[str, Any]:
+        """Its last turn, which trainers score, with the columns of its prompt."""
+        prompt = recorded(self.turns[0], "user") if self.data else None
+        more = self.data.get(_name_of(prompt), {}) if prompt is not None else {}
+        return {**more, **self.turns[-1]}
+
+    @property
+    def tokens(self) -> list[int] | None:
+        whole = Conversation.of(self.turns)
+        return None if whole is None else whole.completion
+
+    def solution(self) -> str:
+        said = recorded(self.last, "assistant")
+        if isinstance(said, str):
+            return said
+        tokens = self.last.get("response")
+        if tokens is None or self.decode is None:
+            what = "its answer is not text, and there is no tokenizer"
+            raise RlskipError(what, self._where, "name one: --tokenizer DIRECTORY")
+        return self.decode(tokens)
+
+    def truth(self) -> Any:
+        model = self.last.get("reward_model")
+        if isinstance(model, Mapping) and "ground_truth" in model:
+            return model["ground_truth"]
+        name = next((name for name in _TRUTHS if name in self.last), None)
+        if name is None:
+            raise _missing("ground_truth", self)
+        return self.last[name]
+
+    def extra_info(self) -> dict[str, Any]:
+        """As verl's reward manager completes it."""
+        found = self.last.get("extra_info")
+        turns = self.last.get("__num_turns__", self.last.get("num_turns"))
+        scores = self.last.get("reward_scores", {})
+        more = {"num_turns": turns, "rollout_reward_scores": scores}
+        return {**(found if isinstance(found, Mapping) else {}), **more}
+
+    def prompt(self) -> Any:
+        said = recorded(self.turns[0], "user")
+        if said is not None:
+            return said
+        tokens = self.turns[0].get("prompt")
+        return self._text(tokens) if tokens is not None else None
+
+    def completion(self) -> Any:
+        said = recorded(self.last, "assistant")
+        if said is not None and len(self.turns) == 1:
+            return said
+        messages = self.session.messages if said is not None else None
+        if messages is not None:
+            first = recorded(self.turns[0], "user")
+            return messages[len(first) if isinstance(first, list) else 1 :]
+        return self._text(self.tokens)
+
+    def _text(self, tokens: Any) -> Any:
+        return tokens if tokens is None or self.decode is None else self.decode(tokens)
+
+    @property
+    def _where(self) -> str:
+        place = self.session.place
+        return f"step {place['step']}, group {self.session.group}"
+
+
+def _missing(name: str, one: _Given) -> RewardError:
+    own = sorted(name for name in one.last if name not in _NOT_COLUMNS)
+    what = f"the function takes {name}, which the run does not record"
+    there = ", ".join(own) or "none"
+    remedy = f"name the data set: --data FILE (the fields are {there})"
+    return RewardError(what, one._where, remedy)
+
+
+def score_of(verdict: Any) -> float | None:
+    """The score in a verdict: a number, verl's mapping with one, or None.
+
+    Raises
+    ------
+    RewardError
+        It is anything else.
+    """
+    if verdict is None:
+        return None
+    score: Any = verdict.get("score") if isinstance(verdict, Mapping) else verdict
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"it returned {verdict!r:.80}, which is not a score") from error

@@ -1,0 +1,244 @@
+"""A reward function run over the sessions of cached rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.decoding import decoder_at
+from rlskip.rescore.arguments import Data, arguments, score_of
+from rlskip.rescore.figures import Change, Changes
+from rlskip.rescore.writing import RescoredRun
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
+from rlskip.runs.scope import Scope
+from rlskip.verdicts.judge import Judge
+
+_KEPT_ERRORS = 20
+
+
+@attrs.frozen
+class Failure:
+    """A session that has no new score, and why."""
+
+    step: int
+    call: int | None
+    group: str
+    session: int
+    error: str
+
+
+@attrs.define
+class Outcome:
+    """What scoring again found.
+
+    Parameters
+    ----------
+    sessions
+        How many were to be scored.
+    failures, failed
+        Of those without a new score how many, and the first of them.
+    written, left_out
+        The dumps that were written, and those with a failure.
+    """
+
+    changes: Changes = attrs.field(factory=Changes)
+    sessions: int = 0
+    failed: int = 0
+    failures: list[Failure] = attrs.field(factory=list)
+    written: list[str] = attrs.field(factory=list)
+    left_out: list[str] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class Rescoring:
+    """How to score again.
+
+    Parameters
+    ----------
+    only_failed
+        Only sessions that have no reward, one of 0 or less, or less than the best of all.
+    repeat
+        How many independent verdicts to ask for; the new score is their mean.
+    workers
+        How many calls of the function are under way at a time.
+    data
+        More columns, by prompt (:func:`rlskip.rescore.arguments.read_data`).
+    out
+        Where to write a run with the new scores; None: nowhere.
+    """
+
+    judge: Judge
+    only_failed: bool = False
+    repeat: int = 1
+    workers: int = 8
+    data: Data | None = None
+    out: RescoredRun | None = None
+
+    def run(
+        self,
+        steps: Sequence[Scope],
+        progress: Callable[[Sequence[Scope]], Iterable[Scope]] = iter,
+    ) -> Outcome:
+        """Score the sessions of some steps or calls; one dump is in memory at a time.
+
+        Raises
+        ------
+        RlskipError
+            A dump cannot be read, or does not record what the function takes.
+        """
+        outcome = Outcome()
+        best = None
+        if self.only_failed:
+            earned = (one.reward for step in steps for one in step.sessions(["reward"]))
+            best = max((reward for reward in earned if reward is not None), default=0.0)
+        with self._calling() as call:
+            for step in progress(steps):
+                for dump in step.iter_dumps():
+                    self._score(step.read(dump), dump, best, call, outcome)
+        return outcome
+
+    def _score(
+        self, rollouts: Rollouts, dump: Dump, best: float | None, call: _Call, outcome: Outcome
+    ) -> None:
+        sessions = [
+            one
+            for one in rollouts.sessions
+            if best is None or one.reward is None or one.reward <= 0 or one.reward < best
+        ]
+        rollouts.decode = rollouts.decode or _recorded(dump)
+        outcome.sessions += len(sessions)
+        new: dict[tuple[str, int], float] = {}
+        kept = _dtype_of(rollouts)
+        verdicts = self._verdicts(sessions, rollouts.decode, call)
+        for one, found in zip(sessions, verdicts, strict=True):
+            if isinstance(found, Exception):
+                outcome.failed += 1
+                if len(outcome.failures) < _KEPT_ERRORS:
+                    text = f"{type(found).__name__}: {found}"
+                    place = dump.step, one.place.get("call"), one.group, one.number
+                    outcome.failures.append(Failure(*place, text))
+            else:
+                new[one.group, one.number] = score = kept(statistics.mean(found))
+                if self.repeat > 1:
+                    outcome.changes.spread.add(statistics.pstdev(found))
+                by = math.inf if one.reward is None else abs(score - one.reward)
+                place = dump.step, one.place.get("call"), one.group, one.number
+                outcome.changes.add_session(Change(by, *place, one.reward, score))
+        for group in rollouts.groups:
+            old = [one.reward for one in group.sessions]
+            now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
+            outcome.changes.add_group(f"{dump.step}/{group.name}", old, now)
+        if self.out is not None and len(new) < len(sessions):
+            outcome.left_out.append(dump.name)
+        elif self.out is not None:
+            self.out.write(dump, rollouts, new)
+            outcome.written.append(dump.name)
+
+    def _verdicts(
+        self, sessions: Sequence[SessionRows], decode: Decode | None, call: _Call
+    ) -> list[list[float] | Exception]:
+        """Of each session its scores, one a repetition, or why there are none."""
+        size = math.ceil(len(sessions) / self.workers) if self.judge.takes_many else 1
+        cuts = [sessions[i : i + size] for i in range(0, len(sessions), max(size, 1))]
+        asks = [(cut, k) for cut in cuts for k in range(self.repeat)]
+        answers = call(
+            [(partial(arguments, self.judge, cut, decode, self.data), k) for cut, k in asks]
+        )
+        found: dict[int, list[float] | Exception] = {i: [] for i in range(len(sessions))}
+        at = {id(one): i for i, one in enumerate(sessions)}
+        for (cut, _), answer in zip(asks, answers, strict=True):
+            values = answer if isinstance(answer, list) else [answer] * len(cut)
+            for one, value in zip(cut, values, strict=True):
+                so_far = found[at[id(one)]]
+                if isinstance(so_far, list):
+                    score = value if isinstance(value, Exception) else _finite(value)
+                    if isinstance(score, Exception):
+                        found[at[id(one)]] = score
+                    else:
+                        so_far.append(score)
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[_Call]:
+        """Makes calls, `workers` at a time; an async function has one event loop for all."""
+        judge = self.judge
+        if not judge.is_async:
+            with ThreadPoolExecutor(self.workers, "rlskip-judge") as pool:
+                try:
+                    yield lambda calls: list(pool.map(lambda one: _result(judge, *one), calls))
+                finally:
+                    pool.shutdown(cancel_futures=True)
+            return
+
+        async def every(calls: Sequence[_Asked]) -> list[Any]:
+            at_a_time = asyncio.Semaphore(self.workers)
+
+            async def one(make: Callable[[], Any], k: int) -> Any:
+                async with at_a_time:
+                    return await _result_async(judge, make, k)
+
+            return await asyncio.gather(*(one(*some) for some in calls))
+
+        loop = asyncio.new_event_loop()
+        try:
+            yield lambda calls: loop.run_until_complete(every(calls))
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+_Asked = tuple[Callable[[], Any], int]
+_Call = Callable[[Sequence[_Asked]], list[Any]]
+
+
+def _result(judge: Judge, make: Callable[[], Any], k: int) -> Any:
+    given = make()  # what the run lacks is no failure of one session
+    try:
+        return judge.ask(given, k)
+    except Exception as error:
+        return error
+
+
+async def _result_async(judge: Judge, make: Callable[[], Any], k: int) -> Any:
+    given = make()
+    try:
+        return await judge.ask_async(given, k)
+    except Exception as error:
+        return error
+
+
+def _finite(verdict: Any) -> float | Exception:
+    try:
+        score = score_of(verdict)
+    except Exception as error:
+        return error
+    if score is None or not math.isfinite(score):
+        return ValueError(f"it returned {verdict!r:.80}")
+    return score
+
+
+def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:
+    """Rounds a score as the run's rewards are: 0.1 is another number in float32."""
+    cells = rollouts.columns.of("reward")
+    dtype = getattr(cells[0], "dtype", None) if cells else None
+    if dtype is None or dtype.kind != "f":
+        return float
+    return lambda score: float(dtype.type(score))
+
+
+def _recorded(dump: Dump) -> Decode | None:
+    """The decoder of the tokenizer that a dump names, where that is here."""
+    path = dump.meta.info.get("tokenizer") if dump.meta else None
+    if isinstance(path, str) and Path(path).is_dir():
+        return decoder_at(path, skip_special=True)
+    return None

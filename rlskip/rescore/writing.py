@@ -1,0 +1,163 @@
+"""A run of its own with new scores: the dumps of another one, their rewards replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch.columns import columns_of, is_data_proto, is_lazy, is_tensor, is_tensordict
+from rlskip.errors import RlskipError
+from rlskip.runs.columns import is_queue_part
+from rlskip.runs.on_disk import Dump, dumps_of
+from rlskip.runs.rollouts import Rollouts
+from rlskip.store import StepStore
+from rlskip.store.layout import refuse_links, run_name
+from rlskip.verdicts.judge import Judge
+
+NOTE = "rescored"
+"""The entry of a dump's meta that names the function whose scores it has."""
+
+
+class WriteError(RlskipError, ValueError):
+    """Rollouts that cannot be written with new scores."""
+
+
+@attrs.frozen
+class RescoredRun:
+    """A dump_dir for runs with the scores of `judge`; each has the name of the run it is made from.
+
+    A dump that a killed or failed attempt left is kept, if it is of the same function.
+    """
+
+    dump_dir: Path
+    judge: Judge
+    repeat: int = 1
+    only_failed: bool = False
+
+    def write(self, dump: Dump, rollouts: Rollouts, new: Mapping[tuple[str, int], float]) -> None:
+        """Write a dump with new scores, named by group and session; other sessions keep theirs.
+
+        A session's score goes to its last turn, and there to the last token where each token has a
+        reward.
+
+        Raises
+        ------
+        WriteError
+            The rollouts have no rewards, or the dump that is there has other scores.
+        """
+        place = dump.place
+        directory = self.dump_dir / run_name(place.root)
+        refuse_links(directory)
+        note = {
+            "reward": self.judge.name,
+            "version": self.judge.version,
+            "repeat": self.repeat,
+            "only_failed": self.only_failed,
+        }
+        for there in dumps_of(directory, place.step, identities=False):
+            same = (there.place.part, there.place.rank) == (place.part, place.rank)
+            if same and there.meta is not None:
+                if there.meta.info.get(NOTE) != note:
+                    what = "the dump that is there does not have the scores of this function"
+                    where = str(there.place.directory)
+                    raise WriteError(what, where, "write to another directory")
+                return
+        name = rollouts.columns.name_of("reward")
+        if name is None or "." in name or dump.meta is None:
+            what = "the run records no rewards, because its trainer computes them later"
+            remedy = "give the trainer the function as rlskip.cached_reward(function)"
+            raise WriteError(what, f"step {place.step}", remedy)
+        scores: dict[int, float] = {}
+        for session in rollouts.sessions:
+            score = new.get((session.group, session.number))
+            if score is not None:
+                scores |= {**dict.fromkeys(session.rows, 0.0), session.rows[-1]: score}
+        lengths = rollouts.tokens.lengths or [0] * len(rollouts)
+        store = StepStore(directory, rank=place.rank, world_size=place.world_size)
+        store.save(
+            place.step,
+            with_scores(dump.load(), name, scores, lengths),
+            identity=dump.meta.identity,
+            info={**dump.meta.info, NOTE: note},
+            sidecar=dump.load("aside"),
+            part=place.part,
+        )
+
+
+def with_scores(
+    rollouts: Any, name: str, scores: Mapping[int, float], lengths: Sequence[int]
+) -> Any:
+    """`rollouts` with other values in the column `name`: `scores` by row.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each row's response: the last one gets the score where the old cell, which has
+        one value a token, is zero everywhere.
+    """
+
+    def column(old: Any) -> Any:
+        return _replaced(old, scores, lengths)
+
+    if is_queue_part(rollouts):
+        fields = with_scores(rollouts["fields"], name, scores, lengths)
+        return {**rollouts, "fields": fields}
+    if is_data_proto(rollouts):
+        in_batch = rollouts.batch is not None and name in rollouts.batch.keys()  # noqa: SIM118
+        holder = rollouts.batch if in_batch else rollouts.non_tensor_batch
+        holder[name] = column(columns_of(holder)[name])
+        return rollouts
+    if is_tensordict(rollouts) and is_lazy(rollouts):
+        for i, part in enumerate(rollouts.tensordicts):
+            if i in scores:
+                part[name] = _cell(part[name], scores[i], lengths[i])
+        return rollouts
+    if is_tensordict(rollouts):
+        rollouts[name] = column(columns_of(rollouts)[name])
+        return rollouts
+    if isinstance(rollouts, Mapping):
+        return {**rollouts, name: column(rollouts[name])}
+    return [
+        {**row, name: _cell(row[name], scores[i], lengths[i])} if i in scores else row
+        for i, row in enumerate(rollouts)
+    ]
+
+
+def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) -> Any:
+    if is_tensor(column) and column.is_nested:
+        import torch
+
+        rows = list(column.unbind())
+        for i, score in scores.items():
+            rows[i] = _cell(rows[i], score, lengths[i])
+        return torch.nested.as_nested_tensor(rows, layout=column.layout)
+    made: Any
+    if is_tensor(column):
+        made = column.clone() if column.is_floating_point() else column.float()
+    elif isinstance(column, np.ndarray) and column.dtype != object:
+        made = column.copy() if column.dtype.kind == "f" else column.astype(np.float64)
+    elif isinstance(column, np.ndarray | list):
+        made = column.copy()
+    else:
+        what = f"its rewards are a {type(column).__name__}"
+        raise WriteError(what, remedy="only tensors, arrays and lists can be replaced")
+    for i, score in scores.items():
+        made[i] = _cell(made[i], score, lengths[i])
+    return made
+
+
+def _cell(old: Any, score: float, length: int) -> Any:
+    """A row's reward: a number, or one number a token of which the last one has the score."""
+    if isinstance(old, list):
+        return _cell(np.array(old, np.float64), score, length).tolist()
+    if not getattr(old, "ndim", 0):
+        return old * 0 + score if is_tensor(old) else score
+    new = old * 0
+    flat = new.reshape(-1)
+    earned = [i for i, reward in enumerate(old.reshape(-1).tolist()) if reward]
+    flat[earned[-1] if earned else max(min(length, len(flat)) - 1, 0)] = score
+    return new

@@ -1,0 +1,1 @@
+"""A reward function's verdicts, each of which is asked for once."""

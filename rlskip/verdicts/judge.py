@@ -1,0 +1,373 @@
+"""A reward function, and what its verdicts depend on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dis
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+
+from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.format.fingerprint import VOLATILE, fingerprint
+from rlskip.verdicts.kept import ABSENT, Verdicts, directory_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: The parameter by which a signature is known: it holds what is judged, of one session or of many.
+ONE, MANY = ("solution_str",), ("completions", "solution_strs")
+_NEUTRAL = frozenset(
+    {
+        "environments",
+        "log_extra",
+        "log_metric",
+        "reward_model_tokenizer",
+        "reward_router_address",
+        "trainer_state",
+    }
+)
+"""Arguments that trainers add and that say nothing of a session."""
+_LOOKS_AROUND = {"eval", "exec", "locals", "vars"}
+_WAIT_S = (0.01, 0.5)
+
+
+class RewardError(RlskipError, TypeError):
+    """A reward function that cannot be called, or whose verdicts cannot be kept."""
+
+
+class Judge:
+    """Asks a reward function for what no earlier call was told.
+
+    Parameters
+    ----------
+    function
+        As verl, TRL or an own loop calls it; its parameters tell which.
+    directory
+        Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
+    version
+        Names the function's version. By default it is a hash of the file that defines it, and of
+        what a closure or an object holds.
+    ignore
+        Arguments that its verdicts do not depend on.
+
+    Attributes
+    ----------
+    takes
+        The names of the parameters that it is called with; None if it takes any.
+    needs
+        Those that have no default.
+    asked
+        For how many verdicts the function itself was asked.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        directory: str | Path | None = None,
+        version: str | None = None,
+        ignore: Sequence[str] = (),
+    ) -> None:
+        self.function = function
+        self._signature = inspect.signature(function)
+        kinds = {p.name: p.kind for p in self._signature.parameters.values()}
+        judged = [name for name in (*ONE, *MANY) if name in kinds]
+        self.name = _name_of(function)
+        if not judged:
+            raise RewardError(
+                f"its parameters are {', '.join(kinds) or 'none'}",
+                self.name,
+                "it takes solution_str (one session, as verl calls it), solution_strs (all), or "
+                "completions (as TRL does)",
+            )
+        self.judged = judged[0]
+        self.takes_many = self.judged in MANY
+        self.is_async = _is_async(function)
+        any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        self.takes = None if any_name else frozenset(kinds)
+        unread = _unread(function)
+        more = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
+        self._counts_more = not (more & unread)
+        self._named = frozenset(kinds) - more
+        empty, starred = inspect.Parameter.empty, inspect.Parameter.VAR_POSITIONAL
+        parameters = self._signature.parameters.values()
+        self.needs = (
+            frozenset(p.name for p in parameters if p.default is empty and p.kind != starred) - more
+        )
+        self._ignored = (frozenset(ignore) | _NEUTRAL | unread) - {self.judged}
+        self.version = version or _version_of(function)
+        self._who = [self.name, self.version, _arguments_of(function)]
+        self.verdicts = Verdicts(directory_of(directory, self.name))
+        self.asked = 0
+        self._lock = threading.Lock()
+
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults."""
+        found = self._signature.bind(*args, **kwargs)
+        found.apply_defaults()
+        by_name: dict[str, Any] = {}
+        for name, value in found.arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                by_name |= value
+            elif kind is not inspect.Parameter.VAR_POSITIONAL:
+                by_name[name] = value
+        return by_name
+
+    def ask(self, arguments: Mapping[str, Any], repeat: int = 0) -> list[Any]:
+        """The verdicts of a call, one for each session; of a function that is not async.
+
+        Parameters
+        ----------
+        repeat
+            Which of several independent verdicts on the same content.
+        """
+        reply: Any = None
+        with contextlib.closing(self._verdicts(arguments, repeat)) as work:
+            while True:
+                try:
+                    request = work.send(reply)
+                except StopIteration as done:
+                    return list(done.value)
+                reply = None
+                if isinstance(request, float):
+                    time.sleep(request)
+                else:
+                    reply = self.function(**request)
+
+    async def ask_async(self, arguments: Mapping[str, Any], repeat: int = 0) -> list[Any]:
+        """As :meth:`ask`, of an async function."""
+        reply: Any = None
+        with contextlib.closing(self._verdicts(arguments, repeat)) as work:
+            while True:
+                try:
+                    request = work.send(reply)
+                except StopIteration as done:
+                    return list(done.value)
+                reply = None
+                if isinstance(request, float):
+                    await asyncio.sleep(request)
+                else:
+                    reply = await self.function(**request)
+
+    def _verdicts(
+        self, arguments: Mapping[str, Any], repeat: int
+    ) -> Generator[dict[str, Any] | float, Any, list[Any]]:
+        """Yields what to call the function with, or how many seconds to wait for another process.
+
+        What it holds is released while it waits, so that no two calls wait for each other.
+        """
+        keys = [self._key(row, repeat) for row in self._rows(arguments)]
+        rows = {keys[i]: i for i in reversed(range(len(keys)))}  # equal ones are asked for once
+        found: dict[str, Any] = {}
+        wait, longest = _WAIT_S
+        while True:
+            with self.verdicts.claims() as claims:
+                mine = []
+                for key in rows.keys() - found.keys():
+                    value = self.verdicts.find(key)
+                    if value is ABSENT and claims.take(key):
+                        value = self.verdicts.find(key)  # its last owner may have kept it since
+                        if value is ABSENT:
+                            mine.append(key)
+                    if value is not ABSENT:
+                        found[key] = value
+                if mine:
+                    mine.sort(key=rows.__getitem__)
+                    reply = yield self._call(arguments, [rows[key] for key in mine])
+                    for key, value in zip(mine, self._checked(reply, len(mine)), strict=True):
+                        found[key] = self.verdicts.keep(key, value)
+                    with self._lock:
+                        self.asked += len(mine)
+            if len(found) == len(rows):
+                return [found[key] for key in keys]
+            yield wait
+            wait = min(2 * wait, longest)
+
+    def _rows(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What counts of each session's arguments."""
+        counted = {
+            name: value
+            for name, value in arguments.items()
+            if name not in self._ignored and (self._counts_more or name in self._named)
+        }
+        if not self.takes_many:
+            return [counted]
+        n = len(arguments[self.judged])
+        lists = {name: value for name, value in counted.items() if _is_column(value, n)}
+        return [{**counted, **{name: lists[name][i] for name in lists}} for i in range(n)]
+
+    def _key(self, row: Mapping[str, Any], repeat: int) -> str:
+        about = {"": [*self._who, repeat]}
+        try:
+            return fingerprint({**row, **about}, VOLATILE)
+        except UnsupportedTypeError as error:
+            what = f"an argument has no content that can be compared: {error.what}"
+            remedy = "leave it out: rlskip.cached_reward(function, ignore=[...])"
+            raise RewardError(what, error.where, remedy) from error
+
+    def _call(self, arguments: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+        """The arguments for some of the sessions."""
+        if not self.takes_many:
+            return dict(arguments)
+        n = len(arguments[self.judged])
+        if len(rows) == n:
+            return dict(arguments)
+        return {
+            name: [value[i] for i in rows] if _is_column(value, n) else value
+            for name, value in arguments.items()
+        }
+
+    def _checked(self, values: Any, n: int) -> Sequence[Any]:
+        if not self.takes_many:
+            return [values]
+        if not _is_column(values, n):
+            got = f"{len(values)} values" if hasattr(values, "__len__") else type(values).__name__
+            raise RewardError(f"it returned {got} for {n} sessions", self.name)
+        found: Sequence[Any] = values
+        return found
+
+
+def cached_reward(
+    function: Function,
+    *,
+    directory: str | Path | None = None,
+    version: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Function:
+    """A reward function that asks `function` only for what no call was told before.
+
+    It is called as `function` is, for example as verl's ``custom_reward_function`` or one of TRL's
+    ``reward_funcs``, and async if that is. A verdict counts for equal content: those arguments that
+    `function` reads, its name and its version. Jobs share verdicts, and a killed job loses none.
+    What else `function` does, such as logging, is done only when it is asked.
+
+    Parameters
+    ----------
+    function
+        Takes ``solution_str``, ``solution_strs`` or ``completions``, besides others. Of the last
+        two, each verdict must depend on its own session alone.
+    directory
+        Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
+    version
+        Names the function's version. By default it is a hash of the file that defines it, and of
+        what a closure holds, so that every edit asks again.
+    ignore
+        Arguments that verdicts do not depend on.
+
+    Raises
+    ------
+    RewardError
+        `function` takes none of these, or its version cannot be told.
+    """
+    judge = Judge(function, directory, version, ignore)
+
+    def result(found: list[Any]) -> Any:
+        return found if judge.takes_many else found[0]
+
+    cached: Any
+    if judge.is_async:
+
+        @functools.wraps(function)
+        async def cached(*args: Any, **kwargs: Any) -> Any:
+            return result(await judge.ask_async(judge.bound(args, kwargs)))
+    else:
+
+        @functools.wraps(function)
+        def cached(*args: Any, **kwargs: Any) -> Any:
+            return result(judge.ask(judge.bound(args, kwargs)))
+
+    cached._rlskip_judge = judge
+    return cached  # type: ignore[no-any-return]
+
+
+def _is_column(value: Any, n: int) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and len(value) == n
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = getattr(function, "__call__", None)  # noqa: B004 - of an object with an async one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+# -- what its verdicts depend on -----------------------------------------------------------
+
+
+def _unread(function: Any) -> frozenset[str]:
+    """The parameters that a function's code never reads; none if that cannot be told."""
+    code = getattr(function, "__code__", None)
+    if code is None or not _LOOKS_AROUND.isdisjoint(code.co_names):
+        return frozenset()
+    named: set[Any] = set()
+    for one in dis.get_instructions(code):
+        named.update(one.argval if isinstance(one.argval, tuple) else [one.argval])
+    flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & f) for f in flags)
+    return frozenset(code.co_varnames[:count]) - named
+
+
+def _name_of(function: Any) -> str:
+    """File and name: a trainer that loads a file by its path gives the module a name of its own."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    file = _file_of(named)
+    return f"{named.__module__ if file is None else file.stem}.{named.__qualname__}"
+
+
+def _file_of(named: Any) -> Path | None:
+    try:
+        file = inspect.getsourcefile(named)
+    except TypeError:
+        return None
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def _version_of(function: Any) -> str:
+    try:
+        return fingerprint(_described(function, []))
+    except (UnsupportedTypeError, OSError, TypeError) as error:
+        what = f"its version cannot be told: {error}"
+        remedy = 'name it: rlskip.cached_reward(function, version="1")'
+        raise RewardError(what, _name_of(function), remedy) from error
+
+
+def _described(function: Any, seen: list[Any]) -> Any:
+    """The file that defines it, and what a closure, a method's object or a partial holds."""
+    if any(function is one for one in seen):
+        return None
+    seen.append(function)
+    if isinstance(function, functools.partial):
+        return _described(function.func, seen)
+    held: Any
+    if inspect.ismethod(function):
+        held = [_described(function.__func__, seen), vars(function.__self__)]
+    elif inspect.isfunction(function):
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        held = [_described(one, seen) if callable(one) else one for one in cells]
+    elif inspect.isbuiltin(function) or inspect.isclass(function):
+        return f"{function.__module__}.{function.__qualname__}"
+    else:
+        return [_described(type(function).__call__, seen), vars(function)]
+    file = _file_of(function)
+    source = inspect.getsource(function).encode() if file is None else file.read_bytes()
+    return [xxhash.xxh3_128_hexdigest(source), held]
+
+
+def _arguments_of(function: Any) -> list[Any]:
+    """What a partial passes."""
+    found = []
+    while isinstance(function, functools.partial):
+        found.append([list(function.args), dict(function.keywords)])
+        function = function.func
+    return found

@@ -1,0 +1,252 @@
+"""`rlskip rescore`: old against new, and no verdict asked for twice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlskip as package
+from rlskip.rescore.figures import Change, Changes
+from rlskip.store import StepStore
+from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
+
+ROWS = GROUPS * SESSIONS
+
+
+def asked(folder: Path) -> Counter[str]:
+    """How often each text was really judged."""
+    return Counter((folder / "asked").read_text().splitlines())
+
+
+def expected(step: int, i: int) -> float:
+    return len(answer(step, i)) / 8 + (i % SESSIONS == 1)
+
+
+@pytest.mark.parametrize("name", ["one", "one_async", "many", "trl"])
+def test_each_signature_is_scored_once(judges: Path, rlskip: Any, name: str) -> None:
+    save(judges / "dumps", steps=2)
+    command = ("rescore", judges / "dumps" / RUN, "--reward", f"judges:{name}", "--json")
+    first, again = rlskip(*command), rlskip(*command)
+    assert (first.code, again.code) == (0, 0), first.err
+    assert (first.json["asked"], again.json["asked"]) == (2 * ROWS, 0)
+    assert asked(judges) == {answer(s, i): 1 for s in (1, 2) for i in range(ROWS)}
+    scores = [expected(s, i) for s in (1, 2) for i in range(ROWS)]
+    for found in (first.json, again.json):
+        assert found["sessions"] == found["new"]["count"] == 2 * ROWS
+        assert found["new"]["mean"] == pytest.approx(sum(scores) / len(scores))
+        assert (found["new"]["min"], found["new"]["max"]) == (min(scores), max(scores))
+        assert found["old"]["mean"] == pytest.approx(0.25)
+        assert found["changed"] == 2 * ROWS
+    assert first.json["most_changed"] == again.json["most_changed"]
+    assert f"{2 * ROWS} sessions" in rlskip(*command[:-1]).out
+
+
+def test_what_changed() -> None:
+    changes = Changes()
+    groups: dict[str, tuple[list[float | None], list[float | None]]] = {
+        "flips": ([0.0, 1.0, None], [1.0, 0.5, None]),
+        "gains": ([1.0, 1.0], [1.0, 2.0]),
+        "loses": ([0.0, 1.0], [0.0, 0.0]),
+        "stays": ([0.0, 1.0], [0.0, 2.0]),
+    }
+    for name, (old, new) in groups.items():
+        changes.add_group(name, old, new)
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            if a is not None and b is not None:
+                changes.add_session(Change(abs(a - b), 1, None, name, i, a, b))
+    found = changes.result()
+    assert found["groups"] == {
+        "count": 4, "reordered": 1, "gained_signal": 1, "lost_signal": 1,
+        "gained": ["gains"], "lost": ["loses"],
+    }  # fmt: skip
+    assert found["pairs"] == {"count": 3, "turned": 1}
+    assert found["changed"] == 5
+    assert [one["by"] for one in found["most_changed"]] == [1.0, 1.0, 1.0, 1.0, 0.5]
+    assert found["old"]["p50"] == 1.0
+    assert found["new"]["std"] == pytest.approx(statistics.pstdev([1, 0.5, 1, 2, 0, 0, 0, 2]))
+
+
+def test_repeats_measure_the_judge_and_only_failed_sessions_are_asked(
+    judges: Path, rlskip: Any
+) -> None:
+    (judges / "dice.py").write_text(
+        "import itertools\nrolls = itertools.count()\n"
+        "def judge(solution_str):\n    return float(next(rolls) % 2)\n"
+    )
+    save(judges / "dumps", steps=1)
+    command = ("rescore", "1", "-d", judges / "dumps", "--reward", "dice:judge", "--workers", "1")
+    found = rlskip(*command, "--repeat", "4", "--only-failed", "--json").json
+    assert found["sessions"] == ROWS - GROUPS
+    assert found["asked"] == 4 * found["sessions"]
+    assert found["spread"]["mean"] == 0.5
+    assert found["new"]["mean"] == 0.5
+    assert rlskip(*command, "--repeat", "4", "--json").json["asked"] == 4 * GROUPS
+    save(judges / "zeros", steps=1, scores=[0.0] * ROWS)
+    command = ("rescore", "1", "-d", judges / "zeros", "--reward", "dice:judge", "--only-failed")
+    assert rlskip(*command, "--json").json["sessions"] == ROWS, "none of them is the best"
+
+
+def start(python: Any, folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
+    where = folder / "dumps" / RUN
+    code = "import sys; from rlskip.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = ("-c", code, "rescore", where, "--reward", f"judges:{name}", *options)
+    started: subprocess.Popen[str] = python.start(*command, cwd=folder)
+    return started
+
+
+# In these each two settings meet in each way; all others are `slow`.
+CHOSEN = {
+    ("one", "1", True, "4"), ("one_async", "1", False, "1"), ("many", "1", True, "1"),
+    ("trl", "1", False, "4"), ("one", "2", False, "1"), ("one_async", "2", True, "4"),
+    ("many", "2", False, "4"), ("trl", "2", True, "1"),
+}  # fmt: skip
+NAMES = ("one", "one_async", "many", "trl")
+PRODUCT = [
+    pytest.param(*settings, marks=() if settings in CHOSEN else pytest.mark.slow)
+    for settings in itertools.product(NAMES, "12", (False, True), "14")
+]
+
+
+@pytest.mark.parametrize(("name", "repeat", "only_failed", "workers"), PRODUCT)
+def test_two_at_once_and_a_kill_ask_for_each_verdict_once(
+    judges: Path, python: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch,
+    name: str, repeat: str, only_failed: bool, workers: str,
+) -> None:  # fmt: skip
+    save(judges / "dumps", steps=3)
+    monkeypatch.setenv("PAUSE", "0.02")
+    options = ["--repeat", repeat, "--workers", workers]
+    options += ["--only-failed"] if only_failed else []
+    both = [start(python, judges, name, *options) for _ in range(2)]
+    wait_for(lambda: asked(judges).total() > ROWS, both)
+    both[0].send_signal(signal.SIGKILL)
+    for one in both:
+        one.communicate(timeout=60)
+    assert both[1].returncode == 0
+    times = Counter(asked(judges))
+    chosen = {answer(s, i) for s in (1, 2, 3) for i in range(ROWS)
+              if not (only_failed and i % SESSIONS == 1)}  # fmt: skip
+    assert times.keys() == chosen
+    # What the killed process was waiting for is asked again, and nothing else.
+    under_way = int(workers) if name.startswith("one") else ROWS
+    paid_twice = times.total() - int(repeat) * len(chosen)
+    assert 0 <= paid_twice <= under_way
+    command = ("rescore", judges / "dumps" / RUN, "--reward", f"judges:{name}", *options)
+    found = rlskip(*command, "--json").json
+    assert (found["asked"], found["sessions"]) == (0, len(chosen))
+    assert asked(judges) == times
+
+
+def wait_for(condition: Callable[[], bool], running: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        assert any(one.poll() is None for one in running)
+        time.sleep(0.005)
+
+
+def test_a_killed_rescore_of_10_000_sessions_loses_no_verdict(
+    judges: Path, python: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(judges / "dumps", steps=10, groups=1000 // SESSIONS)
+    monkeypatch.setenv("PAUSE", "0.01")
+    killed = start(python, judges, "one_async", "--workers", "64")
+    wait_for(lambda: asked(judges).total() > 5000, [killed])
+    killed.kill()
+    killed.communicate()
+    paid = asked(judges)
+    assert 5000 < paid.total() < 10_000
+    monkeypatch.setenv("PAUSE", "0")
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one_async", "--json")
+    found = rlskip(*command).json
+    assert found["sessions"] == 10_000
+    assert 10_000 - paid.total() <= found["asked"] <= 10_000 - paid.total() + 64
+    assert rlskip(*command).json["asked"] == 0
+
+
+def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> None:
+    save(judges / "dumps", steps=1, texts=["a", "bad", "ccc", "dd"] * GROUPS)
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
+    found = rlskip(*command, "--json")
+    assert found.code == 1
+    assert (found.json["sessions"], found.json["failed"]) == (ROWS, GROUPS)
+    assert found.json["new"]["count"] == ROWS - GROUPS
+    failure = found.json["failures"][0]
+    assert (failure["step"], failure["group"], failure["session"]) == (1, "g0", 1)
+    assert "at lunch" in failure["error"]
+    written = rlskip(*command, "--write", judges / "new")
+    assert "not written" in written.out
+    assert not (judges / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "word"),
+    [
+        ("judges", "package.module:name"),
+        ("judges:nothing", "judges:nothing"),
+        ("nowhere:judge", "nowhere"),
+        ("os:getcwd", "solution_str"),
+        ("judges:needs", "takes nowhere"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_bad_input(
+    judges: Path, rlskip: Any, reward: str, word: str
+) -> None:
+    save(judges / "dumps", steps=1)
+    found = rlskip("rescore", judges / "dumps" / RUN, "--reward", reward)
+    assert found.code == 2
+    assert word in found.err
+
+
+def test_without_text_the_tokens_are_given(judges: Path, rlskip: Any, dumps: Path) -> None:
+    where = dumps / "grpo_tiny" / "GBS4_N2_in6_out8"
+    found = rlskip("rescore", where, "--reward", "judges:lists", "--steps", "2", "--json").json
+    lengths = [session.length for session in package.open(where)[2].sessions()]
+    assert found["new"]["mean"] == sum(lengths) / 8 == 5.75
+    refused = rlskip("rescore", where, "--reward", "judges:one")
+    assert refused.code == 2
+    assert "--tokenizer" in refused.err or "ground_truth" in refused.err
+
+
+def test_scores_are_rounded_as_the_runs_rewards_are(judges: Path, rlskip: Any) -> None:
+    (judges / "dice.py").write_text("def judge(solution_str):\n    return 0.1\n")
+    columns = {"output": ["a", "b"], "score": np.full(2, 0.1, np.float32)}
+    StepStore(judges / "dumps" / RUN).save(1, columns)
+    found = rlskip("rescore", judges / "dumps" / RUN, "--reward", "dice:judge", "--json").json
+    assert found["changed"] == 0
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_data_set_has_what_the_run_lacks(judges: Path, rlskip: Any, chat: bool) -> None:
+    def prompt(text: str) -> Any:
+        return [{"role": "user", "content": text}] if chat else text
+
+    rows = [
+        {"raw_prompt": prompt(text), "output": said, "score": 0.0}
+        for text, said in (("2+2", "4"), ("2+3", "4"), ("9", "9"))
+    ]
+    StepStore(judges / "dumps" / RUN).save(1, rows)
+    data = [{"prompt": prompt("2+2"), "reward_model": {"ground_truth": "4"}},
+            {"prompt": prompt("2+3"), "ground_truth": "5", "extra_info": {"i": 1}}]  # fmt: skip
+    lines = "".join(json.dumps(one) + "\n" for one in data)
+    (judges / "data.jsonl").write_text(lines)
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one", "--data")
+    lacks = rlskip(*command, "data.jsonl")
+    assert (lacks.code, "takes ground_truth" in lacks.err) == (2, True)
+    (judges / "data.jsonl").write_text(lines + json.dumps({"prompt": prompt("9"), "gts": "9"}))
+    found = rlskip(*command, "data.jsonl", "--json").json
+    assert found["new"]["mean"] == pytest.approx(1 / 8 + 2 / 3)
+    for bad in ("{", '{"question": 1}', "[1]"):
+        (judges / "data.jsonl").write_text(bad)
+        refused = rlskip(*command, "data.jsonl")
+        assert (refused.code, "data.jsonl" in refused.err) == (2, True)

@@ -1,0 +1,241 @@
+"""`rlskip.cached_reward`: what a function is asked, and which calls are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlskip
+from rlskip.verdicts.judge import RewardError
+from rlskip.verdicts.kept import Claims
+
+HOLDING: dict[str, Any] = {"asked": []}
+
+
+def verl(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    HOLDING["asked"].append(solution_str)
+    return float(solution_str == ground_truth) + len(data_source)
+
+
+def reads_all(solution_str, extra_info=None, **kwargs):
+    HOLDING["asked"].append(solution_str)
+    return len(f"{extra_info}{kwargs}")
+
+
+def looks_around(solution_str, unread=None):
+    HOLDING["asked"].append(solution_str)
+    return float(len(locals()))
+
+
+def batch(solution_strs, ground_truths, **kwargs):
+    HOLDING["asked"] += solution_strs
+    return np.array([float(a == b) for a, b in zip(solution_strs, ground_truths, strict=True)])
+
+
+def trl(prompts, completions, answer, trainer_state=None, **kwargs):
+    HOLDING["asked"] += completions
+    return [None if a is None else len(c) + a for c, a in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Callable[..., Any]:
+    HOLDING["asked"] = []
+    return functools.partial(rlskip.cached_reward, directory=tmp_path / "verdicts")
+
+
+CALL = {"data_source": "d", "solution_str": "a", "ground_truth": "a", "extra_info": {"index": 1}}
+TRL = {"prompts": ["p", "p"], "completions": ["a", "bb"], "answer": [1, 2], "trainer_state": 1}
+BATCH = {"solution_strs": ["a", "b"], "ground_truths": ["a", "a"], "data_sources": ["d", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second", "again"),
+    [
+        (verl, CALL, {}, False),
+        (verl, CALL, {"extra_info": {"index": 2}, "reward_router_address": "host:1"}, False),
+        (verl, CALL, {"solution_str": "b"}, True),
+        (verl, CALL, {"ground_truth": "b"}, True),
+        (verl, CALL, {"data_source": "e"}, True),
+        (reads_all, {"solution_str": "a", "extra_info": {"i": 1}}, {"extra_info": {"i": 2}}, True),
+        (reads_all, {"solution_str": "a"}, {"rubric": "strict"}, True),
+        (reads_all, {"solution_str": "a"}, {"extra_info": None}, False),
+        (looks_around, {"solution_str": "a"}, {"unread": 1}, True),
+        (trl, TRL, {"trainer_state": 2, "other": [1, 2]}, False),
+        (trl, TRL, {"prompts": ["q", "q"]}, False),
+        (trl, TRL, {"answer": [2, 2]}, True),
+        (batch, BATCH, {"data_sources": ["e", "e"]}, False),
+    ],
+)
+def test_calls_are_the_same_whose_read_arguments_are_equal(
+    cached: Any, function: Any, first: Any, second: Any, again: bool
+) -> None:
+    judge = cached(function)
+    expected = function(**first), function(**{**first, **second})
+    before = len(HOLDING["asked"])
+    judge(**first)
+    asked = len(HOLDING["asked"])
+    assert asked > before
+    found = judge(**{**first, **second})
+    assert (len(HOLDING["asked"]) > asked) is again
+    assert found == list(expected[1]) if isinstance(found, list) else found == expected[1]
+    assert cached(function)(**first) is not None
+    assert len(HOLDING["asked"]) - asked == (1 if again else 0)
+
+
+def test_of_a_batch_only_new_sessions_are_asked_and_equal_ones_once(cached: Any) -> None:
+    judge = cached(trl)
+    given = {"prompts": ["p"] * 4, "completions": ["a", "b", "a", "c"], "answer": [1, 2, 1, None]}
+    assert judge(**given) == [2, 3, 2, None]
+    assert HOLDING["asked"] == ["a", "b", "c"]
+    more = {"prompts": ["p"] * 3, "completions": ["z", "c", "b"], "answer": [0, None, 2]}
+    assert judge(**more) == [1, None, 3]
+    assert HOLDING["asked"] == ["a", "b", "c", "z"]
+
+
+def test_an_async_function_stays_one(cached: Any) -> None:
+    async def judge(solution_str: str) -> dict[str, Any]:
+        HOLDING["asked"].append(solution_str)
+        await asyncio.sleep(0.02)
+        return {"score": len(solution_str)}
+
+    wrapped = cached(judge)
+    assert inspect.iscoroutinefunction(wrapped)
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(*(wrapped(solution_str=text) for text in ("a", "bb", "a")))
+
+    assert asyncio.run(both()) == [{"score": 1}, {"score": 2}, {"score": 1}]
+    assert sorted(HOLDING["asked"]) == ["a", "bb"], "two calls at once ask once"
+
+
+def test_a_verdict_that_another_process_kept_meanwhile_is_taken(
+    cached: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = cached(verl)
+
+    def take(claims: Claims, key: str) -> bool:
+        judge._rlskip_judge.verdicts.keep(key, 7.0)
+        return True
+
+    monkeypatch.setattr(Claims, "take", take)
+    assert judge(**CALL) == 7.0
+    assert HOLDING["asked"] == []
+
+
+def test_it_passes_for_the_function(cached: Any) -> None:
+    wrapped = cached(verl)
+    assert (wrapped.__name__, inspect.signature(wrapped)) == ("verl", inspect.signature(verl))
+    assert wrapped("d", "a", ground_truth="a") == 2.0, "by position, too"
+    part = cached(functools.partial(reads_all, extra_info="strict"))
+    assert part(solution_str="a") == reads_all("a", "strict")
+
+
+def test_an_error_is_the_callers_and_is_not_kept(cached: Any) -> None:
+    def fails(solution_str: str) -> float:
+        HOLDING["asked"].append(solution_str)
+        raise KeyError(solution_str)
+
+    judge = cached(fails)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="a"):
+            judge(solution_str="a")
+    assert HOLDING["asked"] == ["a", "a"]
+
+
+def make(scale: Any) -> Any:
+    def scaled(solution_str: str) -> float:
+        HOLDING["asked"].append(solution_str)
+        return scale * len(solution_str)
+
+    return scaled
+
+
+class Rubric:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, solution_str: str) -> float:
+        HOLDING["asked"].append(solution_str)
+        return self.scale * len(solution_str)
+
+    judge = __call__
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        make,
+        lambda scale: functools.wraps(make(scale))(make(scale)),
+        Rubric,
+        lambda scale: Rubric(scale).judge,
+        lambda scale: functools.partial(
+            lambda scale, solution_str: make(scale)(solution_str), scale
+        ),
+    ],
+    ids=["closure", "wrapped", "object", "method", "partial"],
+)
+def test_what_a_function_holds_counts(cached: Any, maker: Any) -> None:
+    assert [cached(maker(scale))(solution_str="ab") for scale in (1, 2, 1)] == [2, 4, 2]
+    assert HOLDING["asked"] == ["ab", "ab"]
+
+
+def load(file: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_another_version_is_asked_again(cached: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rubric.py"
+    text = "RUBRIC = 1\ndef judge(solution_str):\n    return RUBRIC * len(solution_str)\n"
+
+    def score(name: str, rubric: int, **more: Any) -> float:
+        file.write_text(text.replace("RUBRIC = 1", f"RUBRIC = {rubric}"))
+        found: float = cached(load(file, name).judge, **more)(solution_str="ab")
+        return found
+
+    # A trainer that loads the file by its path names the module as it likes.
+    assert [score("a", 1), score("b", 1), score("c", 22), score("a", 1)] == [2, 2, 44, 2]
+    assert [score("a", 1, version="x"), score("a", 30, version="x")] == [2, 2]
+    assert score("a", 30, version="y") == 60
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "word"),
+    [
+        (lambda text: 0.0, None, "solution_str"),
+        (len, None, "solution_str"),
+        (make(object()), None, "version"),
+        (reads_all, {"solution_str": "a", "client": object()}, "ignore"),
+        (lambda completions: [1.0], {"completions": ["a", "b"]}, "2 sessions"),
+        (lambda completions: 1.0, {"completions": ["a", "b"]}, "2 sessions"),
+    ],
+)
+def test_what_cannot_be_cached_is_refused(
+    cached: Any, function: Any, call: dict[str, Any] | None, word: str
+) -> None:
+    def attempt() -> None:
+        cached(function)(**(call or {}))
+
+    with pytest.raises(RewardError) as caught:
+        attempt()
+    assert word in str(caught.value)
+
+
+def test_ignored_arguments_are_passed_and_do_not_count(cached: Any) -> None:
+    judge = cached(reads_all, ignore=["client"])
+    assert judge(solution_str="a", client=(client := object())) == reads_all("a", client=client)
+    asked = len(HOLDING["asked"])
+    judge(solution_str="a", client=object())
+    assert len(HOLDING["asked"]) == asked
