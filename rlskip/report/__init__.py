@@ -1,1 +1,1 @@
-"""The HTML report of a run."""
+"""The page: one HTML file that shows a run, or two runs side by side."""

@@ -1,242 +1,399 @@
-"""The report as one HTML file without scripts or links; text from a dump is escaped."""
+"""The page as one HTML file: figures, and as many sessions as fit, compressed for its script.
+
+The file holds data only as base64: an index (:func:`_index`), and a chunk for each dump with its
+sessions, which the script unpacks when one is opened. The policy in its head lets nothing run but
+the scripts of this package, and nothing load.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
 from html import escape
-from statistics import fmean
+from importlib.resources import files
+from string import Template
+from typing import Any
 
-from rlskip._human import duration, number, size
+import attrs
+import numpy as np
+
+from rlskip._human import duration, finite, size
 from rlskip._version import __version__
-from rlskip.report.charts import bars, curve, histogram, timeline
-from rlskip.report.figures import Report, StepFigures
-from rlskip.report.sample import Sampled
-from rlskip.runs.counts import Counts, mean
+from rlskip.batch.decoding import decoder_at
+from rlskip.compare.mismatch import mismatch
+from rlskip.compare.records import StepRecords
+from rlskip.compare.sides import Side
+from rlskip.config.steps import compact
+from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import DumpError
+from rlskip.report.sessions import TokenValues, Vocabulary, prompt_of, session
+from rlskip.runs.figures import Counter, by_interest, by_step, group_figures, step_figures
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.opened import Run
+from rlskip.runs.rollouts import Decode, if_finite
 
-# Even text that escaped the escaping could neither run nor load anything.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_MAX_ROWS = 500
-
-_STYLE = """
-:root { color-scheme: light dark; --a: #1f6f8b; --b: #8fc1a9; --r: #c9a227; --f: #b3362b;
-  --dim: #777; --line: #8884; --other: #8882 }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2.2rem }
-h2 + p { margin: .3rem 0 } h3 { font-size: 1rem; font-weight: normal; color: var(--dim) }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
-  gap: 0 2rem }
-.wide { overflow-x: auto } .wide svg { min-width: 640px }
-svg { display: block; width: 100%; font: 11px system-ui, sans-serif; fill: currentColor }
-svg line { stroke: var(--line) } polyline { fill: none; stroke: var(--a); stroke-width: 1.5 }
-.a { fill: var(--a) } .b { fill: var(--b) } .r { fill: var(--r) } .f { fill: var(--f) }
-table { border-collapse: collapse; white-space: nowrap }
-td, th { padding: .15rem .8rem .15rem 0; text-align: right }
-th { color: var(--dim); font-weight: normal; border-bottom: 1px solid var(--line) }
-td:last-child { text-align: left; color: var(--f) }
-dl { display: flex; flex-wrap: wrap; gap: .5rem 2rem } dt { color: var(--dim) }
-dd { margin: 0; font-size: 1.3rem } dl div { min-width: 7rem }
-.dim { color: var(--dim) } .key { white-space: nowrap }
-.key::before { content: ""; display: inline-block; width: .8em;
-  height: .8em; margin: 0 .4em 0 .9em; background: var(--c) }
-details { border-top: 1px solid var(--line); padding: .4rem 0 } summary { cursor: pointer }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0; font-size: .85rem }
-.sampled { background: color-mix(in srgb, var(--a) 25%, transparent) }
-.other { background: var(--other); color: var(--dim) }
-"""
+_INDEXED = 30  # bytes of a page for each session whose figures it lists
+_SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is first thought to take
+_SCRIPTS = (
+    "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
+    "sessions.js", "compare.js", "main.js",
+)  # fmt: skip
+_STYLES = ("uPlot.min.css", "page.css")
 
 
-def render(report: Report) -> str:
-    """The page."""
-    name = escape(report.run.name)
-    sections = [
-        f"<h1>{name.replace('_', '_<wbr>')}</h1>",
-        _totals(report),
-        _uncounted(report),
-        '<div class="charts">',
-        *_charts("reward", "reward", report.rewards, report),
-        *_charts("response length", "tokens", report.lengths, report),
-        _times(report),
-        "</div>",
-        *_timelines(report),
-        _sample(report),
-        _table(report.steps),
-        f'<p class="dim">rlskip {escape(__version__)}</p>',
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{name}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(sections)
-        + "\n</body></html>\n"
-    )
+@attrs.frozen(eq=False)
+class Shown:
+    """A run that a page shows, under the name that the user gives it.
+
+    ``run`` is None where only records are there. ``records`` are what a job recorded while it
+    trained on these rollouts; None for nothing.
+    """
+
+    name: str
+    run: Run | None
+    records: Side | None
 
 
-def _totals(report: Report) -> str:
-    tally = report.tally
-    pairs = [
-        ("steps dumped", str(report.steps_dumped)),
-        ("sessions", f"{report.counted} in {report.groups} groups"),
-        ("on disk", size(sum(step.dump.size for step in report.steps))),
-        ("hits", str(tally.hits)),
-        ("misses", str(tally.misses)),
-        ("generation saved", duration(max(0.0, tally.seconds_saved))),
-    ]
-    rewards, lengths = _means(report.rewards), _means(report.lengths)
-    if rewards:
-        pairs.append(("mean reward", number(mean(_all(report.rewards)))))
-        pairs.append((f"in step {rewards[-1][0]}", number(rewards[-1][1])))
-    if lengths:
-        pairs.append(("mean response", _tokens(fmean(_all(report.lengths)))))
-    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in pairs)
-    return f"<dl>{items}</dl>"
+@attrs.frozen
+class Verdict:
+    """What a comparison found, for the first screen.
+
+    Parameters
+    ----------
+    said
+        One sentence.
+    columns, rows
+        A table; columns whose names start with ``>`` are aligned to the right.
+    """
+
+    said: str
+    is_equal: bool
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def _times(report: Report) -> str:
-    steps = [step for step in report.steps if step.dump.seconds is not None or step.tally.hits]
-    if not steps:
-        return ""
-    chart = bars(
-        [step.dump.name.partition(" ")[0] for step in steps],  # too narrow for the rank
-        [
-            ("a", [step.dump.seconds or 0.0 for step in steps]),
-            ("b", [max(0.0, step.tally.seconds_saved) for step in steps]),
-        ],
-        "seconds",
-        "step",
-    )
-    keys = _keys([("--a", "to generate it, once"), ("--b", "saved by all replays")])
-    return f"<section><h2>Time per step</h2><p>{keys}</p>{chart}</section>"
+@attrs.frozen
+class Page:
+    """A page, and how much it shows of how many sessions."""
+
+    html: bytes
+    sessions: int
+    groups: int
+    shown: int
+    steps: int
+    hits: int
+    misses: int
+    seconds_saved: float
 
 
-def _charts(
-    title: str, unit: str, by_step: Mapping[int, Sequence[float]], report: Report
-) -> Iterable[str]:
-    """The means of the steps, and the distribution over all sessions."""
-    means, values = _means(by_step), _all(by_step)
-    if len(means) > 1:
-        note = f"the mean of each step's sessions; {number(means[-1][1])} in step {means[-1][0]}"
-        yield _section(f"Mean {title} by step", note, curve(means, unit, "step"))
-    if values:
-        low, high = number(min(values)), number(max(values))
-        note = f"{len(values)} of {report.counted} sessions; from {low} to {high}, "
-        note += f"{number(mean(values))} on average"
-        yield _section(f"{title.capitalize()} of the sessions", note, histogram(values, unit))
+def render(
+    shown: Sequence[Shown],
+    *,
+    counter: Counter,
+    decode: Decode | None,
+    success: float,
+    max_bytes: int,
+    verdict: Verdict | None = None,
+    follows: bool = False,
+) -> Page:
+    """The page of one or two runs.
 
+    Parameters
+    ----------
+    decode
+        Makes text of tokens; None for the tokenizer that a dump names, where that can be loaded.
+    success
+        A session succeeds from this reward on.
+    max_bytes
+        The largest size of the page. Sessions that do not fit are left out.
+    follows
+        Whether it is written again and again: the page then loads itself again.
 
-def _section(title: str, note: str, chart: str) -> str:
-    return f'<section><h2>{escape(title)}</h2><p class="dim">{escape(note)}</p>{chart}</section>'
-
-
-def _means(by_step: Mapping[int, Sequence[float]]) -> list[tuple[int, float]]:
-    means = ((step, mean(values)) for step, values in sorted(by_step.items()))
-    return [(step, found) for step, found in means if found is not None]
-
-
-def _all(by_step: Mapping[int, Sequence[float]]) -> list[float]:
-    return [float(value) for values in by_step.values() for value in values]
-
-
-def _uncounted(report: Report) -> str:
-    """What the figures leave out; the table has the dumps that cannot be read."""
-    older = [step for step in report.steps if step.counts is None and step.problem is None]
-    if not older:
-        return ""
-    dumps = "dump is" if len(older) == 1 else "dumps are"
-    return (
-        f"<p>Rewards and lengths are those of the last {report.counted} sessions; "
-        f"{len(older)} earlier {dumps} not counted.</p>"
-    )
-
-
-def _timelines(report: Report) -> Iterable[str]:
-    if not report.timelines:
-        return
-    keys = _keys([("--a", "session"), ("--r", "retried"), ("--f", "failed attempt")])
-    shown, there = len(report.timelines), report.all_timelines
-    note = f"<p>The last {shown} of {there} timelines.</p>" if shown < there else ""
-    yield f"<h2>Dispatch</h2>{note}<p>{keys}</p>"
-    for i, one in enumerate(report.timelines):
-        boxes = len(one.boxes)
-        less = boxes < one.attempts
-        note = f"<p>{boxes} of its {one.attempts} attempts are shown.</p>" if less else ""
-        chart = f'<div class="wide">{timeline(one.boxes, one.lanes)}</div>'
-        state = " open" if i == 0 else ""
-        yield f"<details{state}><summary>{escape(one.name)}</summary>{note}{chart}</details>"
-
-
-def _keys(pairs: Sequence[tuple[str, str]]) -> str:
-    return "".join(f'<span class="key" style="--c: var({v})">{escape(n)}</span>' for v, n in pairs)
-
-
-def _sample(report: Report) -> str:
-    if not any(report.sample.values()):
-        return ""
-    what = "text" if report.decoded else "token ids (--tokenizer DIRECTORY shows text)"
-    head = (
-        f"<h2>Sessions</h2><p>The last turn of each, as {what}. "
-        '<span class="sampled">sampled by the policy</span> '
-        '<span class="other">inserted (tools, templates)</span></p>'
-    )
-    titles = {"best": "The best", "worst": "The worst", "random": "Drawn at random"}
-    for kind, some in report.sample.items():
-        if some:
-            rows = "".join(_row(one, i == 0) for i, one in enumerate(some))
-            head += f"<h3>{titles[kind]}</h3>{rows}"
-    return head
-
-
-def _row(one: Sampled, is_open: bool) -> str:
-    row, turns = one.row, len(one.session.rows)
-    title = f"step {one.dump}, group {one.session.group}, session {one.session.number}"
-    if turns > 1:
-        title += f", {turns} turns"
-    if one.reward is not None:
-        title += f", reward {number(one.reward)}"
-    title += f", {_tokens(one.length)}"
-    if turns == 1:
-        title += f", {len(row.response) if row.mask is None else sum(row.mask)} of them sampled"
-    parts = " ".join(
-        f'<span class="{"sampled" if by_policy else "other"}">{escape(what)}</span>'
-        for by_policy, what in one.parts
-    )
-    return (
-        f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>"
-        f'<pre class="dim">{escape(one.prompt)}</pre><pre>{parts}</pre></details>'
-    )
-
-
-def _tokens(count: float) -> str:
-    return f"{number(count)} token{'' if count == 1 else 's'}"
-
-
-def _counted(counts: Counts | None) -> tuple[str, ...]:
-    if counts is None:
-        return ("",) * 4
-    means = number(counts.mean_reward), number(counts.mean_length)
-    return (str(len(counts.sessions)), str(counts.groups), *means)
-
-
-def _table(steps: Sequence[StepFigures]) -> str:
-    heads = (
-        "step", "sessions", "groups", "mean reward", "mean length", "on disk", "generated in",
-        "hits", "misses", "saved", "",
-    )  # fmt: skip
-    lines = []
-    for step in steps[-_MAX_ROWS:]:
-        cells = (
-            step.dump.name,
-            *_counted(step.counts),
-            size(step.dump.size),
-            "" if step.dump.seconds is None else duration(step.dump.seconds),
-            str(step.tally.hits),
-            str(step.tally.misses),
-            duration(max(0.0, step.tally.seconds_saved)),
-            step.problem or "",
+    Raises
+    ------
+    RlskipError
+        Not even the figures fit.
+    """
+    sides = [_Side(one, counter, success, max_bytes // len(shown)) for one in shown]
+    head = {
+        "version": __version__,
+        "success": success,
+        "follows": follows,
+        "verdict": None if verdict is None else attrs.asdict(verdict),
+    }
+    least = len(_page(head, sides))
+    if least > max_bytes:
+        raise RlskipError(
+            f"the page has {size(least)} without any session, more than {size(max_bytes)}",
+            "--max-mb",
+            f"--max-mb {least / 1e6 + 1:.0f}",
         )
-        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    note = f"<p>The last {_MAX_ROWS} of {len(steps)}.</p>" if len(steps) > _MAX_ROWS else ""
-    head = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    rows = "".join(lines)
-    shown = f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
-    return f"<h2>Steps</h2>{note}{shown}"
+    for side in sides:
+        side.read_sessions((max_bytes - least) // len(sides), decode)
+    while len(html := _page(head, sides)) > max_bytes:
+        share = (max_bytes - least) / (len(html) - least)
+        for side in sides:
+            side.shown = side.shown[: int(len(side.shown) * share * 0.97)]
+    figures = [entry for side in sides for _, entry in side.steps]
+    total = {name: sum(one[name] or 0 for one in figures) for name in figures[0]} if figures else {}
+    return Page(
+        html,
+        int(total.get("sessions", 0)),
+        int(total.get("groups", 0)),
+        sum(len(side.shown) for side in sides),
+        len(figures),
+        int(total.get("hits", 0)),
+        int(total.get("misses", 0)),
+        float(total.get("saved", 0.0)),
+    )
+
+
+class _Side:
+    """One run of a page.
+
+    ``shown`` are the sessions that it shows, the first to keep first; a session is its place among
+    all sessions of the run's dumps.
+    """
+
+    def __init__(self, shown: Shown, counter: Counter, success: float, max_bytes: int) -> None:
+        self.name, self._run, self._records = shown.name, shown.run, shown.records
+        run = shown.run
+        counted = [] if run is None else counter.count(run, run.dumps(identities=False))
+        self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
+        self.steps = [
+            (step, step_figures(dumps, success) | {"gap": self._gap(step)})
+            for step, dumps in by_step(counted)
+        ]
+        self.dumps = [one for one in counted if one.sessions is not None]
+        self._size = sum(one.dump.size for one in counted)
+        known = [one.sessions for one in self.dumps if one.sessions is not None]
+        counts = [len(one) for one in known]
+        first_groups = np.cumsum([0, *(len(one.groups) for one in known)])
+        self._dump = np.repeat(np.arange(len(known)), counts)
+        self._place = np.concatenate([np.arange(n) for n in counts] or [np.empty(0, np.int64)])
+        self._group = self._joined([one.group + first_groups[i] for i, one in enumerate(known)])
+        self._number, self._reward, self._length, self._turns = (
+            self._joined([getattr(one, name) for one in known])
+            for name in ("number", "reward", "length", "turns")
+        )
+        self._groups = [
+            {"step": one.dump.step, "dump": one.dump.name, **figures}
+            for one in self.dumps
+            if one.sessions is not None
+            for figures in group_figures(one.sessions)
+        ]
+        # Those that are not read yet.
+        self._order = by_interest(self._group, self._reward)
+        # By place: sessions of a group are next to each other.
+        self._listed = np.sort(self._order[: max_bytes // _INDEXED])
+        self.shown: list[int] = []
+        self._read: dict[int, dict[str, Any]] = {}
+        self._words: dict[int, Vocabulary] = {}
+        self._prompts: dict[int, tuple[str, str]] = {}
+
+    @staticmethod
+    def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    def read_sessions(self, budget: int, decode: Decode | None) -> None:
+        """Read sessions until they take about `budget` bytes of the page."""
+        tokens = np.nan_to_num(self._length)
+        per_token, used = _TOKEN, 0
+        while len(self._order) and used < 0.9 * budget:
+            costs = np.cumsum(_SESSION + per_token * tokens[self._order])
+            n = max(1, int(np.searchsorted(costs, budget - used)))
+            some, self._order = self._order[:n], self._order[n:]
+            for d in np.unique(self._dump[some]).tolist():
+                self._read_dump(d, some[self._dump[some] == d].tolist(), decode)
+            self.shown += [i for i in some.tolist() if i in self._read]
+            used = sum(len(chunk) for chunk in self.chunks())
+            known = float(tokens[self.shown].sum()) or 1.0
+            per_token = max(0.1, (used - _SESSION * len(self.shown)) / known)
+
+    def _read_dump(self, d: int, chosen: Sequence[int], decode: Decode | None) -> None:
+        assert self._run is not None
+        dump = self.dumps[d].dump
+        try:
+            rollouts = self._run.read(dump)
+            sessions = rollouts.sessions
+            recorded = TokenValues(self._recorded(dump.step), rollouts)
+            words = self._words.setdefault(d, Vocabulary(decode or _recorded_decoder(dump)))
+            for i in chosen:
+                one = sessions[self._place[i]]
+                self._read[i] = session(one, words, recorded)
+                if self._group[i] not in self._prompts:
+                    self._prompts[int(self._group[i])] = prompt_of(one, words)
+        except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
+            problem = error.what if isinstance(error, DumpError) else "it has changed"
+            self.problems.append((f"dump {dump.name}", problem))
+            self._order = self._order[self._dump[self._order] != d]
+
+    def _gap(self, step: int) -> float | None:
+        """The mean size of trainer minus engine, as log-probs; None where one is missing."""
+        try:
+            records = self._recorded(step)
+            found = None if records is None else mismatch(step, records)
+        except DumpError as error:
+            self.problems.append((f"records of step {step}", error.what))
+            return None
+        return None if found is None else if_finite(found.all.mean)
+
+    def _recorded(self, step: int) -> StepRecords | None:
+        has_step = self._records is not None and step in self._records.steps()
+        return self._records.records(step) if self._records and has_step else None
+
+    def chunks(self) -> list[str]:
+        """For each dump of which sessions are shown, these in base64."""
+        found = []
+        for d, shown in self._shown_by_dump():
+            shared: list[list[int]] = []
+            numbers: dict[tuple[int, ...], int] = {}
+            sessions, tokens = [], set()
+            for i in shown.tolist():
+                parts = []
+                for part in self._read[i]["parts"]:
+                    tokens |= set(part["ids"])
+                    if part["kind"] == "prompt":  # the sessions of a group have the same
+                        key = tuple(part["ids"])
+                        number = numbers.setdefault(key, len(shared))
+                        if number == len(shared):
+                            shared.append(part["ids"])
+                        part = {**part, "ids": number}
+                    parts.append(part)
+                sessions.append({**self._read[i], "parts": parts})
+            texts = {k: v for k, v in self._words[d].texts.items() if k in tokens}
+            found.append(_packed({"texts": texts, "shared": shared, "sessions": sessions}))
+        return found
+
+    def _shown_by_dump(self) -> list[tuple[int, np.ndarray]]:
+        shown = np.sort(np.array(self.shown, np.int64))
+        dumps, first = np.unique(self._dump[shown], return_index=True)
+        return list(zip(dumps.tolist(), np.split(shown, first[1:]), strict=False))
+
+    # -- the index ---------------------------------------------------------------------------
+
+    def index(self, first_chunk: int) -> dict[str, Any]:
+        """What the page lists of the run: steps, groups, sessions, and where these are shown."""
+        listed = self._listed
+        chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
+        for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
+            chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
+        groups, group = np.unique(self._group[listed], return_inverse=True)
+        has_prompt = {*self._group[self.shown].tolist()} & self._prompts.keys()
+        prompts = dict.fromkeys(self._prompts[g] for g in groups.tolist() if g in has_prompt)
+        numbered = {prompt: i for i, prompt in enumerate(prompts)}
+        shown = [self._groups[g] for g in groups.tolist()]
+        of_group = [
+            numbered[self._prompts[g]] if g in has_prompt else None for g in groups.tolist()
+        ]
+        return {
+            "name": self.name,
+            "facts": self._facts(),
+            "problems": self.problems,
+            "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
+            "prompts": list(prompts),
+            "groups": _columns(shown) | {"prompt": of_group},
+            "sessions": {
+                "group": group.tolist(),
+                "number": self._number[listed].tolist(),
+                "reward": _floats(self._reward[listed]),
+                "length": _floats(self._length[listed]),
+                "turns": self._turns[listed].tolist(),
+                "chunk": chunk[listed].tolist(),
+                "place": place[listed].tolist(),
+            },
+            "all": {"sessions": len(self._dump), "groups": len(self._groups)},
+        }
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if self._run is None:
+            return []
+        seconds = sum(entry["seconds"] or 0 for _, entry in self.steps)
+        hits, misses = (int(sum(e[n] or 0 for _, e in self.steps)) for n in ("hits", "misses"))
+        saved = sum(entry["saved"] or 0 for _, entry in self.steps)
+        metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
+        imported = next((str(m.info["imported"]) for m in metas if "imported" in m.info), None)
+        jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
+        facts = {
+            "run": self._run.name,
+            "steps": f"{compact([step for step, _ in self.steps])} ({len(self.steps)})",
+            "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
+            "on disk": size(self._size),
+            "generated in": duration(seconds) if seconds else "",
+            "hits, misses": f"{hits}, {misses}" if hits or misses else "",
+            "generation saved": duration(saved) if saved else "",
+            "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
+            "by": f"{jobs} jobs" if jobs > 1 else "",
+            "imported from": imported or "",
+            "stages recorded by": "" if self._records is None else self._records.directory.name,
+        }
+        return [(name, value) for name, value in facts.items() if value]
+
+
+def _recorded_decoder(dump: Dump) -> Decode | None:
+    """The tokenizer that a dump names; None where it is not there, or cannot be loaded."""
+    path = None if dump.meta is None else dump.meta.info.get("tokenizer")
+    try:
+        return decoder_at(path) if isinstance(path, str) else None
+    except RlskipError:
+        return None
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [_exact(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _exact(value: Any) -> Any:
+    """A float that is a whole number as an int, which is shorter in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _floats(values: np.ndarray) -> list[float | None]:
+    return [None if v != v else _exact(float(f"{v:.6g}")) for v in values.tolist()]
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def _packed(data: Any) -> str:
+    plain = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    packed = gzip.compress(plain.encode("utf-8", "replace"), 6, mtime=0)
+    return base64.b64encode(packed).decode()
+
+
+def _page(head: dict[str, Any], sides: Sequence[_Side]) -> bytes:
+    chunks: list[str] = []
+    runs = []
+    for side in sides:
+        runs.append(side.index(len(chunks)))
+        chunks += side.chunks()
+    data = {"index": _packed(finite({**head, "runs": runs}))}
+    data |= {f"chunk-{i}": chunk for i, chunk in enumerate(chunks)}
+    scripts, styles = ([_asset(name) for name in names] for names in (_SCRIPTS, _STYLES))
+    allowed = [_allowed("script-src", scripts), _allowed("style-src", styles)]
+    page = Template(_asset("page.html")).substitute(
+        policy="; ".join(["default-src 'none'", "base-uri 'none'", "form-action 'none'", *allowed]),
+        title=escape(" and ".join(dict.fromkeys(side.name for side in sides))),
+        styles="\n".join(f"<style>{style}</style>" for style in styles),
+        data="\n".join(
+            f'<script type="text/plain" id="{name}">{packed}</script>'
+            for name, packed in data.items()
+        ),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+    return page.encode("utf-8", "replace")
+
+
+def _asset(name: str) -> str:
+    return (files("rlskip.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _allowed(kind: str, texts: Sequence[str]) -> str:
+    """The part of the policy that lets these texts act, by their hashes."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join([kind, *(f"'sha256-{found}'" for found in hashes)])

@@ -1,0 +1,221 @@
+// Curves over steps, and histograms that select.
+"use strict";
+
+let charts = [];
+const colour = (name) =>
+  getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
+
+/**
+ * A chart of figures by step: `lines` are {name, of: figure, band: [low, high]}, drawn for each run.
+ */
+function chart(title, note, lines, { share = false } = {}) {
+  lines = lines.filter((line) =>
+    runs.some((run) => (run.steps[line.of] || []).some((v) => v !== null && (v || !line.unlessZero))),
+  );
+  const shown = runs.filter((run) =>
+    lines.some((line) => (run.steps[line.of] || []).some((v) => v !== null)),
+  );
+  if (!shown.length) return null;
+  const steps = [...new Set(shown.flatMap((run) => run.steps.step))].sort((a, b) => a - b);
+  const values = [steps],
+    series = [{ label: "step" }],
+    bands = [];
+  const show = share ? percent : number;
+  const column = (run, name) =>
+    steps.map((step) => (run.stepAt.has(step) ? run.steps[name][run.stepAt.get(step)] : null));
+  // Two runs have a colour each, and further lines are dashed; in one run the lines have colours.
+  const two = runs.length > 1;
+  for (const [n, line] of lines.entries())
+    for (const run of shown) {
+      const ink = colour("c" + (two ? run.id : n));
+      const label = [line.name, run.label].filter(Boolean).join(" ");
+      const add = (name, given) => values.push(column(run, name)) && series.push(given) - 1;
+      if (line.band) {
+        const [low, high] = line.band.map((name, i) =>
+          add(name, {
+            label: label + (i ? " high quartile" : " low quartile"),
+            stroke: "transparent",
+            points: { show: false },
+          }),
+        );
+        bands.push({ series: [high, low], fill: ink + "26" });
+      }
+      add(line.of, {
+        label,
+        stroke: ink,
+        width: 1.75,
+        spanGaps: true,
+        dash: two && n ? [5, 3] : undefined,
+        points: { show: steps.length < 40, size: 5, fill: ink },
+        value: (_, v) => show(v),
+      });
+    }
+  const holder = h("div.plot");
+  const names = two || lines.length < 2 ? [] : lines.map((line, n) => h("span.key.c" + n, null, line.name));
+  if (two && lines.length > 1)
+    note += ": " + lines.map((line, n) => (n ? "dashed " : "") + line.name).join(", ");
+  const last = shown.map((run) => {
+    const at = run.steps[lines[0].of].findLastIndex((v) => v !== null);
+    return h(
+      "strong.c" + run.id,
+      null,
+      run.label && h("small", null, run.label + " "),
+      show(run.steps[lines[0].of][at]),
+    );
+  });
+  const made = h(
+    "figure.chart",
+    { "aria-label": title },
+    h("figcaption", null, h("span", null, title), last),
+    h("p.legend", null, names, h("span", null, note)),
+    h("output.value"),
+    holder,
+  );
+  charts.push({ made, holder, values, series, bands, share, shown, steps, show });
+  return made;
+}
+
+function drawCharts() {
+  for (const one of charts) {
+    one.plot?.destroy();
+    one.holder.replaceChildren();
+    const ink = colour("dim"),
+      grid = { stroke: colour("line"), width: 1 },
+      font = "11px system-ui, sans-serif";
+    const said = one.made.querySelector(".value");
+    one.plot = new uPlot(
+      {
+        width: Math.max(200, one.holder.clientWidth),
+        height: 140,
+        legend: { show: false },
+        cursor: { sync: { key: "steps" }, drag: { x: false, y: false }, points: { size: 6 } },
+        scales: {
+          x: { time: false, range: one.steps.length > 1 ? undefined : () => [one.steps[0] - 1, one.steps[0] + 1] },
+          y: { range: (_, low, high) => spread(low, high, one.share) },
+        },
+        series: one.series,
+        bands: one.bands,
+        axes: [
+          {
+            stroke: ink,
+            grid: { show: false },
+            ticks: grid,
+            font,
+            size: 26,
+            incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6],
+          },
+          {
+            stroke: ink,
+            grid,
+            ticks: { show: false },
+            font,
+            size: 46,
+            space: 28,
+            values: (_, ticks) => ticks.map((v) => (one.share ? Math.round(100 * v) + " %" : number(v))),
+          },
+        ],
+        hooks: {
+          setCursor: [
+            (plot) => {
+              const i = plot.cursor.idx;
+              said.textContent =
+                i === null || i === undefined
+                  ? ""
+                  : "step " +
+                    one.steps[i] +
+                    ": " +
+                    one.series
+                      .map((s, k) => (k && s.width ? s.label + " " + one.show(one.values[k][i]) : null))
+                      .filter(Boolean)
+                      .join(", ");
+            },
+          ],
+        },
+      },
+      one.values,
+      one.holder,
+    );
+    one.plot.over.addEventListener("click", () => {
+      const step = one.steps[one.plot.cursor.idx];
+      if (step !== undefined) go(address(one.shown[0], step));
+    });
+  }
+}
+
+/** The range of an axis: from 0 where that is near, and never of no height. */
+function spread(low, high, share) {
+  if (low === null || low === undefined) return [0, 1];
+  if (share) return [0, Math.max(0.05, Math.min(1, high * 1.1))];
+  if (low === high) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * high)];
+  const room = 0.08 * (high - low);
+  return [low >= 0 && low < high - low ? 0 : low - room, high + room];
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) {
+    width = innerWidth;
+    drawCharts();
+  }
+});
+
+/** At most 16 bins with round bounds over a range. */
+function roundBins(low, high) {
+  const power = 10 ** Math.floor(Math.log10((high - low) / 15));
+  const step =
+    power * [1, 2, 5, 10].find((by) => Math.floor(high / (by * power)) - Math.floor(low / (by * power)) < 16);
+  const first = Math.floor(low / step),
+    last = Math.ceil(high / step);
+  const round = (i) => Number((i * step).toPrecision(6));
+  return Array.from({ length: Math.max(1, last - first) }, (_, i) => [
+    round(first + i),
+    round(first + i + 1),
+  ]);
+}
+
+/** A histogram of rewards whose bars select: select(low, high) or select(null). */
+function histogram(values, select) {
+  const known = values.filter((v) => v !== null);
+  if (!known.length) return null;
+  const [low, high] = known.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  const different = [...new Set(known)].sort((a, b) => a - b);
+  const bins = different.length <= 12 ? different.map((v) => [v, v]) : roundBins(low, high);
+  const within = (v, i) =>
+    v >= bins[i][0] &&
+    (v < bins[i][1] || (v === bins[i][1] && (bins[i][0] === bins[i][1] || i === bins.length - 1)));
+  const counts = bins.map((_, i) => known.filter((v) => within(v, i)).length);
+  const most = Math.max(...counts);
+  let first = -1,
+    last = -1;
+  const bars = bins.map(([from, to], i) => {
+    const name = from === to ? number(from) : number(from) + " to " + number(to);
+    const bar = h("span.bar");
+    bar.style.height = Math.max(counts[i] ? 3 : 0, (100 * counts[i]) / most) + "%";
+    return h(
+      "button.bin",
+      {
+        "aria-pressed": "false",
+        title: "reward " + name + ": " + count(counts[i], "session"),
+        onclick: (event) => {
+          if (event.shiftKey && first >= 0) [first, last] = [Math.min(first, i), Math.max(last, i)];
+          else if (first === i && last === i) first = last = -1;
+          else first = last = i;
+          bars.forEach((one, k) => one.setAttribute("aria-pressed", String(k >= first && k <= last)));
+          first < 0
+            ? select(null)
+            : select((v) => v !== null && bins.some((_, k) => k >= first && k <= last && within(v, k)));
+        },
+      },
+      h("span.column", null, bar),
+      h("small", null, number(from)),
+    );
+  });
+  return h(
+    "figure.histogram",
+    null,
+    h("figcaption", null, "Reward of the sessions", h("small.dim", null, "choose a bar; with Shift a range")),
+    h("div.bins", null, bars),
+  );
+}

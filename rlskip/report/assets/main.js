@@ -1,0 +1,92 @@
+// The frame of the page, its keys, and its start.
+"use strict";
+
+const shell = {
+  path: h("nav.path", { "aria-label": "where this is" }),
+  main: h("main", { tabindex: "-1" }),
+  help: h("dialog.help", { "aria-label": "keys" }),
+};
+const KEYS = [
+  ["j, k", "next, previous row of a table, or step, group, session"],
+  ["Enter", "open the row"],
+  ["u", "up"],
+  ["/", "search"],
+  ["t", "colour tokens by the next value"],
+  ["m", "tokens or messages"],
+  ["?", "these keys"],
+];
+shell.help.append(
+  h("h2", null, "Keys"),
+  h(
+    "table",
+    null,
+    h(
+      "tbody",
+      null,
+      KEYS.map(([key, what]) => h("tr", null, h("td", null, h("kbd", null, key)), h("td", null, what))),
+    ),
+  ),
+  h("form", { method: "dialog" }, h("button", null, "Close")),
+);
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "Escape" && typing) return event.target.blur();
+  if (typing || shell.help.open) return;
+  const rows = [...shell.main.querySelectorAll("table.rows tbody a")].filter((link) => link.offsetParent);
+  const act = {
+    "/": () => shell.main.querySelector("input.search")?.focus(),
+    "?": () => shell.help.showModal(),
+    u: () => view.at && go(view.up),
+    t: () => view.colours?.length && colourByNext(),
+    m: () => ((settings.messages = !view.messages), draw()),
+    j: () => move(1),
+    k: () => move(-1),
+  }[event.key];
+  function move(by) {
+    if (!rows.length) {
+      const where = by > 0 ? view.after : view.before;
+      return where && go(where);
+    }
+    const at = rows.indexOf(document.activeElement);
+    rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? (by > 0 ? 0 : rows.length - 1) : at + by))].focus();
+  }
+  if (act) {
+    event.preventDefault();
+    act();
+  }
+});
+
+function colourByNext() {
+  const names = ["", ...view.colours];
+  colourBy(names[(names.indexOf(view.colouring) + 1) % names.length]);
+}
+
+addEventListener("hashchange", draw);
+
+async function start() {
+  await load();
+  document.body.append(
+    h(
+      "header",
+      null,
+      shell.path,
+      h("button.quiet", { onclick: () => shell.help.showModal(), title: "keys" }, "?"),
+    ),
+    shell.main,
+    shell.help,
+    h(
+      "footer",
+      null,
+      "rlskip " + data.version,
+      data.follows ? " · follows the run: loads itself again every 30 s" : "",
+    ),
+  );
+  await draw();
+  // A page that is written again loads itself again, unless someone types or reads a session.
+  const isIdle = () => view.at?.group === undefined && !document.querySelector("input:focus");
+  if (data.follows) setInterval(() => isIdle() && location.reload(), 30000);
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+start();

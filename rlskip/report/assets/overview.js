@@ -1,0 +1,204 @@
+// The first screen: what the runs are, the verdict, curves, and the steps.
+"use strict";
+
+function overview() {
+  const heads = runs.map((run) =>
+    h(
+      "section.run",
+      null,
+      h("h1", null, badge(run), broken(run.name)),
+      facts(run.facts.filter(([name, value]) => name !== "run" || value !== run.name)),
+      left(run),
+    ),
+  );
+  const made = h(
+    "div.charts",
+    null,
+    chart("Reward", "mean, quartiles", [{ name: "", of: "reward", band: ["reward_low", "reward_high"] }]),
+    chart(
+      "Success",
+      "reward from " + number(data.success) + " on",
+      [
+        { name: "pass@1", of: "pass_1" },
+        { name: passK(), of: "pass_k" },
+      ],
+      { share: true },
+    ),
+    chart("Length", "tokens of a session: mean, quartiles", [
+      { name: "", of: "length", band: ["length_low", "length_high"] },
+    ]),
+    runs.some((run) => (run.steps.turns || []).some((v) => v !== 1)) &&
+      chart("Turns", "mean of the sessions", [{ name: "", of: "turns" }]),
+    chart("No signal", "groups whose sessions earn the same", [{ name: "", of: "no_signal" }], {
+      share: true,
+    }),
+    chart("Truncated", "sessions that end at the limit", [{ name: "", of: "truncated" }], { share: true }),
+    chart("Trainer minus engine", "log-probs: mean size of the difference", [{ name: "", of: "gap" }]),
+    chart("Time", "seconds a step", [
+      { name: "to generate", of: "seconds" },
+      { name: "saved by replays", of: "saved", unlessZero: true },
+    ]),
+  );
+  return [
+    verdict(),
+    h("div.runs", null, heads),
+    made,
+    ...(runs.length > 1 ? bothTable() : stepsTable(runs[0])),
+  ];
+}
+
+const passK = () => {
+  const ks = [...new Set(runs.flatMap((run) => run.steps.k || []))].filter((k) => k !== null);
+  return ks.length === 1 ? "pass@" + ks[0] : "pass@k";
+};
+
+function left(run) {
+  const details = run.sessions.chunk.filter((c) => c >= 0).length;
+  const lines = [];
+  if (details < run.all.sessions)
+    lines.push(
+      count(run.all.sessions - details, "session") +
+        " of " +
+        run.all.sessions.toLocaleString("en") +
+        " did not fit and are left out. One of each group came first, then the best, the worst and random ones. The figures count all.",
+    );
+  if (run.groups.step && run.groups.step.length < run.all.groups)
+    lines.push(
+      "Tables list " +
+        run.groups.step.length.toLocaleString("en") +
+        " of " +
+        count(run.all.groups, "group") +
+        ".",
+    );
+  if (!run.facts.length) lines.push("The rollouts of this job are not beside its records.");
+  for (const [name, problem] of run.problems) lines.push([text(name), " cannot be read: ", text(problem)]);
+  return lines.length
+    ? h(
+        "ul.notes",
+        null,
+        lines.map((line) => h("li", null, line)),
+      )
+    : null;
+}
+
+function verdict() {
+  const found = data.verdict;
+  if (!found) return null;
+  const columns = found.columns.map((name, i) => ({
+    name: name.replace(/^>/, ""),
+    value: (row) => row[i],
+    right: name.startsWith(">"),
+    wide: i === found.columns.length - 1,
+  }));
+  const both = runs.length > 1 && runs[0].steps.step && runs[1].steps.step;
+  const open =
+    both &&
+    ((row) => {
+      const other = partner(runs[0], Number(row[0]));
+      return other && address(runs[0], Number(row[0])) + "/vs/" + other.slice(1);
+    });
+  return h(
+    "section.verdict" + (found.is_equal ? ".equal" : ".differs"),
+    { "aria-label": "verdict" },
+    h("p", null, h("strong", null, found.is_equal ? "Equal" : "Different"), text(found.said)),
+    h(
+      "details",
+      { open: found.rows.length <= 12 },
+      h("summary", null, "What was compared"),
+      table(columns, found.rows, { label: "what was compared", open }),
+    ),
+  );
+}
+
+function stepsTable(run) {
+  const s = run.steps;
+  if (!s.step || !s.step.length) return [];
+  const of = (name, more) => column(more.name, (i) => s[name][i], more);
+  const share = (name, label, title) =>
+    of(name, { name: label, title, shown: (i) => text(percent(s[name][i])) });
+  const has = (name) => s[name].some((v) => v !== null && v !== 0);
+  const columns = [
+    of("step", { name: "step" }),
+    of("sessions", { name: "sessions", minor: true }),
+    of("groups", { name: "groups", minor: true }),
+    of("reward", { name: "reward", title: "mean" }),
+    share("pass_1", "pass@1"),
+    share("pass_k", passK()),
+    share("no_signal", "no signal", "groups whose sessions all earn the same"),
+    of("length", { name: "length", title: "mean, in tokens" }),
+    s.turns.some((v) => v !== 1) && of("turns", { name: "turns", title: "mean" }),
+    has("truncated") && share("truncated", "truncated"),
+    has("seconds") && of("seconds", { name: "seconds", title: "to generate it", minor: true }),
+    has("hits") && of("hits", { name: "hits", minor: true }),
+    has("misses") && of("misses", { name: "misses", minor: true }),
+    has("saved") && of("saved", { name: "saved, s", minor: true }),
+  ].filter(Boolean);
+  return [
+    h(
+      "div.title",
+      null,
+      h("h2", null, "Steps"),
+      h("a.button", { href: "#" + run.id + "/all" }, "All groups"),
+    ),
+    table(
+      columns,
+      s.step.map((_, i) => i),
+      { open: (i) => address(run, s.step[i]), label: "steps" },
+    ),
+  ];
+}
+
+function bothTable() {
+  const [a, b] = runs;
+  const steps = [...new Set(runs.flatMap((run) => run.steps.step || []))].sort((x, y) => x - y);
+  if (!steps.length) return [];
+  const figure = (run, name) => (step) =>
+    run.stepAt.has(step) ? run.steps[name][run.stepAt.get(step)] : null;
+  const both = (label, name, share) =>
+    runs.map((run) =>
+      column(
+        label + " " + run.label,
+        figure(run, name),
+        share
+          ? { numeric: false, shown: (step) => text(percent(figure(run, name)(step))), minor: true }
+          : { minor: name === "sessions" },
+      ),
+    );
+  return [
+    h(
+      "div.title",
+      null,
+      h("h2", null, "Steps"),
+      runs.map((run) => h("a.button", { href: "#" + run.id + "/all" }, "All groups of " + run.label)),
+      h("small.dim", null, "a row opens the prompts that both have"),
+    ),
+    table(
+      [
+        column("step", (step) => step),
+        ...both("sessions", "sessions"),
+        ...both("reward", "reward"),
+        ...both("pass@1", "pass_1", true),
+        ...both("no signal", "no_signal", true),
+        ...both("length", "length"),
+      ],
+      steps,
+      {
+        label: "steps",
+        open: (step) =>
+          !a.stepAt.has(step)
+            ? address(b, step)
+            : partner(a, step)
+              ? address(a, step) + "/vs/" + partner(a, step).slice(1)
+              : address(a, step),
+      },
+    ),
+  ];
+}
+
+/** The address of the same step in the other run, or of its only one. */
+function partner(run, step) {
+  const other = runs[1 - run.id];
+  if (!other || !other.steps.step || !other.steps.step.length) return null;
+  if (other.stepAt.has(step)) return address(other, step);
+  return other.steps.step.length === 1 ? address(other, other.steps.step[0]) : null;
+}

@@ -1,0 +1,324 @@
+// Groups and sessions: turns, and tokens coloured by what was recorded of them.
+"use strict";
+
+async function groupView({ run, step, group, session, index }) {
+  const members = run.members[group],
+    s = run.sessions;
+  const single = index !== undefined;
+  view.up = single ? address(run, step, group) : address(run, step);
+  const siblings = single
+    ? members.map((k) => address(run, step, group, s.number[k]))
+    : run.groupsOf.get(step).map((g) => address(run, step, g));
+  const at = siblings.indexOf(single ? address(run, step, group, session) : address(run, step, group));
+  view.before = siblings[at - 1] ?? null;
+  view.after = siblings[at + 1] ?? null;
+  const chosen = single ? [index] : members;
+  const loaded = await Promise.all(chosen.map((k) => sessionOf(run, k)));
+  setColours(loaded);
+  const prompt = promptOf(run, group);
+  const panes = chosen.map((k, n) =>
+    pane(run, k, loaded[n], { link: !single && address(run, step, group, s.number[k]) }),
+  );
+  const first = loaded.find(Boolean);
+  const same = samePrompt(run, group);
+  return [
+    h("h1", null, single ? "Session " + session : ["Group ", text(run.groups.name[group])]),
+    facts(
+      single
+        ? [
+            ["reward", s.reward[index]],
+            ["length", s.length[index]],
+            ["turns", s.turns[index]],
+          ]
+        : ["reward", "low", "high", "length", "sessions"].map((name) => [name, run.groups[name][group]]),
+    ),
+    toolbar(loaded),
+    !single && first && !asMessages(first) && first.parts[0]?.kind === "prompt"
+      ? h(
+          "details.lead",
+          { open: true },
+          h("summary", null, "Prompt, " + count(first.parts[0].ids.length, "token")),
+          body(first.parts[0]),
+        )
+      : !single && prompt
+        ? h(
+            "details.lead",
+            { open: true },
+            h("summary", null, "Prompt"),
+            h("div.body", { dir: "auto" }, prompt[1]),
+          )
+        : null,
+    same.length
+      ? h(
+          "p.same",
+          null,
+          "The same prompt in ",
+          same
+            .slice(0, 20)
+            .map(([one, g], n) => [
+              n ? ", " : "",
+              h(
+                "a",
+                { href: address(run, step, group) + "/vs/" + address(one, one.groups.step[g], g).slice(1) },
+                nameOf(one, one.groups.step[g]),
+              ),
+            ]),
+          same.length > 20 ? " and " + (same.length - 20) + " more" : "",
+        )
+      : null,
+    h(single ? "div.session" : "div.panes", null, panes),
+  ];
+}
+
+/** The groups of other steps and runs that have the prompt of this one: the first of each step. */
+function samePrompt(run, group) {
+  const key = promptOf(run, group)?.[0];
+  if (!key) return [];
+  return runs.flatMap((one) => {
+    one.byPrompt ??= one.groups.prompt.reduce((found, p, g) => {
+      if (p === null) return found;
+      const name = one.prompts[p][0];
+      if (!found.has(name)) found.set(name, []);
+      found.get(name).push(g);
+      return found;
+    }, new Map());
+    const steps = new Set(one === run ? [run.groups.step[group]] : []);
+    const isNew = (step) => !steps.has(step) && steps.add(step);
+    return (one.byPrompt.get(key) || []).filter((g) => isNew(one.groups.step[g])).map((g) => [one, g]);
+  });
+}
+
+/** Note what tokens can be coloured by, and the value that has the strongest colour. */
+function setColours(loaded) {
+  const parts = loaded.flatMap((one) => one?.parts || []);
+  view.colours = [...new Set(parts.flatMap((part) => Object.keys(part.values || {})))];
+  view.messages = loaded.some((one) => one?.messages.length && asMessages(one));
+  view.colouring = view.colours.includes(settings.colour) ? settings.colour : "";
+  // The 98th percentile: single tokens may have values far from all others.
+  const values = parts.flatMap((part) => part.values?.[view.colouring] || []).filter((v) => v !== null);
+  const sizes = values.map(Math.abs).sort((a, b) => a - b);
+  view.most = sizes.length ? sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes[sizes.length - 1] : 0;
+}
+
+function toolbar(loaded) {
+  const hasMessages = loaded.some((one) => one && one.messages.length && one.parts.length);
+  const names = view.colours;
+  if (!names.length && !hasMessages) return null;
+  return h(
+    "div.toolbar",
+    null,
+    names.length > 0 &&
+      h(
+        "label",
+        null,
+        "colour tokens by ",
+        h(
+          "select.colouring",
+          {
+            "aria-label": "colour tokens by",
+            onchange: (event) => colourBy(event.target.value),
+          },
+          ["", ...names].map((name) =>
+            h("option", { value: name, selected: name === view.colouring }, name || "nothing"),
+          ),
+        ),
+      ),
+    hasMessages &&
+      h(
+        "label",
+        null,
+        h("input", {
+          type: "checkbox",
+          checked: view.messages,
+          onchange: (event) => {
+            settings.messages = event.target.checked;
+            draw();
+          },
+        }),
+        "as messages",
+      ),
+    view.colouring && !view.messages && scale(view.colouring, view.most),
+  );
+}
+
+/** Colour the tokens; messages have none. */
+function colourBy(name) {
+  settings.colour = name;
+  if (name) settings.messages = false;
+  draw();
+}
+
+// Nine colours: v0 to v3 below 0, v4 at it, v5 to v8 above; of values of one sign those from v4 on.
+const signed = (name) => !/log.?probs?|entrop/.test(name);
+function scale(name, most) {
+  const low = signed(name) ? -most : 0;
+  const high = /log.?probs?/.test(name) ? -most : most;
+  const shades = signed(name) ? [0, 1, 2, 3, 5, 6, 7, 8] : [5, 6, 7, 8];
+  return h(
+    "span.scale",
+    null,
+    number(low),
+    shades.map((i) => h("i.v" + i)),
+    number(high),
+  );
+}
+function shade(value) {
+  if (value === null || !view.most) return "";
+  const size = Math.min(4, Math.ceil((4 * Math.abs(value)) / view.most - 1e-9));
+  return "v" + (4 + (signed(view.colouring) && value < 0 ? -size : size));
+}
+
+/** Whether a session is shown by its messages: as chosen, else where its tokens have no text. */
+const asMessages = (found) =>
+  !found.parts.length || (settings.messages ?? !found.parts.some((part) => part.isText));
+
+function pane(run, k, found, { link, flags, where }) {
+  const s = run.sessions;
+  const title = h(
+    "header",
+    null,
+    h("strong", null, link ? h("a", { href: link }, "session " + s.number[k]) : "session " + s.number[k]),
+    where && h("span.dim", null, where),
+    h("span", null, s.reward[k] === null ? null : "reward " + number(s.reward[k])),
+    h("span.dim", null, s.length[k] === null ? null : count(s.length[k], "token")),
+    s.turns[k] > 1 ? h("span.dim", null, count(s.turns[k], "turn")) : null,
+  );
+  if (!found)
+    return h(
+      "article.pane",
+      null,
+      title,
+      h("p.dim", null, "This session did not fit into the page (--max-mb)."),
+    );
+  if (found.messages.length && asMessages(found))
+    return h(
+      "article.pane",
+      null,
+      title,
+      found.messages
+        .slice(link ? found.messages.findIndex((one) => one.role === "assistant") : 0)
+        .map((one) =>
+          h(
+            "section.part." +
+              (one.role === "assistant" ? "sampled" : one.role === "tool" ? "observed" : "prompt"),
+            null,
+            h("h3", null, text(one.role)),
+            h("div.body", { dir: "auto" }, marked(one.text)),
+          ),
+        ),
+    );
+  if (found.cells && !found.parts.length)
+    return h(
+      "article.pane",
+      null,
+      title,
+      h(
+        "dl.cells",
+        null,
+        found.cells.map(([name, value]) => [h("dt", null, text(name)), h("dd", { dir: "auto" }, value)]),
+      ),
+    );
+  const shown = link ? found.parts.filter((part, n) => n || part.kind !== "prompt") : found.parts;
+  let at = 0;
+  return h(
+    "article.pane",
+    null,
+    title,
+    shown.map((part) => {
+      const own = flags && part.kind !== "prompt" ? flags.slice(at, at + part.ids.length) : null;
+      if (part.kind !== "prompt") at += part.ids.length;
+      return partView(part, s.turns[k] > 1, own);
+    }),
+  );
+}
+
+const NAMES = { prompt: "prompt", sampled: "policy", observed: "observation" };
+function partView(part, isOneOfSeveral, flags) {
+  const all = part.texts.slice(0, 400).join("");
+  const what =
+    part.kind === "observed" && /<tool_response>|<\|im_start\|>tool/.test(all) ? "tool" : NAMES[part.kind];
+  const title = h(
+    "h3",
+    null,
+    (isOneOfSeveral ? "turn " + (part.turn + 1) + " · " : "") + what,
+    h("small", null, count(part.ids.length, "token")),
+  );
+  const rewritten = part.turn > 0 && part.kind === "prompt";
+  return h(
+    "section.part." + part.kind,
+    null,
+    part.break ? h("p.break", null, "Not merged with the turns before: ", text(part.break)) : null,
+    rewritten ? h("details", null, h("summary", null, title), body(part, flags)) : [title, body(part, flags)],
+  );
+}
+
+const LIMIT = 20000;
+const MARKS = /(<(tool_call|tool_response|think|function_call)>)[\s\S]*?(<\/\2>|$)|<\|[^|<>]{1,40}\|>/g;
+
+/** The class of each stretch of a text: tool calls, thinking, special tokens of templates. */
+function stretches(whole) {
+  const found = [];
+  for (const match of whole.matchAll(MARKS)) {
+    const kind = !match[2] ? "special" : match[2] === "think" ? "think" : "tool";
+    found.push([match.index, match.index + match[0].length, kind]);
+  }
+  return found;
+}
+
+function marked(whole) {
+  const made = [];
+  let at = 0;
+  for (const [from, to, kind] of stretches(whole)) {
+    made.push(whole.slice(at, from), h("span." + kind, null, whole.slice(from, to)));
+    at = to;
+  }
+  return [...made, whole.slice(at)];
+}
+
+/** The class of each token of a text, or of none: that of the stretch in which it begins. */
+function kindsOf(texts) {
+  const found = stretches(texts.join(""));
+  let at = 0;
+  let next = 0;
+  return texts.map((piece) => {
+    while (next < found.length && found[next][1] <= at) next++;
+    const kind = next < found.length && found[next][0] <= at ? found[next][2] : "";
+    at += piece.length;
+    return kind;
+  });
+}
+
+/** The text of a part. Tokens with a value are elements of their own, others with what is like them. */
+function body(part, flags) {
+  const values = part.values?.[view.colouring];
+  const kinds = part.isText ? kindsOf(part.texts) : [];
+  const made = h("div.body", { dir: part.isText ? "auto" : "ltr" });
+  function add(from, to) {
+    let run = null;
+    for (let i = from; i <= to; i++) {
+      const value = values?.[i] ?? null;
+      const name = [kinds[i], shade(value), flags?.[i] && "changed"].filter(Boolean).join(" ");
+      if (run && (i === to || value !== null || run.value !== null || run.name !== name)) {
+        made.append(element(run));
+        run = null;
+      }
+      if (i === to) break;
+      run ??= { name, value, at: i, pieces: [] };
+      run.pieces.push(part.texts[i]);
+    }
+  }
+  function element({ name, value, at, pieces }) {
+    const whole = visible(pieces.join(""));
+    if (!name && value === null) return document.createTextNode(whole);
+    const said = `token ${at} (${part.ids[at]}): ${view.colouring} ${number(value)}`;
+    return h("span", { class: name || null, title: value === null ? null : said }, whole);
+  }
+  const end = part.texts.length;
+  add(0, Math.min(LIMIT, end));
+  if (end > LIMIT) {
+    const show = () => (more.remove(), add(LIMIT, end));
+    const more = h("button.more", { onclick: show }, "Show the other " + count(end - LIMIT, "token"));
+    made.append(more);
+  }
+  return made;
+}

@@ -1,0 +1,191 @@
+// A step, or all of them: its groups and sessions, to search, filter and select.
+"use strict";
+
+function stepView({ run, step }) {
+  const all = step === "all",
+    g = run.groups,
+    s = run.sessions;
+  const groups = all ? g.step.map((_, i) => i) : run.groupsOf.get(step) || [];
+  const sessions = groups.flatMap((group) => run.members[group]);
+  const steps = run.steps.step,
+    i = steps.indexOf(step);
+  if (!all) {
+    view.before = i > 0 ? address(run, steps[i - 1]) : null;
+    view.after = i + 1 < steps.length ? address(run, steps[i + 1]) : null;
+  }
+  const filter = {
+    words: "",
+    chosen: null,
+    from: null,
+    to: null,
+    shortest: null,
+    longest: null,
+    signal: false,
+  };
+  const hasRewards = groups.some((group) => g.reward[group] !== null);
+  const dumps = new Set(groups.map((group) => g.dump[group])).size > 1;
+  const passes = (group) =>
+    (!filter.words ||
+      (g.name[group] + " " + (promptOf(run, group)?.[1] ?? "")).toLowerCase().includes(filter.words)) &&
+    (filter.from === null || g.high[group] >= filter.from) &&
+    (filter.to === null || (g.low[group] !== null && g.low[group] <= filter.to)) &&
+    (filter.shortest === null || g.length[group] >= filter.shortest) &&
+    (filter.longest === null || g.length[group] <= filter.longest) &&
+    (!filter.signal || g.low[group] !== g.high[group]);
+  const groupTable = table(
+    [
+      { name: "group", value: (k) => g.name[k] },
+      ...(all || dumps
+        ? [{ name: all ? "step" : "call", value: (k) => (all ? g.step[k] : g.dump[k]), right: true }]
+        : []),
+      {
+        name: "prompt",
+        value: (k) => promptOf(run, k)?.[1] ?? "",
+        wide: true,
+        shown: (k) => h("bdi.clip", { dir: "auto" }, gist(promptOf(run, k)?.[1] ?? "")),
+      },
+      column("sessions", (k) => g.sessions[k], { minor: true }),
+      column("reward", (k) => g.reward[k], { title: "mean" }),
+      column("low", (k) => g.low[k], { minor: true }),
+      column("high", (k) => g.high[k], { minor: true }),
+      column("length", (k) => g.length[k], { title: "mean, in tokens" }),
+    ],
+    groups,
+    { open: (k) => address(run, g.step[k], k), label: "groups", note: "No group passes the filters." },
+  );
+  const sessionTable = table(
+    [
+      { name: "session", value: (k) => s.number[k], shown: (k) => String(s.number[k]) },
+      { name: "group", value: (k) => g.name[s.group[k]] },
+      ...(all ? [column("step", (k) => g.step[s.group[k]])] : []),
+      column("reward", (k) => s.reward[k]),
+      column("length", (k) => s.length[k]),
+      column("turns", (k) => s.turns[k]),
+      { name: "", value: (k) => (s.chunk[k] < 0 ? "left out" : "") },
+    ],
+    sessions,
+    {
+      open: (k) => address(run, g.step[s.group[k]], s.group[k], s.number[k]),
+      sort: { column: all ? 3 : 2, down: true },
+      label: "sessions",
+      note: "No session passes the filters.",
+    },
+  );
+  const counts = [h("span"), h("span")];
+  function refresh() {
+    const kept = groups.filter(passes),
+      inside = new Set(kept);
+    const some = sessions.filter(
+      (k) => inside.has(s.group[k]) && (!filter.chosen || filter.chosen(s.reward[k])),
+    );
+    const withChosen = filter.chosen ? new Set(some.map((k) => s.group[k])) : null;
+    const last = withChosen ? kept.filter((group) => withChosen.has(group)) : kept;
+    groupTable.show(last);
+    sessionTable.show(some);
+    counts[0].textContent = "Groups (" + last.length.toLocaleString("en") + ")";
+    counts[1].textContent = "Sessions (" + some.length.toLocaleString("en") + ")";
+  }
+  const bound = (name, label, key) =>
+    h("input.bound", {
+      type: "number",
+      step: "any",
+      placeholder: label,
+      "aria-label": name + " " + label,
+      oninput: (event) => {
+        filter[key] = event.target.value === "" ? null : Number(event.target.value);
+        refresh();
+      },
+    });
+  const tabs = [groupTable, sessionTable];
+  const buttons = counts.map((inner, k) =>
+    h(
+      "button.tab",
+      {
+        role: "tab",
+        "aria-selected": String(k === 0),
+        onclick: () => {
+          tabs.forEach((one, n) => {
+            one.hidden = n !== k;
+            buttons[n].setAttribute("aria-selected", String(n === k));
+          });
+        },
+      },
+      inner,
+    ),
+  );
+  sessionTable.hidden = true;
+  refresh();
+  const figures = all
+    ? []
+    : [
+        ["sessions", run.steps.sessions[i]],
+        ["groups", run.steps.groups[i]],
+        ["mean reward", run.steps.reward[i]],
+        ["mean length", run.steps.length[i]],
+        ["pass@1", percent(run.steps.pass_1[i])],
+        [passK(), percent(run.steps.pass_k[i])],
+        ["no signal", percent(run.steps.no_signal[i])],
+      ];
+  const others = runs.flatMap((one) =>
+    (one.steps.step || []).filter((n) => one !== run || n !== step).map((n) => [one, n]),
+  );
+  return [
+    h("h1", null, badge(run), all ? "All steps" : "Step " + step),
+    facts(figures),
+    histogram(
+      sessions.map((k) => s.reward[k]),
+      (chosen) => {
+        filter.chosen = chosen;
+        refresh();
+      },
+    ),
+    h(
+      "div.filters",
+      null,
+      h("div.tabs", { role: "tablist" }, buttons),
+      h("input.search", {
+        type: "search",
+        placeholder: "Search ( / )",
+        "aria-label": "search",
+        oninput: (event) => {
+          filter.words = event.target.value.toLowerCase();
+          refresh();
+        },
+      }),
+      hasRewards && h("span.range", null, "reward", bound("reward", "min", "from"), bound("reward", "max", "to")),
+      h("span.range", null, "length", bound("length", "min", "shortest"), bound("length", "max", "longest")),
+      hasRewards &&
+        h(
+          "label",
+          null,
+          h("input", {
+            type: "checkbox",
+            onchange: (event) => {
+              filter.signal = event.target.checked;
+              refresh();
+            },
+          }),
+          "with signal",
+        ),
+      !all &&
+        others.length > 0 &&
+        h(
+          "label",
+          null,
+          "compare with ",
+          h(
+            "select",
+            {
+              "aria-label": "compare with",
+              onchange: (event) => event.target.value && go(address(run, step) + "/vs/" + event.target.value),
+            },
+            h("option", { value: "" }, "…"),
+            others
+              .slice(0, 2000)
+              .map(([one, n]) => h("option", { value: address(one, n).slice(1) }, nameOf(one, n))),
+          ),
+        ),
+    ),
+    ...tabs,
+  ];
+}

@@ -1,0 +1,222 @@
+"""What a page shows of a session: its turns, token by token, with what was recorded of each token.
+
+A session is a mapping that the page's script reads. ``parts`` are its pieces in order, each with
+``kind`` (one of :data:`KINDS`), ``turn``, ``ids``, ``values`` (by the name of what was recorded,
+one number a token) and, where the vocabulary's texts do not make up its text, ``texts``.
+``messages`` are the chat messages that the run recorded, ``cells`` the values of a first row
+without tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rlskip._human import finite, short
+from rlskip.batch.rows import RecordError, RowColumns, Rows, by_token
+from rlskip.compare.mismatch import ENGINE, TRAINER
+from rlskip.compare.records import Record, StepRecords, Values, part_of
+from rlskip.runs.conversation import Piece, messages_of, pieces_of
+from rlskip.runs.rollouts import PLACE, ROW, Decode, Rollouts, SessionRows
+from rlskip.stages.parts import ROWS
+
+KINDS = PROMPT, SAMPLED, OBSERVED = "prompt", "sampled", "observed"
+GAP = "trainer - engine"
+#: What the log-probs of the rollouts themselves are called.
+LOG_PROBS = "log-probs of the rollout"
+
+_CELL = 2_000  # characters
+_TAIL = 300  # characters, or tokens, of a group's prompt
+
+
+class Vocabulary:
+    """The texts of the tokens that a chunk of a page shows, by their ids."""
+
+    def __init__(self, decode: Decode | None) -> None:
+        self._decode = decode
+        self.texts: dict[int, str] = {}
+
+    @property
+    def decodes(self) -> bool:
+        return self._decode is not None
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Tokens as text; without a tokenizer their numbers."""
+        return " ".join(map(str, ids)) if self._decode is None else self._decode(ids)
+
+    def add(self, ids: Sequence[int]) -> list[str] | None:
+        """Note the tokens; their texts where those of single tokens do not make up the whole."""
+        if self._decode is None:
+            return None
+        for token in set(ids) - self.texts.keys():
+            self.texts[token] = self._decode([token])
+        whole = self._decode(ids)
+        if "".join(self.texts[token] for token in ids) == whole:
+            return None
+        return _one_by_one(ids, self._decode)
+
+
+def _one_by_one(ids: Sequence[int], decode: Decode) -> list[str]:
+    """The text that each token adds to those before it; of a part of a character none yet."""
+    found: list[str] = []
+    start = read = 0
+    for i in range(len(ids)):
+        before, after = decode(ids[start:read]), decode(ids[start : i + 1])
+        if after.endswith("\ufffd") and i + 1 < len(ids):
+            found.append("")
+            continue
+        found.append(after[len(before) :])
+        start, read = read, i + 1
+    return found
+
+
+class TokenValues:
+    """What a job recorded of the rows of one step, for the rows of one of its dumps."""
+
+    def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
+        self._values = Values()
+        self._places: dict[str, dict[int, tuple[Record, int]]] = {}
+        for name, stage in ({} if records is None else records.stages).items():
+            for record in stage:
+                if record.keys is None or record.form != ROWS:
+                    continue
+                places = self._places.setdefault(name, {})
+                for row, key in enumerate(record.keys.tolist()):
+                    places.setdefault(key, (record, row))
+        try:
+            columns = rollouts.columns
+            found = RowColumns.of(dict(columns.columns), columns.fields) if self._places else None
+        except RecordError:  # rows without tokens
+            found = None
+        self._keys = [] if found is None else Rows.of(found).keys.tolist()
+
+    def of(self, row: Mapping[str, Any], piece: Piece) -> dict[str, np.ndarray]:
+        """For each name one value a token of the response, float64; NaN where there is none.
+
+        Raises
+        ------
+        DumpError
+            A record cannot be read.
+        """
+        found = {LOG_PROBS: np.array(piece.log_probs, np.float64)}
+        key = self._keys[row["row"]] if self._keys else None
+        for name, places in self._places.items():
+            if key in places:
+                found[name] = self._by_token(*places[key], row.get("prompt") or [], piece)
+        engine = found.get(ENGINE, found[LOG_PROBS])
+        trainer = next((found[name] for name in TRAINER if name in found), None)
+        if trainer is not None:
+            found[GAP] = trainer - engine
+        return {name: values for name, values in found.items() if not np.isnan(values).all()}
+
+    def _by_token(
+        self, record: Record, row: int, prompt: Sequence[int], piece: Piece
+    ) -> np.ndarray:
+        value = self._values.of(record)
+        if record.align is None and value.ndim == 1:  # of the whole row
+            return np.where(piece.mask, float(value[row]), np.nan)
+        sampled = np.array([False] * len(prompt) + piece.mask)
+        part = part_of(record, value, row)
+        return by_token(part, record.align, len(prompt), sampled)[len(prompt) :]
+
+
+def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> dict[str, Any]:
+    """A session for the page; raises DumpError where what was recorded cannot be read."""
+    turns = one.turns
+    pieces = pieces_of(turns)
+    causes = _causes(turns, pieces, vocabulary)
+    parts: list[dict[str, Any]] = []
+    for turn, (row, piece) in enumerate(zip(turns, pieces, strict=False)):
+        if piece.added:
+            kind = OBSERVED if turn and piece.continues else PROMPT
+            parts.append(_part(kind, turn, piece.added, {}, vocabulary))
+        if turn in causes:
+            parts[-1]["break"] = causes[turn]
+        values = recorded.of(row, piece)
+        end = 0
+        for is_sampled, flags in itertools.groupby(piece.mask):
+            start, end = end, end + len(list(flags))
+            span = slice(start, end)
+            some = {name: array[span] for name, array in values.items() if is_sampled}
+            kind = SAMPLED if is_sampled else OBSERVED
+            parts.append(_part(kind, turn, piece.response[span], some, vocabulary))
+    found: dict[str, Any] = {"parts": parts, "messages": _messages(turns)}
+    if not pieces:
+        named = {name: v for name, v in turns[0].items() if name not in (*PLACE, *ROW)}
+        cells = {name: short(_as_text(value), _CELL) for name, value in named.items()}
+        found["cells"] = list(cells.items())
+    return found
+
+
+def prompt_of(one: SessionRows, vocabulary: Vocabulary) -> tuple[str, str]:
+    """A hash of a session's first prompt, and the end of its text."""
+    tokens = one.turns[0].get("prompt")
+    said = next((m["text"] for m in _messages(one.turns) if m["role"] == "user"), None)
+    if tokens is None:
+        said = one.group if said is None else said
+        return xxhash.xxh3_64_hexdigest(said.encode("utf-8", "replace")), said[-_TAIL:]
+    if said is None or vocabulary.decodes:
+        said = vocabulary.text(tokens[-_TAIL:])
+    return xxhash.xxh3_64_hexdigest(np.array(tokens, np.int64).data), said[-_TAIL:]
+
+
+def _part(
+    kind: str, turn: int, ids: list[int], values: Mapping[str, np.ndarray], words: Vocabulary
+) -> dict[str, Any]:
+    part: dict[str, Any] = {"kind": kind, "turn": turn, "ids": ids}
+    if (texts := words.add(ids)) is not None:
+        part["texts"] = texts
+    known = {name: some for name, some in values.items() if not np.isnan(some).all()}
+    if known:
+        part["values"] = {name: _short(some) for name, some in known.items()}
+    return part
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Numbers with four digits; None for what is not finite."""
+    return [float(f"{v:.4g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+def _causes(
+    turns: Sequence[Mapping[str, Any]], pieces: Sequence[Piece], words: Vocabulary
+) -> dict[int, str]:
+    """Why a turn could not be merged with those before it, by turn."""
+    if all(piece.continues for piece in pieces):
+        return {}
+    # Merging loads torch, which no other command that reads dumps needs.
+    from rlskip.merge import chains
+    from rlskip.merge.merge_report import report_on
+
+    prompts = [np.array(turn.get("prompt") or [], np.int64) for turn in turns]
+    responses = [np.array(turn["response"], np.int64) for turn in turns]
+    rows = chains.Rows(prompts, responses, [range(len(turns))], same=np.array_equal)
+    breaks = report_on(rows, chains.link(rows), "adjacent").breaks
+    return {
+        one.row: f"{one.cause}, it differs from turn {one.after + 1} at token {one.token}: "
+        f"{words.text(one.was)!r} became {words.text(one.now)!r}"
+        for one in breaks
+    }
+
+
+def _messages(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """The chat messages that the run recorded: role and text; without texts of a tokenizer."""
+    found = messages_of(turns, None) or []
+    return [
+        {"role": str(message.get("role", "")), "text": _message_text(message)} for message in found
+    ]
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    more = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
+    texts = [] if content is None else [_as_text(content)]
+    return "\n".join([*texts, *(f"{name}: {_as_text(value)}" for name, value in more.items())])
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(finite(value), ensure_ascii=False)

@@ -1,0 +1,266 @@
+"""The page in a browser: it draws, searches, sorts, selects and compares, and stays safe.
+
+Skipped without Chromium. A window asserts at its end that its page raised no error and that the
+policy refused nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlskip._human import number
+from rlskip.store import StepStore
+
+Look = Callable[..., Any]
+
+
+@pytest.fixture
+def page(rlskip: Any, run_dir: Path, tmp_path: Path) -> Path:
+    """Of the example's run: three steps of four groups, with two sessions each."""
+    out = tmp_path / "page.html"
+    assert rlskip("report", run_dir, "--html", out).code == 0
+    return out
+
+
+def groups(window: Any) -> list[str]:
+    found: list[str] = window.texts("table[aria-label=groups] tbody td:first-child")
+    return found
+
+
+def test_the_first_screen_has_curves_and_the_figures_of_show(
+    rlskip: Any, run_dir: Path, page: Path, look: Look
+) -> None:
+    window = look(page)
+    assert window.texts("h1") == ["grpo_tiny/GBS4_N2_in6_out8"]
+    captions = window.texts(".chart figcaption span")
+    assert captions == ["Reward", "Success", "Length", "No signal", "Truncated", "Time"]
+    assert window.ask("document.querySelectorAll('.chart canvas').length") == len(captions)
+    (shown,) = rlskip("show", 3, "-d", run_dir, "--json").json
+    last = dict(zip(captions, window.texts(".chart figcaption strong"), strict=True))
+    assert (last["Reward"], last["Length"]) == (
+        number(shown["figures"]["reward"]), number(shown["figures"]["length"]),
+    )  # fmt: skip
+    window.go("#0/3")
+    facts = dict(zip(window.texts(".facts dt"), window.texts(".facts dd"), strict=True))
+    assert facts["mean reward"] == number(shown["figures"]["reward"])
+    assert facts["mean length"] == number(shown["figures"]["length"])
+
+
+def test_groups_are_searched_filtered_and_sorted(page: Path, look: Look) -> None:
+    window = look(page)
+    window.go("#0/2")
+    assert groups(window) == ["s2p0", "s2p1", "s2p2", "s2p3"]
+    window.type("input.search", "S2P2")
+    assert groups(window) == ["s2p2"]
+    window.type("input.search", "")
+    prompts = window.texts("table[aria-label=groups] td.wide")
+    window.type("input.search", prompts[1])
+    assert groups(window) == ["s2p1"]
+    window.type("input.search", "no such prompt")
+    assert groups(window) == []
+    assert "No group passes the filters." in window.texts("main p")
+    window.type("input.search", "")
+
+    def column(k: int) -> list[float]:
+        cells = window.texts(f"table[aria-label=groups] tbody td:nth-child({k})")
+        return [float(cell) for cell in cells]
+
+    for click in (sorted, lambda values: sorted(values, reverse=True)):
+        window.click("table[aria-label=groups] th:nth-child(7) button")
+        lengths = column(7)
+        expected = click(lengths)
+        assert lengths in (expected, expected[::-1])
+    assert window.ask("document.querySelectorAll('th[aria-sort]').length") == 2
+    low = sorted(column(7))[1]
+    window.type("input[aria-label='length max']", str(low))
+    assert len(groups(window)) == 2
+    assert max(column(7)) <= low
+
+
+def test_a_bar_of_the_histogram_selects_its_sessions(run_dir: Path, page: Path, look: Look) -> None:
+    from rlskip.runs.opened import Run
+
+    rewards = [one.reward for one in Run(run_dir)[1].sessions()]
+    window = look(page)
+    window.go("#0/1")
+    window.click(".bin:last-child")
+    won = sum(reward == 1 for reward in rewards)
+    assert window.texts(".tab")[1] == f"Sessions ({won})"
+    window.click(".tab:nth-child(2)")
+    shown = window.texts("table[aria-label=sessions] tbody td:nth-child(3)")
+    assert shown == ["1"] * won
+    window.click(".bin:last-child")
+    assert window.texts(".tab")[1] == f"Sessions ({len(rewards)})"
+
+
+def test_a_session_is_reached_by_the_keyboard_and_by_its_address(
+    run_dir: Path, page: Path, look: Look
+) -> None:
+    from rlskip.runs.opened import Run
+
+    window = look(page)
+    for key, view in [("j", "#"), ("j", "#"), ("Enter", "#0/2"), ("j", "#0/2"), ("Enter", "#0/2/0"),
+                      ("j", "#0/2/1"), ("k", "#0/2/0"), ("u", "#0/2"), ("u", "#")]:  # fmt: skip
+        window.press(key)
+        window.wait(f"document.documentElement.dataset.view === '{view}'")
+    window.go("#0/3")
+    window.press("/")
+    assert window.ask("document.activeElement.type") == "search"
+    window.open("#0/3/1/1")
+    one = list(Run(run_dir)[3].groups())[1].sessions[1]
+    (row,) = one.turns
+    assert window.texts("h1") == ["Session 1"]
+    assert window.texts(".part.sampled .body") == [" ".join(map(str, row["response"])) + " "]
+    window.press("t")
+    window.wait("document.querySelectorAll('.part.sampled .body span').length > 0")
+    titles = window.ask("[...document.querySelectorAll('.body span')].map(e => e.title)")
+    assert titles == [
+        f"token {i} ({token}): log-probs of the rollout {float(f'{value:.4g}'):.4g}"
+        for i, (token, value) in enumerate(zip(row["response"], row["log_probs"], strict=True))
+    ]
+
+
+def test_two_runs_have_their_verdict_and_what_changed(
+    rlskip: Any, dumps: Path, tmp_path: Path, look: Look
+) -> None:
+    out = tmp_path / "both.html"
+    a, b = dumps / "grpo_tiny", dumps / "grpo-lr2_tiny"
+    assert rlskip("compare", a, b, "--html", out).code == 1
+    window = look(out)
+    (verdict,) = window.texts(".verdict p")
+    assert verdict.startswith(
+        "Different23 of 24 sessions are the same; session 7 of step 2 differs"
+    )
+    assert window.texts("table[aria-label=steps] tbody td:first-child") == ["1", "2", "3"]
+    window.go("#0/2/vs/1/2")
+    facts = dict(zip(window.texts(".facts dt"), window.texts(".facts dd"), strict=True))
+    assert (facts["prompts in both"], facts["only in A"], facts["only in B"]) == ("4", "0", "0")
+    window.click("table[aria-label=prompts] tbody tr:last-child")
+    window.wait("document.documentElement.dataset.view === '#0/2/3/vs/1/2/3'")
+    assert window.texts(".pair > p") == [
+        "Sessions 0: the same tokens", "Sessions 1: differ from token 3 on",
+    ]  # fmt: skip
+    left, right = window.ask(
+        "[...document.querySelectorAll('.pair:last-child .pane')]"
+        ".map(e => [...e.querySelectorAll('.changed')].map(c => c.textContent.trim()).join(' '))"
+    )
+    assert [int(x) + 1 for x in left.split()] == [int(x) for x in right.split()]
+    assert left
+
+
+def test_equal_runs_are_said_to_be_equal(rlskip: Any, dumps: Path, look: Look) -> None:
+    out = dumps / "both.html"
+    step = dumps / "grpo_tiny" / "GBS4_N2_in6_out8" / "1"
+    assert rlskip("compare", step, step, "--html", out).code == 0
+    assert look(out).texts(".verdict strong") == ["Equal"]
+
+
+HOSTILE = {
+    "html": "</script><img src=x onerror=alert(1)><script>document.title='owned'</script>",
+    "right to left": "abc \u202e evil \u2066 \u05d0\u05d1\u05d2",
+    "control": "bell \x07 escape \x1b[31m null \x00 line\u2028end",
+    "template": "${document.title='owned'} {{constructor}} %3Cscript%3E javascript:alert(1)",
+    "long": "x" * (1 << 20),
+    "surrogate": "half \ud83d",
+}
+
+
+def test_hostile_texts_are_shown_as_text(rlskip: Any, tmp_path: Path, look: Look) -> None:
+    rows = [
+        {"prompt": text, "uid": text[:200], "completions": [{"role": text[:50], "content": text}]}
+        for text in HOSTILE.values()
+    ]
+    StepStore(tmp_path / "e_p" / "s").save(1, rows, info={"job": HOSTILE["html"]})
+    out = tmp_path / "page.html"
+    assert rlskip("report", tmp_path, "--html", out).code == 0
+    window = look(out, width=390)
+    elements = "document.querySelectorAll('img, iframe, object, script[src], [onerror]').length"
+    for k, (name, text) in enumerate(HOSTILE.items()):
+        window.go("#0/1")
+        assert len(groups(window)) == len(HOSTILE)
+        window.go(f"#0/1/{k}/0")
+        assert window.overflow == 0, name
+        assert window.ask(elements) == 0
+        said = "".join(window.texts("main .body"))
+        if name == "html":
+            assert text in said
+        elif name == "control":
+            assert r"bell \u0007 escape \u001b[31m null \u0000 line\u2028end" in said
+        elif name == "right to left":
+            assert r"\u202e evil \u2066" in said
+        elif name == "long":
+            assert text in said
+    assert window.ask("document.title") == "e_p/s"
+    isolated = "getComputedStyle(document.querySelector('main .body')).unicodeBidi"
+    assert window.ask(isolated) == "isolate"
+
+
+def test_text_that_a_run_recorded_is_shown_where_tokens_are_numbers(
+    rlskip: Any, tmp_path: Path, look: Look
+) -> None:
+    row = {"prompt_ids": [1], "completion_ids": [2, 3], "prompt": "What is 6 x 7?"}
+    said = [{"role": "assistant", "content": "<think> six </think> It is 42."}]
+    StepStore(tmp_path / "e_p" / "s").save(1, [{**row, "completions": said}])
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    window = look(tmp_path / "page.html")
+    window.go("#0/1/0/0")
+    for _ in range(2):  # as messages, as tokens, and again
+        assert window.texts(".part .body") == ["What is 6 x 7?", said[0]["content"]]
+        assert window.texts(".think") == ["<think> six </think>"]
+        window.press("m")
+        window.wait("document.querySelector('.part .body').textContent.trim() === '1'")
+        assert window.texts(".part .body") == ["1 ", "2 3 "]
+        window.press("m")
+        window.wait("document.querySelector('.think')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_it_fits_the_window(page: Path, look: Look, width: int, scheme: str) -> None:
+    window = look(page, width=width, scheme=scheme)
+    for view in ("#", "#0/all", "#0/1", "#0/1/0", "#0/1/0/0", "#0/1/vs/0/2"):
+        window.go(view) if view != "#" else None
+        assert window.overflow == 0, view
+    dark = window.ask("getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(map(int, dark[4:-1].split(", "))) < 200) is (scheme == "dark")
+
+
+def test_long_names_and_the_keys_fit_a_phone(rlskip: Any, tmp_path: Path, look: Look) -> None:
+    names = [f"{k}1234567-89ab-cdef-0123-456789abcdef" for k in range(2)]
+    rows = [{"uid": uid, "prompt": "word " * 40, "completions": "no reward"} for uid in names]
+    StepStore(tmp_path / "e_p" / "s").save(1, rows)
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    window = look(tmp_path / "page.html", width=390)
+    beyond = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('%s'))"
+    window.go("#0/1")
+    heads = window.texts("table[aria-label=groups] th")
+    assert heads == ["group", "prompt"], "no column without any value"
+    assert window.ask(beyond % "main .scroll") == 0
+    window.press("?")
+    assert window.ask(beyond % "dialog") == 0
+
+
+def test_it_says_what_was_left_out(rlskip: Any, tmp_path: Path, look: Look) -> None:
+    rng = np.random.default_rng(0)
+    rows = {
+        "prompts": torch.arange(50).repeat_interleave(20)[:, None],
+        "responses": torch.from_numpy(rng.integers(0, 150_000, (1000, 200))),
+        "rewards": torch.from_numpy(rng.random(1000)),
+    }
+    StepStore(tmp_path / "e_p" / "s").save(1, rows)
+    out = tmp_path / "page.html"
+    said = rlskip("report", tmp_path, "--html", out, "--max-mb", 0.5, "--json").json
+    window = look(out)
+    (note,) = window.texts(".notes li")
+    assert note.startswith(f"{1000 - said['shown']:,} sessions of 1,000 did not fit")
+    window.go("#0/1")
+    assert (len(groups(window)), window.texts(".tab")[1]) == (50, "Sessions (1,000)")
+    assert window.texts(".more") == []
+    window.go("#0/all")
+    assert len(groups(window)) == 50

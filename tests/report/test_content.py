@@ -1,0 +1,326 @@
+"""What a page holds: the figures of `show` and `rlskip.open`, and the sessions that fit."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlskip as package
+from rlskip import stages
+from rlskip.batch.decoding import Decoder
+from rlskip.cli.report import Output, follow_run
+from rlskip.config.record import read_record
+from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.report.page import Shown, render
+from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
+from rlskip.runs.figures import Counter, by_interest
+from rlskip.runs.opened import Run
+from rlskip.store import StepStore
+
+
+def test_the_figures_are_those_of_show_and_of_open(
+    rlskip: Any, run_dir: Path, tmp_path: Path, content: Callable[[Path], Any]
+) -> None:
+    out = tmp_path / "out" / "page.html"
+    said = rlskip("report", run_dir, "--html", out, "--json").json
+    assert (said["steps"], said["sessions"], said["shown"], said["hits"], said["misses"]) == (
+        3, 24, 24, 3, 3,
+    )  # fmt: skip
+    assert said["seconds_saved"] == pytest.approx(42.75)
+    (run,) = content(out).index["runs"]
+    steps = run["steps"]
+    assert steps["step"] == [1, 2, 3]
+    for i, step in enumerate(steps["step"]):
+        (shown,) = rlskip("show", step, "-d", run_dir, "--json").json
+        figures = {name: column[i] for name, column in steps.items()}
+        assert figures == {**shown["figures"], "step": step, "gap": None}
+        groups = list(Run(run_dir)[step].groups())
+        rewards = [[one.reward or 0.0 for one in group.sessions] for group in groups]
+        lengths = [one.length or 0 for group in groups for one in group.sessions]
+        for name, values in (("reward", np.concatenate(rewards)), ("length", lengths)):
+            quartiles = [steps[f"{name}_{which}"][i] for which in ("low", "median", "high")]
+            assert quartiles == pytest.approx(np.quantile(values, (0.25, 0.5, 0.75)))
+            assert steps[name][i] == pytest.approx(np.mean(values))
+        assert steps["pass_1"][i] == np.mean([r >= 0.5 for some in rewards for r in some])
+        assert steps["pass_k"][i] == np.mean([max(some) >= 0.5 for some in rewards])
+        assert steps["no_signal"][i] == np.mean([len({*some}) == 1 for some in rewards])
+        assert steps["truncated"][i] == np.mean([length >= 8 for length in lengths])
+        own = [g for g, of in enumerate(run["groups"]["step"]) if of == step]
+        assert [run["groups"]["reward"][g] for g in own] == pytest.approx(
+            [np.mean(some) for some in rewards]
+        )
+
+
+def test_what_a_session_says_is_what_its_rows_say(
+    rlskip: Any, run_dir: Path, tmp_path: Path, content: Callable[[Path], Any]
+) -> None:
+    rlskip("report", run_dir, "--html", tmp_path / "page.html")
+    found = content(tmp_path / "page.html").sessions()
+    for one in Run(run_dir).sessions():
+        (row,) = one.turns
+        prompt, response = found[one.place["step"], one.group, one.number]["parts"]
+        assert (prompt["kind"], prompt["ids"]) == ("prompt", row["prompt"])
+        assert (response["kind"], response["ids"]) == ("sampled", row["response"])
+        assert response["values"][LOG_PROBS] == pytest.approx(row["log_probs"], rel=1e-3)
+
+
+def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: Any) -> None:
+    store = StepStore(tmp_path / "e_p" / "s")
+    for step, number in [(1, 0), (2, 0), (2, 1)]:
+        rows = [{"prompt_ids": [1], "completion_ids": [5 + number]}]
+        store.save(step, rows, info={"seconds": 2.0}, part=number or None)
+    recorder = Recorder(tmp_path, "rollout")
+    recorder.write("consulted", run="e_p/s")
+    for number in (0, 1, 1):
+        recorder.write("hit", step=2, part=number, seconds_saved=2.0)
+    recorder.write("miss", step=2)
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    (run,) = content(tmp_path / "page.html").index["runs"]
+    names = ("step", "sessions", "seconds", "hits", "misses", "saved")
+    assert [run["steps"][name] for name in names] == [
+        [1, 2], [1, 2], [2, 4], [0, 3], [0, 1], [0, 6],
+    ]  # fmt: skip
+    assert run["groups"]["dump"] == ["1", "2/0", "2/1"]
+    calls = rlskip("show", 2, "-d", tmp_path, "--json").json
+    assert [one["figures"]["hits"] for one in calls] == [1, 2]
+    of_step = {name: column[1] for name, column in run["steps"].items()}
+    assert [{**one["step_figures"], "step": 2, "gap": None} for one in calls] == [of_step] * 2
+    assert "step 2, 2 dumps" in rlskip("show", 2, "-d", tmp_path).out
+
+
+def test_a_run_of_no_fixed_size_has_no_limit(rlskip: Any, tmp_path: Path, content: Any) -> None:
+    store = StepStore(tmp_path / "e_p" / "GBSany_Nany_inany_outany")
+    store.save(1, [{"prompt_ids": [1], "completion_ids": [5]}])
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    (run,) = content(tmp_path / "page.html").index["runs"]
+    assert (run["steps"]["length"], run["steps"]["truncated"]) == ([1], [None])
+
+
+def test_turns_are_told_apart_and_breaks_have_their_reason(
+    rlskip: Any, tmp_path: Path, content: Any
+) -> None:
+    rows = [
+        ([1, 2], [5, 6, 7, 8, 9], [1, 1, 0, 0, 1]),
+        ([1, 2, 5, 6, 7, 8, 9, 30], [10], [1]),
+        ([1, 2, 7, 8, 9, 30, 10, 31], [11], []),
+    ]
+    names = ("prompt_ids", "completion_ids", "completion_mask", "turn")
+    named = [
+        {**dict(zip(names, (*row, turn), strict=True)), "prompt": 0, "session": 0}
+        for turn, row in enumerate(rows)
+    ]
+    StepStore(tmp_path / "e_p" / "s").save(1, named)
+    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    (one,) = content(tmp_path / "page.html").sessions().values()
+    assert [(part["kind"], part["turn"], part["ids"]) for part in one["parts"]] == [
+        ("prompt", 0, [1, 2]), ("sampled", 0, [5, 6]), ("observed", 0, [7, 8]), ("sampled", 0, [9]),
+        ("observed", 1, [30]), ("sampled", 1, [10]),
+        ("prompt", 2, [1, 2, 7, 8, 9, 30, 10, 31]), ("sampled", 2, [11]),
+    ]  # fmt: skip
+    assert [part.get("break", "")[:32] for part in one["parts"] if part["turn"] == 2] == [
+        "stripped, it differs from turn 2", "",
+    ]  # fmt: skip
+
+
+def test_tokens_have_what_a_job_recorded_of_them(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any
+) -> None:
+    n, width = 4, 3
+    batch = {
+        "prompts": torch.arange(1, n + 1)[:, None],
+        "responses": torch.arange(10, 10 + n * width).reshape(n, width),
+        "response_mask": torch.ones(n, width, dtype=torch.int64),
+        "rollout_log_probs": torch.full((n, width), -1.0),
+    }
+    run = tmp_path / "e_p" / "GBS4_N1_in1_out3"
+    StepStore(run).save(1, batch)
+    monkeypatch.setenv(JOB_VARIABLE, "job")
+    Recorder(tmp_path, "rollout").write("consulted", run="e_p/GBS4_N1_in1_out3")
+    order = torch.tensor([2, 0, 3, 1])
+    moved = {name: column[order] for name, column in batch.items()}
+    values = torch.arange(n * width).reshape(n, width) / 8
+    stages.start(read_record({"record": {"enable": True, "dump_dir": str(tmp_path)}}), lambda: 1)
+    package.record("engine_log_probs", moved["rollout_log_probs"], rows=moved)
+    package.record("old_log_probs", -values[order], rows=moved)
+    package.record("advantages", values[order, 0], rows=moved)
+    stages.stop()
+    rlskip("report", run, "--html", tmp_path / "page.html")
+    found = content(tmp_path / "page.html").sessions()
+    for i, one in enumerate(found.values()):
+        expected = values[i].tolist()
+        assert one["parts"][1]["values"] == {
+            **dict.fromkeys((LOG_PROBS, "engine_log_probs"), [-1.0] * width),
+            "old_log_probs": [-v for v in expected],
+            "advantages": [expected[0]] * width,
+            GAP: [1 - v for v in expected],
+        }
+    (gap,) = content(tmp_path / "page.html").index["runs"][0]["steps"]["gap"]
+    assert gap == pytest.approx((1 - values).abs().mean().item())
+
+
+# -- what fits -------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1) | st.just(float("nan")))))
+def test_first_come_one_of_each_group_then_the_best_and_the_worst(
+    sessions: list[tuple[int, float]],
+) -> None:
+    group = np.array([g for g, _ in sessions], np.int64)
+    reward = np.array([r for _, r in sessions], np.float64)
+    order = by_interest(group, reward)
+    assert sorted(order) == list(range(len(sessions)))
+    groups = len({*group.tolist()})
+    assert len({*group[order[:groups]].tolist()}) == groups
+    first, known = {*reward[order[: groups + 2]].tolist()}, reward[~np.isnan(reward)]
+    if len(known):
+        assert {known.min(), known.max()} <= first
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A run of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
+    rng = np.random.default_rng(0)
+    for step in (1, 2):
+        rows = {
+            "prompts": torch.arange(60).repeat_interleave(10)[:, None] + 60 * step,
+            "responses": torch.from_numpy(rng.integers(0, 150_000, (600, 200))),
+            "rewards": torch.from_numpy(rng.random(600)),
+        }
+        StepStore(tmp_path / "e_p" / "GBS60_N10_in1_out200").save(step, rows)
+    return tmp_path
+
+
+def test_a_page_keeps_its_size_and_says_what_is_left_out(
+    rlskip: Any, large: Path, content: Any
+) -> None:
+    out = large / "page.html"
+    whole = rlskip("report", large, "--html", out, "--json").json
+    assert whole["shown"] == 1200
+    whole_index = content(out).index["runs"][0]
+    said = rlskip("report", large, "--html", out, "--max-mb", 0.6, "--json").json
+    assert 400_000 < out.stat().st_size == said["bytes"] <= 600_000
+    assert f"{1200 - said['shown']} left out" in rlskip(
+        "report", large, "--html", out, "--max-mb", 0.6
+    ).out  # fmt: skip
+    found = content(out)
+    (run,) = found.index["runs"]
+    assert run["steps"] == whole_index["steps"], "the figures count all"
+    assert run["all"] == {"sessions": 1200, "groups": 120}
+    shown = {key for key, one in found.sessions().items() if one is not None}
+    assert len(shown) == said["shown"] < 1200
+    assert len({key[:2] for key in shown}) == 120, "every group is there"
+    rewards = {(s.place["step"], s.group, s.number): s.reward for s in Run(
+        large / "e_p" / "GBS60_N10_in1_out200").sessions()}  # fmt: skip
+    by_reward = sorted(rewards, key=lambda key: rewards[key] or 0.0)
+    assert {*by_reward[:20], *by_reward[-20:]} <= shown
+
+
+def test_a_page_without_any_session_that_is_too_large_is_refused(rlskip: Any, large: Path) -> None:
+    said = rlskip("report", large, "--html", large / "page.html", "--max-mb", 0.1)
+    assert said.code == 2
+    assert "--max-mb" in said.err
+    assert not (large / "page.html").exists()
+
+
+def test_a_long_line_and_hostile_names_stay_data(rlskip: Any, tmp_path: Path, content: Any) -> None:
+    evil = "</script><script>document.title='owned'</script>"
+    rows = [{"prompt": evil, "completions": "x" * (1 << 20)}, {"prompt": evil, "completions": evil}]
+    StepStore(tmp_path / "e_p" / "s").save(1, rows)
+    out = tmp_path / "page.html"
+    said = rlskip("report", tmp_path, "--html", out, "--json").json
+    assert said["bytes"] < 300_000
+    page = out.read_text()
+    assert "owned" not in page
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
+    assert policy.startswith("default-src 'none';")
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert len(scripts) == 10
+    assert not re.findall(r"<[^>]*\b(?:src|href|on\w+|style)=", page)
+    texts = json.dumps(content(out).chunks)
+    assert json.dumps(evil)[1:-1] in texts
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered"])
+def test_a_damaged_dump_is_named_and_the_rest_is_shown(
+    rlskip: Any, run_dir: Path, tmp_path: Path, damage: str, content: Any
+) -> None:
+    file = run_dir / "2" / "gen_batch.dp"
+    data = bytearray(file.read_bytes())
+    if damage == "altered":
+        data[len(data) // 3] ^= 1
+    file.write_bytes(data[:-3] if damage == "truncated" else data)
+    out = tmp_path / "page.html"
+    assert rlskip("report", run_dir, "--html", out, "--json").json["shown"] == 16
+    (run,) = content(out).index["runs"]
+    ((name, problem),) = run["problems"]
+    assert name == "dump 2"
+    assert problem
+    assert file.exists()
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+class Letters:
+    """A tokenizer of bytes: a character may have several tokens."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+
+@given(st.text())
+def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
+    words, ids = Vocabulary(Decoder(Letters())), list(said.encode())
+    texts = words.add(ids)
+    assert "".join(texts or [words.texts[token] for token in ids]) == said
+    assert texts is None or len(texts) == len(ids)
+
+
+def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
+    page = render([Shown("run", Run(run_dir), None)], counter=Counter(), decode=Decoder(Letters()),
+                  success=0.5, max_bytes=10**6)  # fmt: skip
+    (tmp_path / "page.html").write_bytes(page.html)
+    found = content(tmp_path / "page.html")
+    prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
+    assert found.index["runs"][0]["prompts"][0][1] == bytes(prompt).decode()
+    assert found.chunks[0]["texts"][str(prompt[0])] == chr(prompt[0])
+
+
+# -- a run under way -------------------------------------------------------------------------
+
+
+def test_a_page_follows_a_run(run_dir: Path, tmp_path: Path, content: Any, capsys: Any) -> None:
+    out = tmp_path / "page.html"
+    seen = []
+
+    def wait(seconds: float) -> None:
+        assert content(out).index["follows"]
+        seen.append(content(out).index["runs"][0]["steps"]["step"])
+        if len(seen) == 1:
+            StepStore(run_dir).save(4, [{"prompt_ids": [1], "completion_ids": [2]}])
+        elif len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow_run(Run(run_dir), Output(out, 5.0, 0.5), None, as_json=False, wait=wait)
+    assert seen == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]]
+    # A long path wraps the line in any place.
+    said = "".join(capsys.readouterr().out.split())
+    assert said.count("sessionsshown") == 2, "it is written only after a change"
