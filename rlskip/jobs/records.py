@@ -26,7 +26,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip._human import size
+from rlskip.jobs.verified import Verified
 
 JOB_VARIABLE = "RLSKIP_JOB"
 # No run's directory has this name: those contain an underscore.
@@ -59,7 +60,8 @@ class Event:
     Parameters
     ----------
     kind
-        ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
+        ``consulted``, ``hit``, ``miss``, ``dumped``, ``lost`` (it could not be dumped), or
+        ``verified``: the stage ran, too, and was compared with the dump of a hit.
     run
         The role's directory below the dump_dir; None in records of releases that did not name it.
     step
@@ -69,6 +71,10 @@ class Event:
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's files, read (a hit) or written.
+    verified
+        What the comparison found; counts of 0 in any other event.
+    time
+        When it was written, in seconds since the epoch.
     """
 
     role: str
@@ -78,6 +84,8 @@ class Event:
     part: int | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
+    verified: Verified = attrs.field(factory=Verified)
+    time: float = 0.0
 
     @classmethod
     def parse(cls, line: str) -> Event | None:
@@ -101,6 +109,8 @@ class Event:
             _count(record.get("part")),
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
+            Verified.of(record) if kind == "verified" else Verified(),
+            _seconds(record.get("time")),
         )
 
 
@@ -154,6 +164,7 @@ class Tally:
     bytes_written: int = 0
     seconds_saved: float = 0.0
     lost: int = 0
+    verified: Verified = attrs.field(factory=Verified)
 
     @classmethod
     def of(cls, event: Event) -> Tally:
@@ -167,10 +178,12 @@ class Tally:
             bytes_written=event.nbytes if dumped else 0,
             seconds_saved=event.seconds_saved,
             lost=int(lost),
+            verified=event.verified,
         )
 
     def __add__(self, other: Tally) -> Tally:
-        pairs = zip(attrs.astuple(self), attrs.astuple(other), strict=True)
+        mine, theirs = (attrs.astuple(one, recurse=False) for one in (self, other))
+        pairs = zip(mine, theirs, strict=True)
         consulted, *sums = (mine + others for mine, others in pairs)
         return Tally(bool(consulted), *sums)
 
@@ -181,6 +194,30 @@ class Tally:
             f"{self.hits} hits, {self.misses} misses{lost}, {size(self.bytes_read)} read{written}, "
             f"{max(0.0, self.seconds_saved):.1f} s of generation saved"
         )
+
+
+class DumpedCalls:
+    """Which calls jobs have dumped in one run, by their records. Each job's are read once.
+
+    A dump that was deleted leaves no other trace than these.
+    """
+
+    def __init__(self, dump_dir: str | Path, run: str) -> None:
+        self._dump_dir, self._run = dump_dir, run
+        self._jobs: dict[str, dict[int, list[Event]]] = {}
+
+    def count(self, step: int, jobs: Iterable[str], since: float) -> int:
+        """How many calls of `step` there were at least that `jobs` dumped from `since` on."""
+        dumped = (event for job in jobs for event in self._of(job).get(step, ()))
+        return max((1 + (e.part or 0) for e in dumped if e.time >= since), default=0)
+
+    def _of(self, job: str) -> dict[int, list[Event]]:
+        if job not in self._jobs:
+            of_job = self._jobs[job] = {}
+            for event in read_events(self._dump_dir, job):
+                if event.kind == "dumped" and event.run == self._run and event.step is not None:
+                    of_job.setdefault(event.step, []).append(event)
+        return self._jobs[job]
 
 
 #: By step and part; a part of None is the whole step (see :class:`Event`).

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
-from rlskip.config.skip import SkipAction
+from rlskip.config.skip import SKIP_REGISTRY, SkipAction
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, register_skip
+from rlskip.skip.role import BaseSkip, register_skip
 
 if TYPE_CHECKING:
     from rlskip.skip.roles import RolloutSkip, parse_async_rollout_sample_step

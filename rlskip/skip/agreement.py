@@ -155,8 +155,8 @@ def all_ranks(dumps: Dumps) -> OneRank:
     return SeveralRanks(group, dumps)
 
 
-def no_other_rank(dumps: Dumps) -> OneRank:
-    """The only rank, for calls side by side.
+def no_other_rank(dumps: Dumps, why: str) -> OneRank:
+    """The only rank, for a role that cannot have several; `why` follows their number in the error.
 
     Raises
     ------
@@ -165,9 +165,10 @@ def no_other_rank(dumps: Dumps) -> OneRank:
     """
     if (ranks := world_size()) > 1:
         raise ConfigError(
-            f"torch.distributed has {ranks} ranks here, and concurrent samples have no order "
-            "in which ranks could decide together",
-            f"skip.{dumps.role}.enable",
-            "use skip.rollout, or generate in a process outside torch.distributed",
+            f"torch.distributed has {ranks} ranks here, and {why}",
+            f"skip.{dumps.role}.{'match' if dumps.by_prompt else 'enable'}",
+            f"set skip.{dumps.role}.match=step"
+            if dumps.by_prompt
+            else "use skip.rollout, or generate in a process outside torch.distributed",
         )
     return OneRank(RankGroup())

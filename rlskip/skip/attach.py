@@ -7,10 +7,10 @@ import inspect
 import logging
 import numbers
 import operator
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ import attrs
 
 from rlskip._nodes import as_typed
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
+from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
 from rlskip.skip.call import Stage
@@ -54,7 +55,7 @@ def attach(
     AttachError
         A module that is already imported has no such function.
     ConfigError
-        The function that returns the step cannot be imported.
+        The function that returns the step cannot be imported, or `rows` describes no rows.
     """
     for role, entries in functions.items():
         if role in roles:
@@ -63,6 +64,7 @@ def attach(
         else:
             log.info("rlskip: %s has no effect: that role is off", as_typed(f"skip.attach.{role}"))
     for attachment in _attached.values():
+        check(attachment.config.rows, f"skip.attach.{attachment.role}.rows")
         attachment.load_step()
 
 
@@ -121,14 +123,10 @@ class _Attachment:
         step = self.config.step
         if step is None or ":" not in step:
             return
-        target = Target.parse(step)
         try:
-            found: Any = import_module(target.module)
-            for name in target.path.split("."):
-                found = getattr(found, name)
+            self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
             raise ConfigError(str(error), self._where("step")) from error
-        self._step_function = found
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """`func` as a stage of the role."""
@@ -148,6 +146,7 @@ class _Attachment:
             config.prompts and self._reader(func, "prompts", config.prompts),
             lambda *args, **kwargs: {k: read(*args, **kwargs) for k, read in identity.items()},
             func.__qualname__,
+            rows=config.rows,
             options=options,
             ignore=[*config.ignore, *([config.prompts.split(".")[0]] if config.prompts else [])],
             step_of=functools.partial(self._step, func) if config.step else None,

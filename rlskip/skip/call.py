@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.arguments import ArgumentReader, likely_prompts
+from rlskip.skip.arguments import ALL, IGNORED, Arguments, likely_prompts, read_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rlskip.skip.prompt_rows import PromptRows
+    from rlskip.skip.run_index import Gathered
     from rlskip.skip.visit import Found
     from rlskip.store import UnsupportedTypeError
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 LacksSpec = Callable[[Any], Sequence[str]] | None
+RowsSpec = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None
 
 
 def named(func: Callable[..., Any]) -> Any:
@@ -45,10 +47,17 @@ class Stage:
     #: The stage's name in the identity of its dumps; None where it is not known.
     stage: str | None = None
     lacks: LacksSpec = None
+    #: What the fields of its rows hold, where their names do not tell.
+    rows: RowsSpec = None
+    #: By name functions of rows that are put together of several dumps: they return what belongs
+    #: to a whole batch.
+    totals: Mapping[str, Callable[[Any], Any]] = attrs.field(factory=dict)
     #: Keyword options that only the role understands (``BaseSkip.stage_options``).
     options: Mapping[str, Any] = attrs.field(factory=dict)
     #: Names of arguments that are not compared; None: none is, and no dump records any.
     ignore: Collection[str] | None = None
+    #: What a call returns, made of the result that is replayed; None: the result itself.
+    on_replay: Callable[[Any], Any] | None = None
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.
     step_of: Callable[..., int | None] | None = None
@@ -60,25 +69,42 @@ class Stage:
         return f"{named(self.func).__module__}.{named(self.func).__qualname__}"
 
     @functools.cached_property
-    def arguments(self) -> ArgumentReader | None:
-        """Reads the arguments of a call that count besides its prompts."""
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.func)
+
+    @functools.cached_property
+    def ignored(self) -> frozenset[str]:
+        """The names of the arguments that are not compared."""
+        named = [self.prompts] if isinstance(self.prompts, str) else []
+        found = likely_prompts(self._signature.parameters)
+        return frozenset((*IGNORED, *(self.ignore or ()), *named, *found))
+
+    @functools.cached_property
+    def _whole_signature(self) -> inspect.Signature:
+        """Of a partial's function: what the partial gives it counts, too."""
+        func = self.func
+        return inspect.signature(func.func if isinstance(func, functools.partial) else func)
+
+    def arguments_of(self, call: Call) -> Arguments | None:
+        """The arguments of a call that count besides its prompts; None where they are not known."""
         if self.ignore is None:
             return None
-        named = self.prompts if isinstance(self.prompts, str) else None
-        return ArgumentReader(self.func, named, self.ignore)
+        args, kwargs = call.args, call.kwargs
+        if isinstance(self.func, functools.partial):
+            args, kwargs = (*self.func.args, *args), {**self.func.keywords, **kwargs}
+        return read_arguments(self._whole_signature, self.ignored, args, kwargs, call.prompts)
 
     def refuse_unknown_names(self) -> None:
         """Raise ConfigError if a name in `ignore` is not an argument of the function."""
-        if self.arguments is not None and self.arguments.unknown:
+        parameters = self._whole_signature.parameters
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return
+        if unknown := [name for name in self.ignore or () if name not in (ALL, *parameters)]:
             raise ConfigError(
-                f"{self.name} has no argument {', '.join(self.arguments.unknown)}",
+                f"{self.name} has no argument {', '.join(unknown)}",
                 f"SkipManager.annotate(role={self.role!r}, ignore=...)",
-                f"name some of {', '.join(self._signature.parameters)}",
+                f"name some of {', '.join(parameters)}",
             )
-
-    @functools.cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.func)
 
     def prompts_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The prompts argument: named, computed, or found (`prompts`, else the first).
@@ -100,7 +126,7 @@ class Stage:
         return next((bound.arguments[name] for name in likely_prompts(bound.arguments)), None)
 
     def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
-        """`error`; where it is about an argument that nobody named as the prompts, it says so."""
+        """`error`; where it is about an argument that was not named as the prompts, it says so."""
         parameters = [name for name in self._signature.parameters if name not in ("self", "cls")]
         taken = next(iter(likely_prompts(parameters)), "prompts")
         others = [name for name in parameters if name != taken]
@@ -126,6 +152,12 @@ class Stage:
         if self.no_step is not None:
             where, remedy = self.no_step(*args, **kwargs)
         raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
+
+    @property
+    def prompt_groups(self) -> list[str]:
+        """The field of the prompts that only names their groups, if the stage says which."""
+        name = self.rows.get("prompt_group") if isinstance(self.rows, Mapping) else None
+        return [name] if name else []
 
     def lacking(self, result: Any) -> list[str]:
         """The fields that the trainer needs and `result` does not have."""
@@ -182,7 +214,7 @@ class Call:
     prompt_rows: PromptRows | None = attrs.field(init=False, default=None)
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
-    found: Found | None = attrs.field(init=False, default=None)
+    found: Found | Gathered | None = attrs.field(init=False, default=None)
     #: Its place among the calls of the visit, and its name among those of the step.
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
@@ -197,10 +229,19 @@ class Call:
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
     #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
-    #: Whether the stage is a plain function that returned a coroutine.
-    awaited: bool = attrs.field(init=False, default=False)
+    #: Compares what the stage returns with the dump that serves the call; None: the stage does
+    #: not run.
+    verify: Callable[[Any], None] | None = attrs.field(init=False, default=None)
+    #: What the stage, a plain function, returned: ``coroutine``, ``task``; empty: its result.
+    awaited: str = attrs.field(init=False, default="")
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
+
+    def summarize_prompts(self) -> PromptRows | None:
+        """The prompts one by one, as a dump records them; None if they cannot be taken apart."""
+        from rlskip.skip.prompt_rows import PromptRows  # a job that skips nothing needs no torch
+
+        return PromptRows.of(self.prompts, self.stage.prompt_groups)
 
     def replace_prompts(self, prompts: Any) -> bool:
         """Call the stage with `prompts` instead; False if no argument is the prompts."""

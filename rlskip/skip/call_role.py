@@ -9,17 +9,23 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
+import xxhash
+
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
+from rlskip.skip.by_call import CallMatching
+from rlskip.skip.by_prompt import PromptMatching
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
-from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.role import Role
+from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.stage_runner import not_dumped
-from rlskip.skip.visit import Found, OtherSteps, Visit
+from rlskip.skip.verifying import compare
+from rlskip.skip.visit import Found, Visit
 from rlskip.store import (
     AbsentDumpError,
     CorruptDumpError,
@@ -38,7 +44,8 @@ class CallRole(Role):
 
     ``cache`` serves a call with the dump of its step that has its identity: the prompts (by
     content), n, lengths and sampling parameters. ``repeat`` takes the dumps of the nearest step
-    that has some in their order, and checks no prompts. In one visit of a step
+    that has some in their order, and checks no prompts. ``verify`` is ``cache``, and the stage runs
+    as well: what it returns is compared with the dump. While the loop is at a step
     (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
 
     Calls that have a step of their own run side by side, in threads already: their dumps are
@@ -60,18 +67,30 @@ class CallRole(Role):
         facts: HostFacts,
         step_of: Callable[..., int] | None = None,
     ) -> None:
-        super().__init__(role, local_config)
-        self.serves_validation = role == VALIDATION_ROLE
+        Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
+        self.serves_validation = self.serves_validation or role == VALIDATION_ROLE
         self.support_online_step = step_of is not None
-        self.dumps: Dumps = Dumps(role, local_config, facts, self._shard)
-        self._step_of = step_of
+        self._step_of = step_of or super().extract_step
         self._visiting: Visit | None = None
         self._lock = threading.Lock()
+        self.use(Dumps(role, local_config, facts, self.shard))
+
+    def use(self, dumps: Dumps) -> None:
+        """Keep results in these dumps from now on; before the first call."""
+        self.dumps: Dumps = dumps
+        self._index = RunIndex(dumps.stores)
+        matching = PromptMatching if dumps.by_prompt else CallMatching
+        self._matching: CallMatching = matching(dumps, self._index, self.support_online_step)
 
     @functools.cached_property
     def ranks(self) -> OneRank:
         """How ranks agree; at the first call, as a job starts before its ranks are known."""
-        return no_other_rank(self.dumps) if self.support_online_step else all_ranks(self.dumps)
+        why = ""
+        if self.support_online_step:
+            why = "concurrent samples have no order in which ranks could decide together"
+        if self.dumps.by_prompt:
+            why = "a prompt may be one rank's now and another's in its dump"
+        return no_other_rank(self.dumps, why) if why else all_ranks(self.dumps)
 
     @functools.cached_property
     def flight(self) -> SingleFlight | None:
@@ -87,16 +106,11 @@ class CallRole(Role):
         background = self.local_config.background_write and not self.support_online_step
         return Writer(self.dumps.store) if background else None
 
-    @functools.cached_property
-    def _others(self) -> OtherSteps:
-        return OtherSteps(self.dumps.store)
-
-    def _shard(self) -> tuple[int, int]:
+    def shard(self) -> tuple[int, int]:
+        """This rank, and the number of ranks."""
         return self.ranks.group.rank, self.ranks.group.world_size
 
     def extract_step(self, *args: Any, **kwargs: Any) -> int:
-        if self._step_of is None:
-            return super().extract_step(*args, **kwargs)
         return self._step_of(*args, **kwargs)
 
     # -- the three questions -----------------------------------------------------------
@@ -121,25 +135,33 @@ class CallRole(Role):
             raise AbsentDumpError("no dump serves this call", where)
         try:
             rollouts, meta, states = self.ranks.load(call, self._load)
-            if self.local_config.restore_rng:
+            if self._is_verified(call):
+                call.verify = functools.partial(self._verify, call, rollouts, meta, states)
+            elif self.local_config.restore_rng:
                 restore_rng(states)
         except RankTimeoutError:
             raise
         except (DumpError, OSError, MemoryError):
-            call.visit.lose(call.found)
+            self._index.give_back(call.found)
+            if isinstance(call.found, Found):
+                call.visit.lose(call.found)
             if self.local_config.on_miss == "generate":
                 self._begin(call)
                 self._reserve(call)
             raise
-        call.awaited = meta.info.get("awaited") is True
-        call.facts.update(
-            source=meta.step,
-            part=call.found.number,
-            bytes=self.dumps.store.size_of(meta),
-            seconds_saved=seconds_saved([meta], call.seconds),
-        )
-        self.dumps.notices.replayed(call.step, meta, call.found)
-        return self.dumps.without_dropped(rollouts)
+        call.awaited = str(meta.info.get("awaited", ""))
+        found = call.found if isinstance(call.found, Found) else str(call.found)
+        if isinstance(call.found, Found):
+            call.facts.update(
+                source=meta.step,
+                part=call.found.number,
+                bytes=self.dumps.store.size_of(meta),
+                seconds_saved=seconds_saved([meta], call.seconds),
+            )
+        if call.verify is not None:
+            call.facts["seconds_saved"] = 0.0
+        self.dumps.notices.replayed(call.step, meta, found)
+        return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
         about = self._dump_options(call, result)
@@ -173,15 +195,15 @@ class CallRole(Role):
     # -- which dump ----------------------------------------------------------------------
 
     def _visit(self, step: int) -> Visit:
-        """The present visit of `step`; where each call has its own step, a new one."""
+        """What is known of the dumps of `step`; where each call has its own step, of that call."""
         if self.support_online_step:
-            return Visit(self.dumps.store, step)
+            return Visit(self.dumps.store, step, self.dumps.dumped_calls())
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
                 # What earlier steps generated can be replayed; what this visit writes serves none
                 # of it, so only its first call waits.
                 self._wait_for_writer()
-                self._visiting = Visit(self.dumps.store, step)
+                self._visiting = Visit(self.dumps.store, step, self.dumps.dumped_calls())
             return self._visiting
 
     def _wait_for_writer(self) -> None:
@@ -192,12 +214,21 @@ class CallRole(Role):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
-    def _choose(self, call: Call) -> Found | None:
+    def _choose(self, call: Call) -> Found | Gathered | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
-        offers, found = self._offers(call), None
+        if not self.dumps.by_prompt:
+            return self._choose_first(call)
+        with self._index.lock:
+            if not self.support_online_step:
+                self._index.begin(call.step)
+            return self._choose_first(call)
+
+    def _choose_first(self, call: Call) -> Found | Gathered | None:
+        offers: Iterator[Any] = self._matching.offers(call)
+        found: Any = None
         try:
             call.identity = call.identity or self.dumps.identity_of(call)
-            found = next(offers, None) or self._on_mismatch(call)
+            found = next(offers, None) or self._matching.judge(call)
         except (DumpError, OSError, MemoryError) as error:
             log.warning(
                 "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
@@ -206,98 +237,8 @@ class CallRole(Role):
             # The ranks agree even if this one is about to raise: the others must not wait for it.
             found = self.ranks.agree(call, found, offers, self._load)
         if found is not None:
-            call.visit.take(found)
-        return found
-
-    def _offers(self, call: Call) -> Iterator[Found]:
-        """The dumps that were made for this very call, the one to take first."""
-        if self.local_config.action == SkipAction.REPEAT:
-            if (repeated := self._repeated(call)) is not None:
-                yield repeated
-        elif call.identity.prompts_hash is not None:
-            yield from call.visit.fitting(call.identity)
-            if self.local_config.match == "run":
-                yield from self._elsewhere(call)
-
-    def _repeated(self, call: Call) -> Found | None:
-        """The same call of the step itself, else of the nearest one; else that step's last."""
-        source, store = call.step, self.dumps.store
-        numbers = [*filter(call.visit.is_usable, call.visit.listed)]
-        if not numbers:
-            nearest = store.nearest(source)
-            if nearest is None or nearest == source:  # written in this visit
-                return None
-            source, numbers = nearest, store.calls(nearest)
-        while numbers:
-            found = Found(source, numbers[min(call.place, len(numbers) - 1)])
-            if store.read_meta(source, found.part) is not None:
-                return found
-            call.visit.lose(found)
-            numbers.remove(found.number)
-        return None
-
-    def _elsewhere(self, call: Call) -> Iterator[Found]:
-        """The dumps of other steps that were made for such a call."""
-        for found in self._others.find(call.identity.prompts_hash, call.step):
-            meta = self.dumps.store.read_meta(found.step, found.part)
-            if call.visit.is_used(found) or meta is None or meta.identity is None:
-                continue
-            if not call.identity.differences(meta.identity)[0]:
-                yield found
-
-    def _on_mismatch(self, call: Call) -> Found | None:
-        """What becomes of a call that no dump fits.
-
-        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless.
-
-        Raises
-        ------
-        MismatchError
-            It is the visit's first call, which all dumps of its step differ from.
-        """
-        visit, identity = call.visit, call.identity
-        policy = self.local_config.on_mismatch
-        if self.local_config.action == SkipAction.REPEAT or visit.is_empty:
-            return None
-        kth = visit.kth(call.place)
-        if identity.prompts_hash is None:
-            if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
-                return None
-            call.reason = f"the prompts cannot be compared with those of the dump of {kth}"
-            return self._accept_mismatch(call, kth)
-        if policy == "ignore":
-            if kth is None:
-                return None
-            call.reason = f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
-            return self._accept_mismatch(call, kth)
-        nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
-        if nearest is None:
-            damaged = "a dump of the step is missing, and the others were made for other calls"
-            call.reason = visit.why_not(identity) if call.place else damaged
-            log.info(
-                "rlskip: role %s: step %d, call %d is generated: %s",
-                self.role, visit.step, call.place, call.reason,
-            )  # fmt: skip
-            return None
-        found, differs = nearest
-        n = len(visit.listed)
-        of = f", the nearest of its {n} calls," if n > 1 else ""
-        differs = self.dumps.in_words(call, found, differs)
-        call.reason = f"the dump of {found}{of} was made for another call: {'; '.join(differs)}"
-        hint = ""
-        if policy == "error" and self.local_config.match == "step":
-            elsewhere = self._others.find(identity.prompts_hash, visit.step)
-            if elsewhere:
-                call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
-                hint = f"skip.{self.role}.match=run looks in the run's other steps, too; "
-        return self._accept_mismatch(call, found, hint)
-
-    def _accept_mismatch(self, call: Call, found: Found, hint: str = "") -> Found | None:
-        """`found` if it is to serve the call despite `call.reason`; None if it was quarantined."""
-        if self.dumps.accept_mismatch(call.reason, found, hint):
-            return found
-        call.visit.lose(found)
-        return None
+            self._matching.take(call, found)
+        return found  # type: ignore[no-any-return]
 
     # -- what is in it -------------------------------------------------------------------
 
@@ -305,6 +246,9 @@ class CallRole(Role):
         """The rollouts that serve the call, verified, and the generators' states if needed."""
         found, store = call.found, self.dumps.store
         assert found is not None
+        if isinstance(found, Gathered):
+            assert isinstance(self._matching, PromptMatching)
+            return *self._matching.load(call, found), None
         with call.timed():
             rollouts, meta = store.load_with_meta(found.step, part=found.part)
             compares = self.local_config.action != SkipAction.REPEAT and not call.reason
@@ -314,7 +258,38 @@ class CallRole(Role):
             self.dumps.check_fields(rollouts, meta, call)
             restores = self.local_config.restore_rng
             states = store.load_sidecar(found.step, part=found.part) if restores else None
-            return rollouts, meta, states
+            return self.dumps.without_dropped(rollouts), meta, states
+
+    # -- whether it is what the stage returns ----------------------------------------------
+
+    def _is_verified(self, call: Call) -> bool:
+        """Whether the stage runs although a dump serves the call: the same calls in every run."""
+        if self.local_config.action != SkipAction.VERIFY:
+            return False
+        chosen = (
+            xxhash.xxh3_64_intdigest(call.name.encode()) < self.local_config.verify_share * 2.0**64
+        )
+        # Each rank has other rows, and the stage may need all ranks.
+        return bool(self.ranks.group.follow(chosen, f"step {call.step}"))
+
+    def _verify(self, call: Call, then: Any, meta: DumpMeta, states: Any, now: Any) -> None:
+        """Compare what the stage returned with the rollouts of the dump; log and record it."""
+        try:
+            found = compare(then, now, self.dumps.fields_of(call.stage, now))
+            changed = self.dumps.changes_since(call, meta)
+            found = attrs.evolve(found, changed=tuple(changed))
+            part = call.facts.get("part")
+            call.record("verified", step=call.step, part=part, **attrs.asdict(found))
+            level = logging.INFO if found.is_equal else logging.WARNING
+            log.log(level, "rlskip: role %s: step %d: %s", self.role, call.step, found)
+        except Exception as error:
+            log.warning(
+                "rlskip: role %s: step %d could not be compared with its dump, which is replayed: "
+                "%s", self.role, call.step, error,
+                exc_info=None if isinstance(error, RlskipError) else error,
+            )  # fmt: skip
+        if self.local_config.restore_rng:
+            restore_rng(states)
 
     # -- what is kept --------------------------------------------------------------------
 
@@ -331,7 +306,7 @@ class CallRole(Role):
 
     def _begin(self, call: Call) -> None:
         call.visit.begin(call, call.identity)
-        call.prompt_rows = PromptRows.of(call.prompts)  # now: the stage may change its input
+        call.prompt_rows = call.summarize_prompts()  # now: the stage may change its input
         # One that fails, or is cancelled, leaves no dump: the next run must not take its place for
         # that of another call.
         call.cleanup.add(functools.partial(call.visit.end, call, dumped=False))
@@ -346,31 +321,24 @@ class CallRole(Role):
         def is_there() -> bool:
             with visit.lock:
                 visit.refresh()
-                there = next(self._offers(call), None) is not None
+                there = next(self._matching.offers(call), None) is not None
             if call.cleanup.over:  # cancelled: nobody waits for this thread any more
                 raise asyncio.CancelledError
             return there
 
-        try:
-            lease = flight.enter(call.step, is_there, call.name)
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, RlskipError):
-                raise
-            # No descriptor or thread is left, say: another job may generate the step too.
-            log.warning("rlskip: role %s: no lease for step %d: %s", self.role, call.step, error)
-            return True
+        lease = flight.enter(call.step, is_there, call.name)
         if lease is None:
             return False
         call.cleanup.add(lease.release)
         return True
 
-    def _reserve(self, call: Call) -> None:
-        """Give the call's dump the lowest number that is free."""
-        with call.visit.lock:  # the shards of one call have one number
-            self._hold(call, call.visit.reserve(self.ranks.next_number(call.visit)))
-
-    def _hold(self, call: Call, number: int) -> None:
-        call.number = number
+    def _reserve(self, call: Call, at_least: int | None = None) -> None:
+        """Give the call's dump the lowest number that is free, on every rank or from `at_least`."""
+        with call.visit.lock:
+            # The shards of one call have one number.
+            least = self.ranks.next_number(call.visit) if at_least is None else at_least
+            call.number = number = call.visit.reserve(least)
+        self._index.writes(Found(call.step, number))
         call.cleanup.add(functools.partial(call.visit.release, number))
 
     def _dump_options(self, call: Call, result: Any) -> dict[str, Any]:
@@ -378,7 +346,7 @@ class CallRole(Role):
         call.visit = call.visit or self._visit(call.step)
         identity = call.identity = call.identity or self.dumps.identity_of(call)
         if call.number is None:
-            call.prompt_rows = PromptRows.of(call.prompts)
+            call.prompt_rows = call.summarize_prompts()
             self._reserve(call)
 
         def on_conflict(other: DumpMeta) -> int | None:
@@ -387,7 +355,7 @@ class CallRole(Role):
             call.visit.mark_present(taken)
             if other.identity is None or not identity.differences(other.identity)[0]:
                 return None
-            self._hold(call, call.visit.reserve(taken + 1))
+            self._reserve(call, at_least=taken + 1)
             return call.number
 
         return {
@@ -403,9 +371,7 @@ class CallRole(Role):
         }
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
-        with call.visit.lock:
-            call.visit.wrote(call.number)
-            call.visit.end(call, dumped=True)
-        self._others.forget(call.step)
+        call.visit.wrote(call, call.number)
+        self._index.wrote(Found(call.step, meta.part or 0))
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, part=meta.part or 0, bytes=size)

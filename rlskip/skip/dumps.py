@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,16 +13,20 @@ import numpy as np
 import torch
 
 from rlskip._version import __version__
+from rlskip.batch.columns import column_length, columns_of
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of
+from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs.records import job_id
+from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import IGNORED, Arguments, plain_entries
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.notices import Notices, flat_config, keep_config
 from rlskip.skip.prompt_rows import PromptRows
+from rlskip.skip.rows_per_prompt import rows_per_prompt
+from rlskip.skip.run_index import ROWS_PER_PROMPT
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -99,15 +104,31 @@ class Dumps:
             max_size=c.max_size,
         )
 
+    def dumped_calls(self) -> DumpedCalls:
+        """What the records say was dumped here, as of now."""
+        dump_dir = self.local_config.dump_dir
+        return DumpedCalls(dump_dir, os.path.relpath(self.directory, dump_dir))
+
     # -- what a dump records -------------------------------------------------------------
 
     def info(self, call: Call, result: Any) -> dict[str, Any]:
-        """What ``meta.json`` of a dump says besides the identity."""
+        """What ``meta.json`` of a dump says besides the identity; raises RowsError."""
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
+        fields = self.fields_of(call.stage, result)
+        info |= fields.to_meta()
+        if self.facts.tokenizer is not None:
+            info["tokenizer"] = str(self.facts.tokenizer)
         if call.awaited:
-            info["awaited"] = True
+            info["awaited"] = call.awaited
         if call.prompt_rows is not None:
             info["prompts"] = attrs.asdict(call.prompt_rows)
+            counts = rows_per_prompt(result, len(call.prompt_rows.digests), call.prompts, fields)
+            if isinstance(counts, str):
+                self._refuse_by_prompt(counts)
+            else:
+                info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
+        else:
+            self._refuse_by_prompt("the prompts cannot be told apart")
         if lacking := call.stage.lacking(result):
             info["lacks"] = lacking
         try:
@@ -115,6 +136,36 @@ class Dumps:
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
+
+    def fields_of(self, stage: Stage, result: Any) -> RowFields:
+        """What the fields of `result` hold; raises RowsError where the stage describes others."""
+        columns = columns_of(result).items()
+        names = {str(name) for name, column in columns if column_length(column) is not None}
+        described = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
+        described.refuse_missing(field_names(result))
+        return described
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether a call may be served prompt by prompt."""
+        return bool(self.local_config.match == "prompt")
+
+    def _refuse_by_prompt(self, why: str) -> None:
+        if self.by_prompt and self.role != "rollout_tq":
+            remedy = f"or set skip.{self.role}.match=step"
+            raise RowsError(why, f"skip.{self.role}.match=prompt", remedy)
+
+    def stores(self) -> dict[str, StepStore]:
+        """Where the role's dumps are looked for: "" is its own directory."""
+        return {"": self.store, **(self.other_sizes() if self.by_prompt else {})}
+
+    def other_sizes(self) -> dict[str, StepStore]:
+        """The dumps of the same run with other numbers of prompts a step, by their directory."""
+        ours = self.directory if self.role in TRAINING_ROLES else self.directory.parent
+        below = self.directory.relative_to(ours)
+        return {
+            name: StepStore(ours.with_name(name) / below) for name in self.notices.other_sizes()
+        }
 
     # -- what makes two calls the same ---------------------------------------------------
 
@@ -136,6 +187,7 @@ class Dumps:
                 extra=self.extra_of(call),
                 arguments=None if arguments is None else arguments.given,
                 defaults={} if arguments is None else arguments.defaults,
+                ignored=call.stage.ignored,
             )
         except UnsupportedTypeError as error:
             self.refuse_uncomparable(call.stage.explained(error))
@@ -143,11 +195,9 @@ class Dumps:
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""
-        reader = call.stage.arguments
-        if reader is None:
-            return None
-        arguments = reader.read(call.args, call.kwargs, call.prompts)
-        self.notices.arguments(call.stage.name, arguments)
+        arguments = call.stage.arguments_of(call)
+        if arguments is not None:
+            self.notices.arguments(call.stage.name, arguments)
         return arguments
 
     def extra_of(self, call: Call) -> dict[str, Any]:
@@ -197,12 +247,20 @@ class Dumps:
             )
         return differs
 
+    def changes_since(self, call: Call, meta: DumpMeta) -> list[str]:
+        """What differs from the call and the config that a dump was made for, each as a text."""
+        now, then = call.identity, meta.identity
+        if then is not None and self.by_prompt:
+            now = attrs.evolve(now, prompts_hash=then.prompts_hash)
+        must, noteworthy = ([], []) if then is None else now.differences(then)
+        return [*must, *noteworthy, *self.notices.changes(meta)]
+
     def in_words(self, call: Call, found: Found, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
         meta = self.store.read_meta(found.step, found.part)
-        now = PromptRows.of(call.prompts)
+        now = call.summarize_prompts()
         then = None if meta is None else PromptRows.recorded(meta.info.get("prompts"))
-        how = now.difference(then) if now and then else ""
+        how = now.difference(then, self.facts.tokenizer) if now and then else ""
         if not how:
             return differs
         return [f"prompts: {how}" if line.startswith("prompts: ") else line for line in differs]
@@ -248,7 +306,7 @@ class Dumps:
         never = never if isinstance(never, list) else []
         lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
         if lacking:
-            found = call.found or Found(meta.step)
+            found = Found(meta.step, 0 if call.found is None else meta.part or 0)
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             if not self.accept_mismatch(what, found):
                 raise CorruptDumpError(what, str(self.directory / str(meta.step)))

@@ -14,12 +14,15 @@ from rlskip.keys import (
     DUMP_STEP,
     EXPECTED_ROLLOUTS,
     N,
-    split_session,
     split_trajectory,
+    uid_of,
 )
 from rlskip.store import CorruptDumpError, DumpMeta
 
 Tag = Mapping[str, Any]
+
+Dump = tuple[str, int, int]
+"""A part of a step: the directory of its run, the step, and its number."""
 
 
 @attrs.frozen
@@ -64,24 +67,28 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]
     return list(groups.values())
 
 
-def uid_of(key: str) -> str | None:
-    """The uid in the key of a row or a marker; None for any other key."""
-    form = split_trajectory(key) or split_session(key)
-    return None if form is None else form[0]
-
-
 @attrs.frozen
 class DumpedGroup:
-    """Where a group lies in a step's dump, and what it was generated for."""
+    """Where a group lies in a step's dump, and what it was generated for.
+
+    ``size`` is the directory of its run, if that has another number of prompts a step.
+    """
 
     part: int
     index: int
     content: str | None
     position: int
     complete: bool
+    step: int = 0
+    size: str = ""
+
+    @property
+    def dump(self) -> Dump:
+        """The part that holds it."""
+        return self.size, self.step, self.part
 
     @classmethod
-    def of_part(cls, part: int, meta: DumpMeta) -> list[DumpedGroup]:
+    def of_part(cls, part: int, meta: DumpMeta, size: str = "") -> list[DumpedGroup]:
         """The groups that a part's :func:`summary` names.
 
         Raises
@@ -91,7 +98,7 @@ class DumpedGroup:
         """
         try:
             groups = [
-                cls(part, index, content, position, complete)
+                cls(part, index, content, position, complete, meta.step, size)
                 for index, (content, position, complete) in enumerate(meta.info["groups"])
             ]
             if any(type(group.position) is not int for group in groups):

@@ -5,40 +5,34 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from rlskip import stages
 from rlskip._nodes import ABOVE, as_typed
+from rlskip.batch import row_fields
 from rlskip.config.check import raise_all
-from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import retire_legacy_flags
+from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES
+from rlskip.config.skip import BUILT_IN_ROLES, SkipAction
 from rlskip.errors import ConfigError
-from rlskip.jobs.records import Recorder, Tally
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
     IdentitySpec,
     LacksSpec,
     PromptsSpec,
+    RowsSpec,
     Stage,
     named,
 )
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import Role, refuse_misspelt, role_specs
+from rlskip.skip.role import Role, refuse_misspelt
 from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def read_settings(config: Any, facts: HostFacts | None = None) -> SkipSettings:
-    """Read the `skip` node of `config` against the registered roles; what it returns is kept.
-
-    Parameters and errors are those of :func:`rlskip.config.settings.read_skip`.
-    """
-    return read_skip(config, role_specs(), facts)
 
 
 class SkipManager:
@@ -73,33 +67,40 @@ class SkipManager:
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
 
-    # One for each enabled role, from its first call on.
-    _recorders: ClassVar[dict[str, Recorder]] = {}
-
     @classmethod
     def init(cls, config: Any) -> None:
         """Turn on the roles that `config` enables, and off all others.
 
         The functions that ``skip.attach`` names become stages, and those that were attached before
-        are plain functions again.
+        are plain functions again. If `config` has a node `record`, it says whether stages are
+        recorded from now on.
 
         Parameters
         ----------
         config
             A full config (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or what
-            :func:`read_settings` returned. A legacy skip flag that is on together with
-            ``skip.rollout.enable`` is set to False in it.
+            :func:`~rlskip.config.settings.read_skip` returned. A legacy skip flag that is on
+            together with ``skip.rollout.enable`` is set to False in it.
 
         Raises
         ------
         ConfigError
-            The `skip` node has problems: all are named, and every decorated function refuses
-            to run. Also raised for a ``dump_dir`` that cannot be written and lacks dumps of listed
-            steps, and for steps without a dump that must not be generated: all are named.
+            The node `skip` or `record` has problems: all are named, and every decorated function
+            refuses to run. Also raised for a ``dump_dir`` that cannot be written and lacks dumps of
+            listed steps, and for steps without a dump that must not be generated: all are named.
         AttachError
             A module that is already imported has no function that ``skip.attach`` names.
         """
         cls._start(config)
+        if isinstance(config, SkipSettings):
+            return  # a host's, which records by itself
+        try:
+            recording = read_record_of(config)
+        except ConfigError:
+            cls._refuse("SkipManager.init failed")
+            raise
+        if recording is not None:
+            stages.start(recording, lambda: cls.step)
 
     @classmethod
     def _start(cls, config: Any, *, flushes: bool = False, checks: bool = True) -> None:
@@ -116,8 +117,8 @@ class SkipManager:
             process whose stages run on another machine.
         """
         cls._refuse("SkipManager.init failed")
-        settings = read_settings(config)
-        if isinstance(config, dict) and not {"skip", ABOVE} & config.keys():
+        settings = read_skip(config)
+        if isinstance(config, dict) and not {"skip", "record", ABOVE} & config.keys():
             raise ConfigError(
                 f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
                 "SkipManager.init",
@@ -129,7 +130,11 @@ class SkipManager:
             if local_config.background_write == "auto":
                 local_config.background_write = flushes
         # The roles first: they read the config as the user gave it.
-        instances = _make_roles(settings)
+        instances: dict[str, Role] = {}
+        if roles:
+            from rlskip.skip.roles import make_roles  # a job that skips nothing needs no torch
+
+            instances = make_roles(roles, settings.facts)
         enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
         if checks and enabled:
             from rlskip.skip.preflight import preflight
@@ -157,7 +162,7 @@ class SkipManager:
     def set_step(cls, step: int) -> None:
         """Set the training loop's step, before the stages.
 
-        A new number begins a visit of that step; the same number continues it.
+        Until it is called with another number, each dump of the step serves one call.
 
         Raises
         ------
@@ -172,8 +177,7 @@ class SkipManager:
             ) from None
         if cls.step != before:
             if before is not None:
-                if len(cls._recorders) < len(cls.skip_instances):
-                    cls._warn_of_uncalled(before)
+                cls._warn_of_uncalled(before)
                 cls._at_first_step = False
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
@@ -190,7 +194,8 @@ class SkipManager:
         Functions of a role with its own steps may be called in another process, validation may
         come later, or before the first step of training: at step 0, or at that of a checkpoint.
         """
-        validated = any(cls.skip_instances[role].serves_validation for role in cls._recorders)
+        roles = cls.skip_instances.values()
+        validated = any(skip.recorder and skip.serves_validation for skip in roles)
         if not cls.bypassed and (step == 0 or (cls._at_first_step and validated)):
             return
         unused = [
@@ -224,7 +229,7 @@ class SkipManager:
     @classmethod
     def was_called(cls, role: str) -> bool:
         """Whether a function decorated with `role` was called since `init`, at any step."""
-        return role in cls._recorders
+        return role in cls.skip_instances and cls.skip_instances[role].recorder is not None
 
     @classmethod
     def will_replay(cls, role: str, steps: Iterable[int]) -> bool:
@@ -232,18 +237,16 @@ class SkipManager:
 
         True if `role` is on, lists all of them, and each has a readable dump that was made with
         the same config. The prompts are compared when the stage is called: set
-        ``skip.on_miss=error`` so that prompts without a dump end the run by name.
+        ``skip.on_miss=error`` so that prompts without a dump end the run by name. False under
+        ``action: verify``, which generates, too.
         """
         if role not in cls.skip_instances:
             return False
         from rlskip.skip.preflight import unusable
 
+        if cls.skip_instances[role].local_config.action == SkipAction.VERIFY:
+            return False
         return not unusable(cls.skip_instances[role], steps)
-
-    @classmethod
-    def _unwritten(cls, role: str) -> Tally:
-        """What this process did for `role` since `init` and could not record."""
-        return cls._recorders[role].unwritten if cls.was_called(role) else Tally()
 
     @classmethod
     def store(cls, role: str) -> Any:
@@ -252,13 +255,15 @@ class SkipManager:
 
     @classmethod
     def flush(cls) -> None:
-        """Wait until every dump is on disk."""
+        """Wait until every dump, and what was recorded of stages, is on disk."""
         for skip in cls.skip_instances.values():
             skip.flush()
+        stages.flush()
 
     @classmethod
     def reset(cls) -> None:
         """Return to the state before `init`."""
+        stages.stop()
         cls._turn_off(before_init())
 
     @classmethod
@@ -273,7 +278,6 @@ class SkipManager:
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
         cls._unlisted = frozenset()
-        cls._recorders = {}
         cls.bypassed, cls._warned, cls._at_first_step = set(), None, True
         cls.settings, cls.skip_instances = None, {}
         cls.start_engine = True
@@ -288,6 +292,9 @@ class SkipManager:
         stage: str | None = None,
         lacks: LacksSpec = None,
         ignore: Collection[str] = (),
+        rows: RowsSpec = None,
+        totals: Mapping[str, Callable[[Any], Any]] | None = None,
+        on_replay: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Callable[[F], F]:
         """Decorate the function that is stage `role`, plain or ``async``.
@@ -314,11 +321,25 @@ class SkipManager:
             for a dump to replace the call, except self, the prompts, and those whose names say
             that they shape no rollout (:data:`rlskip.skip.arguments.IGNORED`). ``["*"]``: compare
             none.
+        rows
+            What the fields of the stage's rows hold, where their names are not those of
+            :data:`rlskip.batch.row_fields.CONVENTION`: a mapping with entries of
+            :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that returns
+            one. It is recorded with each dump, for its readers. At the first dump RowsError names
+            a field that the result does not have.
+        totals
+            For ``skip.match=prompt``: what the result holds for a whole batch (metrics, say), by
+            name as a function of the rows that were put together of several dumps.
+        on_replay
+            A function of a replayed result that returns what the call returns: the result without
+            the times that it took, say. Default: the result itself.
         options
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
         """
         refuse_misspelt(role)
+        if isinstance(rows, Mapping):
+            row_fields.check(rows)
         cls._decorated.add(role)
 
         def decorate(func: F) -> F:
@@ -326,7 +347,10 @@ class SkipManager:
                 return type(func)(decorate(func.__func__))  # type: ignore[return-value]
             _refuse_other_objects(func)
             name = stage or named(func).__qualname__
-            staged = Stage(func, role, prompts, identity, name, lacks, options, ignore)
+            staged = Stage(
+                func, role, prompts, identity, name, lacks, rows, totals or {}, options, ignore,
+                on_replay,
+            )  # fmt: skip
             return decorated(cls, staged)  # type: ignore[return-value]
 
         return decorate
@@ -345,11 +369,3 @@ def _refuse_other_objects(func: Any) -> None:
             "SkipManager.annotate",
             "decorate a function, a method, a functools.partial or a callable object",
         )
-
-
-def _make_roles(settings: SkipSettings) -> dict[str, Role]:
-    if not settings.roles:
-        return {}
-    from rlskip.skip.roles import make_roles  # a job that skips nothing needs no torch
-
-    return make_roles(settings.roles, settings.facts)

@@ -1,8 +1,8 @@
 """What a decorated function meets before `SkipManager.init`, or after one that failed.
 
-A job that chose an option of `skip` must not run without it. Nobody acts on the option when Hydra's
-callback was lost (a swept option, ``~hydra.callbacks.rlskip``) or when Hydra did not discover the
-plug-in; nor under the compose API, which runs no callbacks.
+A job that chose an option of `skip` must not run without it. No code acts on the option when
+Hydra's callback was lost (a swept option, ``~hydra.callbacks.rlskip``) or when Hydra did not
+discover the plug-in; nor under the compose API, which runs no callbacks.
 """
 
 from __future__ import annotations

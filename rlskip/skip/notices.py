@@ -26,7 +26,7 @@ from rlskip._human import age, short
 from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip.config.check import leaves
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction
 from rlskip.skip.arguments import Arguments
 from rlskip.skip.visit import Found
 from rlskip.store import DumpMeta
@@ -74,7 +74,7 @@ class Notices:
         if self._is_new(topic):
             log.warning(f"rlskip: role {self.role}: {message}", *values)
 
-    def replayed(self, step: int, meta: DumpMeta, found: Found) -> None:
+    def replayed(self, step: int, meta: DumpMeta, found: Found | str) -> None:
         """Name the dump that is replayed; the first time, say what a replay does not show.
 
         The first dump of each job is named with its path and its age. The others of that job have
@@ -83,8 +83,11 @@ class Notices:
         job, source = meta.info.get("job", "unknown"), ""
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
-            source = f" from {self._directory / found.path}, made {age(written)} ago by job {job}"
-        if found.step == step:
+            path = self._directory / getattr(found, "path", "")
+            source = f" from {path}, made {age(written)} ago by job {job}"
+        if isinstance(found, str):
+            log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
+        elif found.step == step:
             log.info("rlskip: %s replayed%s", found, source)
         elif self._local_config.action == SkipAction.REPEAT:
             log.info(
@@ -96,9 +99,9 @@ class Notices:
             )
         if self.role == VALIDATION_ROLE:
             what = "replayed validation does not show how the weights have changed since"
-        else:
-            what = "replayed rollouts are off-policy for the present weights"
-        self.once("off-policy", what)
+            self.once("off-policy", what)
+        elif self.role in TRAINING_ROLES:
+            self.once("off-policy", "replayed rollouts are off-policy for the present weights")
         self._changed(meta)
 
     def arguments(self, stage: str, arguments: Arguments) -> None:
@@ -119,7 +122,7 @@ class Notices:
                 "unknown-fields", "drop_fields names %s, which the dump does not have; it has %s",
                 ", ".join(unknown), ", ".join(sorted(there)),
             )  # fmt: skip
-        if scores:
+        if scores and self.role in BUILT_IN_ROLES:
             self.once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
                 "%s=[%s]", ", ".join(scores), as_typed("skip.drop_fields"), ",".join(scores),
@@ -133,7 +136,29 @@ class Notices:
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""
-        ours = self._directory if self.role in TRAINING_ROLES else self._directory.parent
+        found = self.other_sizes() if self._local_config.match == "prompt" else []
+        for name, steps, differing in self._siblings():
+            if name not in found:
+                differs = ", ".join(f"{what} is {a} now, {b} there" for what, a, b in differing)
+                path = self._shaped.with_name(name)
+                yield f"{path} has dumps of {steps} steps, which are not found: {differs}"
+
+    def other_sizes(self) -> list[str]:
+        """The names of those that differ in nothing but the number of prompts a step."""
+        return [
+            name
+            for name, _, differing in self._siblings()
+            if [what for what, *_ in differing] == ["gbs"]
+        ]
+
+    @property
+    def _shaped(self) -> Path:
+        """The directory whose name has batch size and lengths."""
+        return self._directory if self.role in TRAINING_ROLES else self._directory.parent
+
+    def _siblings(self) -> Iterator[tuple[str, int, list[tuple[str, str, str]]]]:
+        """The run's other directories, their numbers of steps, and what differs: now, there."""
+        ours = self._shaped
         mine = shape_of(ours.name)
         try:
             siblings = sorted(path for path in ours.parent.iterdir() if path != ours)
@@ -143,48 +168,55 @@ class Notices:
             other = shape_of(path.name)
             steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
             if mine and other and steps:
-                differs = ", ".join(
-                    f"{name} is {mine[name]} now, {other[name]} there"
-                    for name in mine
-                    if mine[name] != other[name]
-                )
-                yield f"{path} has dumps of {steps} steps, which are not found: {differs}"
+                differing = [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
+                yield path.name, steps, differing
+
+    def changes(self, meta: DumpMeta) -> list[str]:
+        """The keys of the config that changed since a dump was made, with both values.
+
+        The first few; what seems to shape rollouts comes first.
+        """
+        changed = self._changes(meta, settled=True)
+        ordered = sorted(changed, key=lambda key: not self._facts.seems_to_shape(key))
+        return [changed[key] for key in ordered[:_MAX_CHANGES]]
 
     def _changed(self, meta: DumpMeta) -> None:
         """On the first replay, name the keys of the config that changed and are not compared."""
-        name, facts = meta.info.get("config"), self._facts
-        if not isinstance(name, str) or not self._is_new("changes"):
+        if not isinstance(meta.info.get("config"), str) or not self._is_new("changes"):
             return
+        changed = self._changes(meta)
+        shaping = [key for key in changed if self._facts.seems_to_shape(key)]
+        others = [text for key, text in changed.items() if key not in shaping]
+        what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
+        if shaping:
+            named = ",".join(key for key in shaping if key in self._config)
+            advice = f"; {as_typed('skip.identity')}=[{named}] compares" if named else ""
+            log.warning(what, self.role, ", ".join(changed[key] for key in shaping), advice)
+        if others:
+            more = len(others) - _MAX_CHANGES
+            ending = f" and {more} more" if more > 0 else ""
+            log.info(what, self.role, ", ".join(others[:_MAX_CHANGES]), ending)
+
+    def _changes(self, meta: DumpMeta, *, settled: bool = False) -> dict[str, str]:
+        """By key what changed in the config since a dump was made, and is not compared.
+
+        With `settled` also what a host says is compared anyway, or shapes no rollout.
+        """
+        name = meta.info.get("config")
+        if not isinstance(name, str):
+            return {}
         try:
             then = _read_config(self._directory, name)
         except (OSError, ValueError) as error:
             log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
-            return
-        compared = {*(self._local_config.identity or ()), "hydra", *NODES, ABOVE}
-        changed = [
-            key
+            return {}
+        left_out = {*(self._local_config.identity or ()), "hydra", *NODES, ABOVE}
+        return {
+            key: f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
             for key in _changed_keys(then, self._config)
-            if not facts.is_settled(key)
-            and not any(f"{key}.".startswith(f"{one}.") for one in compared)
-        ]
-        shaping = [key for key in changed if facts.seems_to_shape(key)]
-        others = [key for key in changed if key not in shaping]
-        what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
-
-        def shown(keys: list[str]) -> str:
-            values = ((key, then.get(key), self._config.get(key)) for key in keys)
-            return ", ".join(
-                f"{k} ({_short(old)} then, {_short(new)} now)" for k, old, new in values
-            )
-
-        if shaping:
-            named = ",".join(key for key in shaping if key in self._config)
-            advice = f"; {as_typed('skip.identity')}=[{named}] compares" if named else ""
-            log.warning(what, self.role, shown(shaping), advice)
-        if others:
-            more = len(others) - _MAX_CHANGES
-            ending = f" and {more} more" if more > 0 else ""
-            log.info(what, self.role, shown(others[:_MAX_CHANGES]), ending)
+            if (settled or not self._facts.is_settled(key))
+            and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
+        }
 
     def _is_new(self, topic: str) -> bool:
         if topic in self._given:

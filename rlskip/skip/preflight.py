@@ -16,9 +16,10 @@ from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.config.steps import compact
+from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
-from rlskip.skip.visit import Found, calls_recorded
+from rlskip.skip.visit import Found, Traces
 from rlskip.store import DumpError, Identity, StepStore
 from rlskip.store.layout import as_step, journal_name, name_before_quarantine
 
@@ -46,7 +47,7 @@ def preflight(
     if here:
         found += [problem for dumps in all_dumps for problem in _unwritable(dumps)]
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    found += _holes(roles, facts) if alone else []
+    found += _holes(roles, facts) if alone else _by_prompt(all_dumps)
     return found if engine else [*found, *_unlisted(roles, facts), *_validation(roles, facts)]
 
 
@@ -70,11 +71,13 @@ def unusable(
     # The role's own store asks torch.distributed for its rank, which is known only later.
     store, part = StepStore(dumps.directory), skip.first_part
     listed = skip.local_config.steps
-    if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match == "run":
-        found = store.nearest(0, part) is not None
+    if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
+        stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
+        found = any(one.nearest(0, part) is not None for one in stores)
         return {step: "" for step in steps if not found or step not in listed}
+    dumped = dumps.dumped_calls()
     why = {
-        step: _why_not(dumps, store, step, part, called_with) if step in listed else ""
+        step: _why_not(dumps, store, step, part, called_with, dumped) if step in listed else ""
         for step in steps
     }
     return {step: reason for step, reason in why.items() if reason is not None}
@@ -86,10 +89,11 @@ def _why_not(
     step: int,
     first_part: int | None,
     called_with: Mapping[str, Any],
+    dumped: DumpedCalls,
 ) -> str | None:
     """Why a step cannot be replayed, None if it can: every call, or part of a queue, is looked at.
 
-    Its last calls may be missing: a dump records how many calls there were when it was written.
+    Its last calls may be missing: the other dumps and the jobs' records tell how many there were.
     """
     try:
         if first_part is None:
@@ -107,7 +111,10 @@ def _why_not(
         return f"cannot be read ({reason})"
     if not there:
         return ""
-    calls = max(numbers[-1] + 1, *map(calls_recorded, there), 0)
+    traces = Traces()
+    for meta in there:
+        traces.add(meta)
+    calls = max(numbers[-1] + 1, traces.calls(step, dumped))
     lost = {number for number, meta in zip(numbers, metas, strict=True) if meta is None}
     lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - {*numbers}
     if lost:
@@ -198,10 +205,25 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
     return problems
 
 
+def _by_prompt(all_dumps: Iterable[Dumps]) -> list[Problem]:
+    """A problem for each role whose ranks would each have the shards of some prompts."""
+    return [
+        Problem(
+            f"skip.{dumps.role}.match",
+            "a prompt may be one rank's now and another's in its dump, and there are several ranks",
+            f"set skip.{dumps.role}.match=step",
+        )
+        for dumps in all_dumps
+        if dumps.by_prompt and dumps.role != "rollout_tq"
+    ]
+
+
 def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
-    """A problem for each role that does not list all of its steps."""
+    """A problem for each role that does not list all of its steps, and never runs."""
     found = []
     for role, skip in roles.items():
+        if skip.local_config.on_miss != "error":
+            continue
         due = _due(skip, facts)
         unlisted = [step for step in due if step not in skip.local_config.steps]
         if not unlisted:

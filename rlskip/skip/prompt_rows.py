@@ -1,10 +1,12 @@
-"""How two batches of prompts differ, for readers: a dump records a summary of its prompts."""
+"""The prompts of a batch one by one: a dump records a hash of each, and how the first begin."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
@@ -13,12 +15,15 @@ import xxhash
 
 from rlskip._human import short
 from rlskip.batch.columns import cells_of, column_length, columns_of, length_of
+from rlskip.batch.decoding import decoder_at
 from rlskip.batch.meta import plain
+from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
 
-# Of larger batches the first rows are compared.
-_MAX_ROWS = 256
 _MAX_TEXTS = 64
+_MAX_TOKENS = 16
+_DIGITS = 16
+_MASK = "attention_mask"
 _SHOWN = 2
 _TEXT_NAMES = ("text", "prompt", "question", "content", "messages", "raw_prompt")
 
@@ -32,9 +37,9 @@ class PromptRows:
     rows
         How many there were.
     digests
-        A hash of each of the first 256.
+        A hash of each, in which padding and what is volatile do not count.
     texts
-        How each of the first 64 begins.
+        How each of the first 64 begins: its text, or its token ids as a JSON list.
     """
 
     rows: int
@@ -42,14 +47,15 @@ class PromptRows:
     texts: list[str]
 
     @classmethod
-    def of(cls, prompts: Any) -> PromptRows | None:
-        """Summarize prompts; None if they cannot be taken apart."""
+    def of(cls, prompts: Any, without: Collection[str] = ()) -> PromptRows | None:
+        """Summarize prompts, `without` some fields; None if they cannot be taken apart."""
         try:
             if not columns_of(prompts) or not (n := length_of(prompts)):
                 rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-                digests = [fingerprint(row)[:12] for row in rows[:_MAX_ROWS]]
+                digests = [fingerprint(row)[:_DIGITS] for row in rows]
                 return cls(len(rows), digests, [_text_of(row) for row in rows[:_MAX_TEXTS]])
-            columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
+            left_out = {*VOLATILE, *without}
+            columns = {k: v for k, v in columns_of(prompts).items() if k not in left_out}
             return cls(n, _digests(columns, n), [_text_of(cell) for cell in _shown(columns, n)])
         except Exception:  # it only serves a message
             return None
@@ -64,39 +70,60 @@ class PromptRows:
         except (TypeError, AttributeError):
             return None
 
-    def difference(self, then: PromptRows) -> str:
-        """How these prompts differ from those of a dump; empty if the summaries do not show it."""
+    def difference(self, then: PromptRows, tokenizer: str | None = None) -> str:
+        """How these prompts differ from those of a dump; empty if the summaries do not show it.
+
+        Token ids are decoded where `tokenizer` is the directory of one.
+        """
         both = range(min(len(self.digests), len(then.digests)))
         differ = [i for i in both if self.digests[i] != then.digests[i]]
         said = [f"{self.rows} prompts now, {then.rows} in the dump"] * (self.rows != then.rows)
         if self.rows == then.rows and differ and Counter(self.digests) == Counter(then.digests):
-            whole = "" if self.rows <= _MAX_ROWS else f"first {_MAX_ROWS} "
-            return f"the same {whole}prompts in another order"
-        said += [
-            f"row {i} is {_at(self.texts, i)} now, {_at(then.texts, i)} in the dump"
-            for i in differ[:_SHOWN]
-        ]
+            return "the same prompts in another order"
+        for i in differ[:_SHOWN]:
+            row, other = (_at(texts, i, tokenizer) for texts in (self.texts, then.texts))
+            if row != other:
+                said.append(f"row {i} is {row} now, {other} in the dump")
+            else:
+                said.append(f"row {i} differs" + f", but both begin with {row}" * bool(row))
         if more := len(differ) - _SHOWN:
             said += [f"{more} more rows differ"] * (more > 0)
         return ", ".join(said)
 
 
 def _digests(columns: Mapping[Any, Any], n: int) -> list[str]:
-    """A hash of each of the first rows."""
-    rows = [xxhash.xxh3_64() for _ in range(min(n, _MAX_ROWS))]
+    """A hash of each row."""
+    rows = [xxhash.xxh3_64() for _ in range(n)]
+    masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
+    masks = [mask for mask in masks if _is_table(mask)]
     for name in sorted(columns, key=str):
         column, parts = columns[name], list[Any]()
-        if isinstance(column, torch.Tensor) and not column.is_nested and len(column) == n:
-            data = column[: len(rows)].detach().cpu().contiguous()
-            parts = [*data.reshape(len(rows), -1).view(torch.uint8).numpy()]
+        if _is_table(column) and len(column) == n:
+            width = column.shape[-1]
+            mask = next((mask for mask in masks if mask.shape == (n, width)), None)
+            parts = _bytes_of_rows(column, mask)
         elif (cells := cells_of(column, n)) is not None:
-            parts = [fingerprint(cell).encode() for cell in cells[: len(rows)]]
+            parts = [fingerprint(cell).encode() for cell in cells]
         else:
             continue  # one value for all rows
         for row, part in zip(rows, parts, strict=True):
             row.update(f"{name};".encode())
             row.update(part)
-    return [row.hexdigest()[:12] for row in rows]
+    return [row.hexdigest()[:_DIGITS] for row in rows]
+
+
+def _is_table(column: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(column, torch.Tensor) and not column.is_nested and column.ndim > 0
+
+
+def _bytes_of_rows(column: torch.Tensor, mask: torch.Tensor | None) -> list[np.ndarray]:
+    """The bytes of each row; of a padded one those that the mask marks as real."""
+    data = column.detach().cpu().contiguous()
+    if mask is None or bool((mask != 0).all()):
+        return [*data.reshape(len(data), -1).view(torch.uint8).numpy()]
+    real = mask.detach().cpu() != 0
+    cut = (row[..., seen].contiguous() for row, seen in zip(data, real, strict=True))
+    return [row.reshape(-1).view(torch.uint8).numpy() for row in cut]
 
 
 def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:
@@ -122,12 +149,32 @@ def _text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         value = next((value[name] for name in _TEXT_NAMES if name in value), dict(value))
     if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
-        value = value[:16]
+        value = _without_padding(value)[:_MAX_TOKENS]
     value = plain(value)
+    if isinstance(value, list) and all(type(token) is int for token in value):
+        return json.dumps(value[:_MAX_TOKENS])
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):  # a conversation
         value = value[-1].get("content", value)
     return repr(short(value, 48)) if isinstance(value, str) else short(repr(value)[:200], 48)
 
 
-def _at(texts: Sequence[str], i: int) -> str:
-    return texts[i] if i < len(texts) else "another"
+def _without_padding(row: Any) -> Any:
+    """A row of ids from its first token that is not that of its first two places."""
+    if row.ndim != 1 or len(row) < 2 or row[0] != row[1]:
+        return row
+    other = (row != row[0]).nonzero()
+    starts = other[0] if isinstance(row, np.ndarray) else other[:, 0]
+    return row[int(starts[0]) :] if len(starts) else row
+
+
+def _at(texts: Sequence[str], i: int, tokenizer: str | None) -> str:
+    """What a message shows of a row; empty where it was not recorded."""
+    if i >= len(texts):
+        return ""
+    text = texts[i]
+    if not text.startswith("["):
+        return text
+    if tokenizer is not None:
+        with contextlib.suppress(RlskipError, ValueError, TypeError):
+            return repr(short(decoder_at(tokenizer)(json.loads(text)), 48))
+    return short(text, 48)

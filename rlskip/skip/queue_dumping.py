@@ -18,7 +18,7 @@ from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
-from rlskip.store import DumpError, DumpMeta
+from rlskip.store import DumpError, DumpMeta, StepStore
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +117,12 @@ class GroupDumps:
             self._dump(part, call, 0.0)
         self._evicted = []
 
-    def parts(self, step: int) -> list[DumpMeta]:
+    def parts(self, step: int, store: StepStore | None = None) -> list[DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
         metas: list[DumpMeta] = []
+        store = store or self.dumps.store
         try:
-            while (meta := self.dumps.store.read_meta(step, len(metas))) is not None:
+            while (meta := store.read_meta(step, len(metas))) is not None:
                 DumpedGroup.of_part(len(metas), meta)
                 metas.append(meta)
         except (DumpError, OSError) as error:
@@ -187,4 +188,4 @@ class GroupDumps:
             number += 1  # another took this number meanwhile
         # What this visit generated serves none of its later batches.
         submitted.served |= {(number, index) for index in range(len(part.groups))}
-        call.record("dumped", step=part.step, bytes=store.size_of(meta))
+        call.record("dumped", step=part.step, part=meta.part, bytes=store.size_of(meta))

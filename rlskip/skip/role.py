@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rlskip.config.skip import BUILT_IN_ROLES, BUILT_IN_SPECS, RoleConfig, RoleSpec, SkipAction
+from rlskip.config.skip import BUILT_IN_ROLES, SKIP_REGISTRY, RoleConfig, SkipAction
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, Stage
 
 if TYPE_CHECKING:
+    from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
     from rlskip.store import StepStore
 
@@ -50,11 +52,17 @@ class Role:
     #: The number of a step's first part in the store; None: the step's own dump.
     first_part: int | None = None
 
+    #: Writes its records in this process; None before a function of the role was called.
+    recorder: Recorder | None = None
+
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
         self.local_config = local_config
-        #: The kinds of errors that kept a dump from being written, which have been logged.
-        self.failures: set[str] = set()
+
+    @functools.cached_property
+    def failures(self) -> set[str]:
+        """The kinds of errors that kept a dump from being written, which have been logged."""
+        return set()
 
     @property
     def directory(self) -> Path | None:
@@ -94,6 +102,7 @@ class Role:
     def observes(self, stage: Stage) -> bool:
         """Whether `stage` always runs, at any step, and the role only reads its results.
 
+        Asked of stages that have options (:attr:`stage_options`).
         Then only :meth:`keep` is called, with the step that ``set_step`` set last (-1 before the
         first).
         """
@@ -186,8 +195,6 @@ class BaseSkip(Role, ABC):
         self.prepare_data(call.step, result, *call.args, **call.kwargs)
 
 
-SKIP_REGISTRY: dict[str, type[BaseSkip]] = {}
-
 C = TypeVar("C", bound=type[BaseSkip])
 
 
@@ -238,20 +245,6 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
         return cls
 
     return decorate
-
-
-def role_specs() -> dict[str, RoleSpec]:
-    """What is known of every role, built in or registered."""
-    return {**BUILT_IN_SPECS, **{role: _spec_of(cls) for role, cls in SKIP_REGISTRY.items()}}
-
-
-def _spec_of(cls: type[BaseSkip]) -> RoleSpec:
-    return RoleSpec(
-        cls.config_class,
-        tuple(action.value for action in cls.support_actions),
-        cls.stage_options,
-        cls.support_online_step,
-    )
 
 
 def refuse_misspelt(role: str) -> None:

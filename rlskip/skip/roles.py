@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ from rlskip.batch.columns import columns_of
 from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import VALIDATION_ROLE, RoleConfig
+from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig, SkipAction
 from rlskip.errors import RlskipError
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.role import SKIP_REGISTRY, BaseSkip, Role
+from rlskip.skip.role import BaseSkip, Role
 from rlskip.skip.rollout_tq import GroupRole
 
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
@@ -85,7 +84,7 @@ class CallRoleByHand(CallRole):
             No dump serves the call, or it is unusable.
         """
         call = self._looked_up(step, func, args, kwargs)
-        result = self.replay(call)
+        result = super().replay(call)
         self._end(call)
         return result
 
@@ -95,7 +94,7 @@ class CallRoleByHand(CallRole):
         if call is None:
             call = Call(Stage(_no_function, "", _likely_prompts), args, kwargs, step)
         try:
-            self.keep(call, result)
+            super().keep(call, result)
         finally:
             self._end(call)
 
@@ -109,14 +108,14 @@ class CallRoleByHand(CallRole):
     ) -> Call:
         if (call := self._present_call(step)) is not None:
             if call.visit is None:
-                self.find(call)
+                super().find(call)
             return call
         key = _key(step, args, kwargs)
         if (call := self._asked.get(key)) is not None:
             return call
         call = Call(Stage(func, ""), args, kwargs, step)
         try:
-            self.find(call)
+            super().find(call)
         except BaseException:
             call.cleanup.close()
             raise
@@ -158,7 +157,7 @@ def _key(step: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[A
 
 
 def _no_function(*args: Any, **kwargs: Any) -> None:
-    """Stands for the stage where only its arguments are known."""
+    """Replaces the stage where only its arguments are known."""
 
 
 def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
@@ -169,56 +168,31 @@ def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
     return next((one for one in given if columns_of(one)), given[0] if given else None)
 
 
-class RolloutSkip(BaseSkip):
+class RolloutSkip(CallRoleByHand, BaseSkip):
     """A role for calls, to subclass: override what your role does in another way.
 
     Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
     ``support_online_step`` the subclass has an `extract_step`.
     """
 
-    #: What the host says of the run; None: what its config says.
-    facts: HostFacts | None = None
+    support_actions = (*BaseSkip.support_actions, SkipAction.VERIFY)
 
-    @functools.cached_property
-    def calls(self) -> CallRoleByHand:
-        facts = self.facts or application_facts(self.global_config)
+    def __init__(self, local_config: Any, global_config: Any) -> None:
         step_of = self.extract_step if self.support_online_step else None
-        return CallRoleByHand(self.role, self.local_config, facts, step_of)
-
-    @property
-    def dumps(self) -> Dumps:  # type: ignore[override]
-        return self.calls.dumps
-
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        return self.calls.meet_precondition(step, func, *args, **kwargs)
-
-    def warp_function(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
-        return self.calls.warp_function(step, func, *args, **kwargs)
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        self.calls.prepare_data(step, result, *args, **kwargs)
+        super().__init__(self.role, local_config, application_facts(global_config), step_of)
+        self.global_config = global_config
 
     def find(self, call: Call) -> bool:
         with _at_hand(call):
-            return super().find(call)
+            return BaseSkip.find(self, call)
 
     def replay(self, call: Call) -> Any:
         with _at_hand(call):
-            return super().replay(call)
+            return BaseSkip.replay(self, call)
 
     def keep(self, call: Call, result: Any) -> None:
         with _at_hand(call):
-            super().keep(call, result)
-
-    def begin_visit(self) -> None:
-        self.calls.begin_visit()
-
-    def flush(self) -> None:
-        self.calls.flush()
+            BaseSkip.keep(self, call, result)
 
 
 def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, Role]:
@@ -229,9 +203,9 @@ def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, R
 
 def _make(role: str, local: RoleConfig, facts: HostFacts, queued: bool) -> Role:
     if role in SKIP_REGISTRY:
-        own = SKIP_REGISTRY[role](local, facts.config)
-        if isinstance(own, RolloutSkip):
-            own.facts = facts
+        own: BaseSkip = SKIP_REGISTRY[role](local, facts.config)
+        if isinstance(own, RolloutSkip):  # which read those of a plain application
+            own.use(Dumps(role, local, facts, own.shard))
         return own
     # With role rollout_tq, validation travels through a queue in a partition of its own.
     if role == "rollout_tq" or (role == VALIDATION_ROLE and queued):

@@ -13,7 +13,9 @@ submits a *refill*, what the dump lacks is generated: it is not a mismatch.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,16 +28,15 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, VALIDATION_ROLE, SkipAction
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
-from rlskip.keys import REPLAYED, RUNNING, STATUS, STEP_TAGS, dump_tag
-from rlskip.queue import Row, Tag, TrajectoryQueue, to_rows
+from rlskip.keys import RUNNING, STATUS, dump_tag
+from rlskip.queue import to_rows
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
 from rlskip.skip.groups import (
+    Dump,
     DumpedGroup,
-    QueuedGroup,
     by_content,
     by_position,
-    uid_of,
     without_superseded,
 )
 from rlskip.skip.queue_dumping import (
@@ -48,6 +49,7 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
+from rlskip.skip.queue_replaying import GroupReplay
 from rlskip.skip.role import Role
 from rlskip.skip.visit import Found
 from rlskip.store import (
@@ -68,8 +70,9 @@ class _Plan:
     source: int
     uids: list[str]
     contents: list[str | None]
-    metas: list[DumpMeta]
+    metas: Mapping[Dump, DumpMeta]
     groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
+    by_prompt: bool = False
 
     @property
     def rest(self) -> list[int]:
@@ -81,19 +84,8 @@ class _Plan:
         return len(self.groups) - len(self.rest)
 
     def __str__(self) -> str:
-        return (
-            f"the dump of step {self.source} serves {self.served} of the batch's "
-            f"{len(self.uids)} prompts"
-        )
-
-
-@attrs.frozen
-class _Replay:
-    """What enters the queue for the prompts that are replayed."""
-
-    roots: dict[str, Tag]
-    bare: dict[str, Tag]  # markers, and rows that no batch takes: tags only
-    rows: list[dict[str, tuple[Row, Tag]]]  # one mapping for each part: fields may differ
+        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
+        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
 
 
 class GroupRole(Role):
@@ -111,13 +103,15 @@ class GroupRole(Role):
         super().__init__(role, local_config)
         if local_config.match == "run":
             raise ConfigError(
-                "the role matches prompt by prompt, in the dump of the step itself",
+                "the role matches prompt by prompt, in the dump of the step itself or of any",
                 f"skip.{role}.match",
-                f"set skip.{role}.match=step",
+                f"set skip.{role}.match=prompt",
             )
         self.serves_validation = role == VALIDATION_ROLE
         self.dumps: Dumps = Dumps(role, local_config, facts)
         self._groups = GroupDumps(self.dumps)
+        self._first = sys.maxsize  # the step at which this process began
+        self._taken: set[DumpedGroup] = set()  # under match=prompt
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -130,7 +124,7 @@ class GroupRole(Role):
 
         0 if nothing will be replayed: the step is not listed, or has no dump that fits the config.
         """
-        if step not in self.local_config.steps:
+        if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
         metas = self._groups.parts(self._source(step))
         if not self._fits(metas):
@@ -157,15 +151,16 @@ class GroupRole(Role):
         replay = self._replay(plan, call)
         if self.local_config.restore_rng:
             restore_rng(store.load_sidecar(plan.source, part=0))
-        _put(replay, queue_of(call), partition_of(call))
-        used = [plan.metas[part] for part in sorted({g.part for g in plan.groups if g})]
+        replay.put(queue_of(call), partition_of(call))
+        used = [plan.metas[dump] for dump in sorted({g.dump for g in plan.groups if g})]
         self._count(plan, plan.groups)
         call.facts.update(
-            source=plan.source,
+            source=used[0].step,
             bytes=sum(map(store.size_of, used)),
             seconds_saved=seconds_saved(used, time.perf_counter() - began),
         )
-        self.dumps.notices.replayed(call.step, plan.metas[0], Found(plan.metas[0].step))
+        found = str(plan) if plan.by_prompt else Found(plan.source)
+        self.dumps.notices.replayed(call.step, used[0], found)
 
     def before_stage(self, call: Call) -> None:
         plan: _Plan = call.identity
@@ -180,7 +175,7 @@ class GroupRole(Role):
                 {**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in replay.roots.values()
             ]
             queue.put(list(replay.roots), partition_id, None, underway)
-            call.cleanup.add(functools.partial(_put, replay, queue, partition_id))
+            call.cleanup.add(functools.partial(replay.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         first = self._count(plan, plan.groups if replay is not None else [])
         submitted = self._groups.submitted[call.step]
@@ -195,12 +190,59 @@ class GroupRole(Role):
         """Count a submitted batch; returns how many prompts its step had before."""
         submitted = self._groups.submitted[plan.step]
         submitted.served |= {(group.part, group.index) for group in replayed if group}
+        self._taken |= {group for group in replayed if group}
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
+    @functools.cached_property
+    def _run(self) -> dict[Dump, DumpMeta]:
+        """All parts of the run that were there when a prompt was first looked for."""
+        return {
+            (size, step, part): meta
+            for size, store in self.dumps.stores().items()
+            for step in store.listed()
+            for part, meta in enumerate(self._groups.parts(step, store))
+        }
+
+    def _plan_by_prompt(self, call: Call) -> _Plan:
+        """For each prompt the first group of the run that was generated for it and is left.
+
+        Those of an earlier step than the one at which this process began come last.
+        """
+        uids, contents = self._contents(call)
+        submitted = self._groups.submitted.setdefault(call.step, Submitted())
+        if phase_of(call.stage) != REFILL:
+            submitted.prompts, submitted.served = 0, set()
+        self._first = min(self._first, call.step)
+        alone = call.step if self.serves_validation else None
+        parts = {d: m for d, m in self._run.items() if alone in (None, d[1])}
+        fits = {d for d, m in parts.items() if not self.dumps.differences(self.dumps.conditions, m)}
+
+        def plan(some: Iterable[Dump]) -> _Plan:
+            dumped: list[DumpedGroup] = []
+            ordered = sorted(some, key=lambda dump: (dump[1] < self._first, *dump))
+            for _, of_step in itertools.groupby(ordered, key=lambda dump: dump[:2]):
+                groups = (DumpedGroup.of_part(d[2], parts[d], d[0]) for d in of_step)
+                dumped += without_superseded([g for of_part in groups for g in of_part])
+            match = by_content([g for g in dumped if g not in self._taken], contents)
+            return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
+
+        planned = plan(fits)
+        lacking, other = len(planned.rest), plan(parts)
+        if lacking and not other.rest:
+            odd = next(g for g in other.groups if g and g.dump not in fits)
+            differs = self.dumps.differences(self.dumps.conditions, parts[odd.dump])
+            what = f"the dump of step {odd.step} was made for another call: {'; '.join(differs)}"
+            policy = self.local_config.on_mismatch
+            if policy != "regenerate" and self.dumps.accept_mismatch(what, Found(odd.step)):
+                return other
+        return planned
+
     def _plan(self, call: Call) -> _Plan:
+        if self.dumps.by_prompt:
+            return self._plan_by_prompt(call)
         step, source = call.step, self._source(call.step)
         metas = self._groups.parts(source)
         uids, contents = self._contents(call)
@@ -224,7 +266,8 @@ class GroupRole(Role):
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        plan = _Plan(step, source, uids, contents, metas, _whole(match))
+        by_dump = {("", source, part): meta for part, meta in enumerate(metas)}
+        plan = _Plan(step, source, uids, contents, by_dump, _whole(match))
         if metas and lacking and not under_way and not refill:
             return self._judge(plan, dumped, known or repeats)
         return plan
@@ -273,7 +316,7 @@ class GroupRole(Role):
             if told_apart:
                 return plan
             self.dumps.store.quarantine(plan.source, what)
-            return attrs.evolve(plan, metas=[], groups=[None] * len(plan.uids))
+            return attrs.evolve(plan, metas={}, groups=[None] * len(plan.uids))
         if policy == "ignore" and len(dumped) >= len(plan.uids):
             self.dumps.notices.once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
             return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
@@ -295,55 +338,29 @@ class GroupRole(Role):
 
     # -- from the dump into the queue --------------------------------------------------------
 
-    def _replay(self, plan: _Plan, call: Call) -> _Replay:
+    def _replay(self, plan: _Plan, call: Call) -> GroupReplay:
         """All that enters the queue for the planned groups, verified, before any of it does."""
-        replay = _Replay({}, {}, [])
-        for part in range(len(plan.metas)):
+        replay = GroupReplay()
+        for dump, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
-            chosen = [(uid, group) for uid, group in groups if group and group.part == part]
+            chosen = [(uid, group) for uid, group in groups if group and group.dump == dump]
             if not chosen:
                 continue
-            loaded = self.dumps.store.load(plan.source, part=part)
+            size, step, part = dump
+            store = self.dumps.stores()[size]
+            loaded = store.load(step, part=part)
             try:
-                fields = loaded["fields"]
-                self._add(replay, plan, chosen, loaded)
+                rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
+                replay.add(chosen, loaded, rows, plan.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptDumpError(
                     "it does not hold groups of a queue",
-                    str(self.dumps.directory / str(plan.source)),
+                    str(store.directory / str(step)),
                 ) from error
-            self.dumps.check_fields(fields, plan.metas[part], call)
+            self.dumps.check_fields(loaded["fields"], meta, call)
         return replay
 
-    def _add(
-        self, replay: _Replay, plan: _Plan, chosen: list[tuple[str, DumpedGroup]], loaded: Any
-    ) -> None:
-        """Add the chosen groups of a part to `replay`, under their new uids."""
-        columns = to_rows(self.dumps.without_dropped(loaded["fields"]))
-        fields = dict(zip(loaded["keys"], columns, strict=True))
-        rows: dict[str, tuple[Row, Tag]] = {}
-        new_keys: dict[str, str] = {}
-        for uid, dumped in chosen:
-            old = QueuedGroup(**loaded["groups"][dumped.index])
-            for suffix, tag in {"": old.root, **old.tags}.items():
-                key = uid + suffix
-                if suffix and uid_of(key) != uid:
-                    raise ValueError(f"{suffix!r} is not a row or a marker of a group")
-                tag = _shifted(tag, plan.step - plan.source)
-                row = fields.get(old.uid + suffix)
-                if not suffix:
-                    replay.roots[key] = _replayed(tag, plan.source)
-                elif row is None:
-                    replay.bare[key] = tag
-                else:
-                    rows[key] = (_renamed(row, old.uid, uid), tag)
-                    new_keys[old.uid + suffix] = key
-        # In the order in which they were sampled: a sampler that takes rows in order of arrival
-        # then sums in the same order.
-        sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)
-        replay.rows.append({key: rows[key] for key in sampled})
-
-    def _replay_some(self, plan: _Plan, call: Call) -> _Replay | None:
+    def _replay_some(self, plan: _Plan, call: Call) -> GroupReplay | None:
         """As `_replay` where some prompts are to be submitted; None when it must be all."""
         if not plan.served or not plan.rest:
             return None  # without a rest the dump has just proved unusable
@@ -360,33 +377,5 @@ class GroupRole(Role):
         return None
 
 
-def _put(replay: _Replay, queue: TrajectoryQueue, partition_id: str) -> None:
-    """Rows, then markers, then all roots at once: no group is finished before it is complete."""
-    for rows in replay.rows:
-        if rows:
-            fields, tags = zip(*rows.values(), strict=True)
-            queue.put(list(rows), partition_id, fields, tags)
-    for tags_only in (replay.bare, replay.roots):
-        if tags_only:
-            queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
-
-
 def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
     return [group if group is not None and group.complete else None for group in match]
-
-
-def _shifted(tag: Tag, steps: int) -> Tag:
-    """As the trajectory would be tagged, had it been generated so many steps later."""
-    return {
-        name: value + steps if name in STEP_TAGS and isinstance(value, int) else value
-        for name, value in tag.items()
-    }
-
-
-def _replayed(root: Tag, source: int) -> Tag:
-    to_dump: Mapping[str, Any] = dump_tag(0, 0, None)
-    return {**{name: root[name] for name in root if name not in to_dump}, REPLAYED: source}
-
-
-def _renamed(row: Row, old: str, new: str) -> Row:
-    return {**row, "uid": new} if row.get("uid") == old else row

@@ -9,13 +9,14 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
 from rlskip.batch.meta import is_validation
+from rlskip.batch.row_fields import RowsError
 from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.records import Recorder
 from rlskip.skip.call import Call, Stage
@@ -71,27 +72,30 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
             return func(*args, **kwargs) if kwargs else func(*args)
         with call.cleanup:
             replayed = replay(skip, call)
-            if replayed is not Miss:
-                return _returned(replayed) if call.awaited else replayed
+            if replayed is not Miss and call.verify is None:
+                return _as_returned(call, _returned(replayed)) if call.awaited else replayed
             with running(skip, call):
                 result = func(*call.args, **call.kwargs)
-            if inspect.iscoroutine(result):
+            if inspect.iscoroutine(result) or asyncio.isfuture(result):
                 call.cleanup = call.cleanup.pop_all()
-                return _awaited(skip, call, result)
-            dump(skip, call, result)
-        return result
+                call.awaited = "task" if asyncio.isfuture(result) else "coroutine"
+                return _as_returned(call, _awaited(skip, call, result, replayed))
+            return after_stage(skip, call, result, replayed)
 
     return wrapper
 
 
-async def _awaited(skip: Role, call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine that a plain function returned returns, dumped."""
-    call.awaited = True
+def _as_returned(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """A coroutine as what the plain function returns: itself, or a task."""
+    return asyncio.ensure_future(coroutine) if call.awaited == "task" else coroutine
+
+
+async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: Any) -> Any:
+    """As `after_stage`, for what a plain function returned."""
     with call.cleanup:
         with running(skip, call):
-            result = await coroutine
-        await in_thread(dump, skip, call, result)
-    return result
+            result = await awaitable
+        return await in_thread(after_stage, skip, call, result, replayed)
 
 
 async def _returned(result: Any) -> Any:
@@ -114,12 +118,11 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
             return await func(*args, **kwargs)
         with call.cleanup:
             replayed = await in_thread(replay, skip, call)
-            if replayed is not Miss:
+            if replayed is not Miss and call.verify is None:
                 return replayed
             with running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            await in_thread(dump, skip, call, result)
-        return result
+            return await in_thread(after_stage, skip, call, result, replayed)
 
     return wrapper
 
@@ -128,21 +131,21 @@ def _eligible_call(
     manager: Any, skip: Role, stage: Stage, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Call | None:
     """The call, where the role may act on it; None where the stage just runs."""
+    observes = False
     if stage.options:
         skip.check_options(stage)
-    if stage.role not in manager._recorders:
-        recorder = Recorder(skip.local_config.dump_dir, skip.role)
+        observes = skip.observes(stage)
+    if (recorder := skip.recorder) is None:
+        recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
         recorder.write("consulted", stage=stage.name, **run_of(skip))
-        manager._recorders[skip.role] = recorder
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
         manager.set_step(step)
-    observes = skip.observes(stage)
     if stage.role in manager._unlisted and not observes:
         return None
     step = manager.step
-    call = Call(stage, args, kwargs, record=manager._recorders[stage.role].write)
+    call = Call(stage, args, kwargs, record=recorder.write)
     if observes:
         call.step = -1 if step is None else step
         return call
@@ -169,7 +172,8 @@ def replay(role: Role, call: Call) -> Any:
         if role.find(call):
             result = role.replay(call)
             call.record("hit", step=call.step, **call.facts)
-            return result
+            change = call.stage.on_replay
+            return result if change is None else change(result)
     except RankTimeoutError:
         raise
     except (DumpError, OSError, MemoryError) as error:
@@ -195,10 +199,27 @@ def replay(role: Role, call: Call) -> Any:
     return Miss
 
 
+def after_stage(role: Role, call: Call, result: Any, replayed: Any) -> Any:
+    """What the call returns: `result`, dumped; or what was replayed, compared with `result`."""
+    if call.verify is None:
+        dump(role, call, result)
+        return result
+    call.verify(result)
+    return replayed
+
+
 def dump(role: Role, call: Call, result: Any) -> None:
-    """Let the role keep `result`; if that fails, the rollouts reach the trainer."""
+    """Let the role keep `result`; if that fails, the rollouts reach the trainer.
+
+    Raises
+    ------
+    RowsError
+        The stage's description does not fit its rows: no dump of this run could be read by it.
+    """
     try:
         role.keep(call, result)
+    except RowsError:
+        raise
     except Exception as error:
         not_dumped(role, call, error)
 

@@ -1,8 +1,8 @@
-"""A visit of a step: which of the step's dumps have served a call, and which number is free.
+"""The dumps of the step at which the loop is: which have served a call, which number is free.
 
-A stage may be called several times in a step. In one visit each dump serves one call, in the order
-in which the calls were made. The step's directory is listed once, and each ``meta.json`` is read
-when a call first needs it, so that a call costs the same in a step of 10 000.
+A stage may be called several times in a step. Each dump then serves one call, in the order in which
+the calls were made. The step's directory is listed once, and each ``meta.json`` is read when a call
+first needs it, so that a call costs the same in a step of 10 000.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import bisect
 import contextlib
 import enum
 import logging
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
+from datetime import datetime
 
 import attrs
 
+from rlskip.jobs.records import DumpedCalls
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 
 log = logging.getLogger(__name__)
@@ -79,8 +82,37 @@ class Slot:
     alike: Alike | None = None
 
 
+class Traces:
+    """What the dumps of a step tell of how many calls it had, as far as they were read.
+
+    Each records how many there were when it was written; the records of the jobs that wrote them
+    name the dumps that came later.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._jobs: set[str] = set()
+        self._since = math.inf
+
+    def add(self, meta: DumpMeta) -> None:
+        calls, job = meta.info.get("calls"), meta.info.get("job")
+        self._calls = max(self._calls, calls if type(calls) is int else 0)
+        self._jobs |= {job} if isinstance(job, str) else set()
+        self._since = min(self._since, datetime.fromisoformat(meta.created).timestamp())
+
+    def calls(self, step: int, dumped: DumpedCalls | None) -> int:
+        """How many calls the step had at least. Those before its first dump do not count."""
+        later = 0 if dumped is None else dumped.count(step, self._jobs, self._since)
+        return max(self._calls, later)
+
+
 class Visit:
-    """One visit of `step`. Hold `lock` from choosing a dump until :meth:`take`.
+    """The dumps of `step`. Hold `lock` from choosing a dump until :meth:`take`.
+
+    Parameters
+    ----------
+    dumped
+        The records of the run; None: there are none.
 
     Attributes
     ----------
@@ -91,8 +123,8 @@ class Visit:
         was lost stays: the places of the others do not change.
     slots
         What is known of each number; one that is not in it is free.
-    expected
-        How many calls the step had at least, by what its dumps record that were read.
+    traces
+        What its dumps that were read tell of how many calls it had.
     """
 
     # Always, while `lock` is not held:
@@ -102,7 +134,7 @@ class Visit:
     # - no number below `_low` is free;
     # - `_states` counts the slots by their state.
 
-    def __init__(self, store: StepStore, step: int) -> None:
+    def __init__(self, store: StepStore, step: int, dumped: DumpedCalls | None = None) -> None:
         self.lock = threading.RLock()
         self.step = step
         self.calls = 0
@@ -120,7 +152,7 @@ class Visit:
         # them those that failed.
         self._under_way: dict[object, str] = {}
         self._failed: Counter[str] = Counter()
-        self.expected = 0
+        self._dumped, self.traces = dumped, Traces()
 
     # -- which dumps there are, and which fit --------------------------------------------
 
@@ -136,8 +168,8 @@ class Visit:
     @property
     def is_damaged(self) -> bool:
         """Whether a dump is missing: it may have been that of a call that fits none."""
-        highest = self.listed[-1] if self.listed else -1
-        return self._usable() < max(highest + 1, self.expected)
+        highest, usable = self.listed[-1] if self.listed else -1, self._usable()
+        return usable <= highest or usable < self.traces.calls(self.step, self._dumped)
 
     def _usable(self) -> int:
         return sum(self._states[state] for state in _USABLE)
@@ -157,6 +189,9 @@ class Visit:
                 yield Found(self.step, number)
             elif not self._read_next():
                 break
+
+    def unnamed(self) -> Iterator[Found]:
+        """The dumps of this step that record no identity, as far as they were read."""
         yield from (Found(self.step, number) for number in list(self._unnamed.numbers))
 
     def _lowest(self, identity: Identity, given: set[int]) -> int | None:
@@ -265,10 +300,11 @@ class Visit:
                 self._become(number, State.LOST)
                 self._low = min(self._low, number)
 
-    def wrote(self, number: int) -> None:
-        """This visit has written a dump, which has served its call."""
-        with self.lock:
+    def wrote(self, call: object, number: int) -> None:
+        """This visit has written the dump of a call, which ends with it."""
+        with self.lock:  # at once: the dump and the call are one call of the step
             self._become(number, State.WRITTEN)
+            self.end(call, dumped=True)
 
     def refresh(self) -> None:
         """Find what other jobs have added to the step since: they take the lowest numbers."""
@@ -336,43 +372,4 @@ class Visit:
                 slot.alike = Alike(identity)
                 group.append(slot.alike)
         slot.alike.numbers.append(number)
-        self.expected = max(self.expected, calls_recorded(meta))
-
-
-def calls_recorded(meta: DumpMeta) -> int:
-    """How many calls the step had, as far as was known when this dump was written."""
-    calls = meta.info.get("calls")
-    return calls if type(calls) is int else 0
-
-
-class OtherSteps:
-    """The dumps of a run by their prompts: each step is read once, when it is first needed."""
-
-    def __init__(self, store: StepStore) -> None:
-        self._store = store
-        self._read: set[int] = set()
-        self._by_prompts: dict[str, list[Found]] = {}
-
-    def find(self, prompts_hash: str, step: int) -> list[Found]:
-        """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
-        for other in self._store.listed():
-            if other != step and other not in self._read:
-                self._read_step(other)
-        found = (one for one in self._by_prompts.get(prompts_hash, ()) if one.step != step)
-        return sorted(found, key=lambda one: one.order(step))
-
-    def forget(self, step: int) -> None:
-        """Read `step` again: it has new dumps."""
-        if step not in self._read:
-            return
-        self._read.discard(step)
-        for some in self._by_prompts.values():
-            some[:] = [one for one in some if one.step != step]
-
-    def _read_step(self, step: int) -> None:
-        self._read.add(step)
-        for number in self._store.calls(step):
-            found = Found(step, number)
-            meta = self._store.read_meta(step, found.part)
-            if meta is not None and meta.identity is not None and meta.identity.prompts_hash:
-                self._by_prompts.setdefault(meta.identity.prompts_hash, []).append(found)
+        self.traces.add(meta)

@@ -11,7 +11,6 @@ import pytest
 
 from rlskip.jobs.records import (
     FOLDER,
-    JOB_VARIABLE,
     Recorder,
     Tally,
     acknowledge,
@@ -21,10 +20,7 @@ from rlskip.jobs.records import (
 )
 from tests.faults.operations import EVENTS, recorded
 
-
-@pytest.fixture(autouse=True)
-def _job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JOB_VARIABLE, "job")
+pytestmark = pytest.mark.usefixtures("job")
 
 
 def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:

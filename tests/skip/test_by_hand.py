@@ -14,6 +14,7 @@ from rlskip import SkipManager, register_skip
 from rlskip.errors import MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.store import AbsentDumpError
+from tests.skip.trainers import leases
 
 
 def plain(prompts: dict[str, Any], scale: int = 1) -> dict[str, Any]:
@@ -71,16 +72,6 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
         Trainer().stage({"ids": [3]})
 
 
-def test_by_hand_each_step_has_its_own_dumps(init: Callable[..., Path]) -> None:
-    init()
-    skip: Any = SkipManager.skip_instances["rollout"]
-    skip.prepare_data(3, {"made": 3}, PROMPTS)
-    init(wait_s=0)
-    skip = SkipManager.skip_instances["rollout"]
-    assert not skip.meet_precondition(4, plain, PROMPTS)
-    assert skip.meet_precondition(3, plain, PROMPTS)
-
-
 def by_hand(role: str = "rollout") -> Any:
     return SkipManager.skip_instances[role]
 
@@ -128,7 +119,7 @@ def test_a_mismatch_by_hand_stays_one(init: Callable[..., Path]) -> None:
             by_hand().meet_precondition(3, plain, other)
 
 
-def test_by_hand_the_lease_is_given_back(leases: Any, init: Callable[..., Path]) -> None:
+def test_by_hand_the_lease_is_given_back(init: Callable[..., Path]) -> None:
     dumps = init()
     assert not by_hand().meet_precondition(3, plain, PROMPTS)
     assert leases(dumps)
@@ -144,9 +135,7 @@ def test_by_hand_the_lease_is_given_back(leases: Any, init: Callable[..., Path])
     assert not leases(dumps)
 
 
-def test_concurrent_calls_of_a_subclass_with_the_same_arguments(
-    init: Callable[..., Path],
-) -> None:
+def test_concurrent_calls_of_a_subclass_with_the_same_arguments(init: Callable[..., Path]) -> None:
     """Its methods name a call by its arguments, and each gets a dump of its own."""
 
     @register_skip("asking")

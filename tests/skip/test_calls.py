@@ -78,15 +78,6 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
     assert made == []
 
 
-def test_a_later_call_that_fits_none_is_a_miss(
-    dumped_calls: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    dumped_calls({1: "ab"})
-    with caplog.at_level(logging.INFO):
-        assert step(1, *"aB") == ["a1", "b1"]
-    assert "step 1, call 1 is generated: extra.greedy: True now, False in" in caplog.text
-
-
 def test_on_miss_error_refuses_what_is_not_served(dumped_calls: Any) -> None:
     dumped_calls({1: "ab"}, on_miss="error")
     assert step(1, *"ab") == ["a1", "b2"]
@@ -244,23 +235,3 @@ def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     if how != "raised":
         with pytest.raises(MismatchError):
             asyncio.run(stage("x", asyncio.Event()))
-
-
-def test_a_repetition_takes_the_place_of_the_call_that_failed(init: Callable[..., Path]) -> None:
-    fails = [True]
-
-    @SkipManager.annotate(role="rollout")
-    def stage(prompts: str) -> str:
-        if fails:
-            raise RuntimeError(fails.pop())
-        return prompts
-
-    init()
-    SkipManager.set_step(1)
-    with pytest.raises(RuntimeError):
-        stage("a")
-    assert [stage("a"), stage("b")] == ["a", "b"]
-    init()
-    SkipManager.set_step(1)
-    with pytest.raises(MismatchError):
-        stage("x")

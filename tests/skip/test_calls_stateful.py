@@ -7,7 +7,6 @@ import functools
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.roles import CallRoleByHand
 from rlskip.skip.stage_runner import Miss, dump, replay
 from rlskip.skip.visit import State, Visit
+from tests.skip.trainers import Hub
 
 STEPS = (1, 2, 3)
 SETTINGS = st.fixed_dictionaries(
@@ -42,6 +42,8 @@ SETTINGS = st.fixed_dictionaries(
         "action": st.sampled_from(["cache", "cache", "repeat"]),
     }
 )
+
+CALLS = st.tuples(st.sampled_from("abc"), st.booleans())  # prompts, and whether greedily
 
 
 class Failure(Exception):
@@ -97,18 +99,17 @@ class Decorated:
 
 
 class Ranks(Decorated):
-    """The same calls, made by two simulated ranks."""
+    """The same calls, made by simulated ranks."""
 
-    ranks = 2
-
-    def __init__(self, role: str, plain: bool, Hub: Any) -> None:
+    def __init__(self, role: str, plain: bool, ranks: int) -> None:
         super().__init__(role, plain)
-        self.Hub, self.roles = Hub, list[Any]()
+        self.ranks = ranks
+        self.roles = list[Any]()
         self.threads = ThreadPoolExecutor(self.ranks)
 
     def start(self, skip: dict[str, Any]) -> None:
         super().start({**skip, "on_miss": "generate"})  # its own check knows of no ranks
-        read, hub = SkipManager.settings, self.Hub(self.ranks)
+        read, hub = SkipManager.settings, Hub(self.ranks)
         assert read is not None
         local = attrs.evolve(read).roles[self.role]
         local.on_miss = skip["on_miss"]
@@ -163,18 +164,21 @@ class Dump:
     made_for: tuple[str, bool]  # prompts and whether greedily
     value: int
     calls: int  # how many the step had when it was written, those that failed included
+    when: int  # how many were dumped before it
     damage: str = ""  # of its "meta" or its "data"
 
 
 class Visits(RuleBasedStateMachine):
     """`disk` is the model of what lies there: for each step number -> dump."""
 
-    def __init__(self, make: Callable[[], Decorated], background: bool) -> None:
+    def __init__(self, stage: Decorated, background: bool) -> None:
         super().__init__()
-        self.stage, self.background = make(), background
+        self.stage, self.background = stage, background
         self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
         self.disk: dict[int, dict[int, Dump]] = {step: {} for step in STEPS}
-        self.bad = 0  # dumps that were quarantined
+        # The numbers of all dumps that were ever written, and when; ranks here record none.
+        self.records: dict[int, list[tuple[int, int]]] = {step: [] for step in STEPS}
+        self.written = 0
 
     @initialize(skip=SETTINGS)
     def begin(self, skip: dict[str, Any]) -> None:
@@ -199,14 +203,32 @@ class Visits(RuleBasedStateMachine):
         self.listed = sorted(self.disk[step])
         self.lost: set[int] = set()
         self.failed: Counter[tuple[str, bool]] = Counter()
+        self.made: list[tuple[str, bool]] = []
+
+    @precondition(lambda self: self.step and self.made)
+    @rule(first=CALLS, last=CALLS, lost=st.booleans())
+    def repeat(self, first: tuple[str, bool], last: tuple[str, bool], lost: bool) -> None:
+        """Other runs make the visit's calls again, and one before or after them."""
+        step, made = self.step, self.made
+        for calls in ([*made, last], [first, *made]):
+            self.stage.flush()
+            self.start(
+                {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "cache"}
+            )
+            if lost and self.disk[step]:
+                self.damage(step, max(self.disk[step]), "gone", 0)
+            self.visit(step)
+            for call in calls:
+                self.call(call, fails=False, again=False)
 
     @precondition(lambda self: self.step == 0 or self.calls == 0)
     @rule(
         step=st.sampled_from(STEPS),
         number=st.integers(0, 3),
         how=st.sampled_from(["gone", "meta", "data"]),
+        rank=st.integers(0, 2),
     )
-    def damage(self, step: int, number: int, how: str) -> None:
+    def damage(self, step: int, number: int, how: str, rank: int) -> None:
         """Between two visits a dump is removed, or a file of it is damaged."""
         if number not in self.disk[step]:
             return
@@ -220,38 +242,46 @@ class Visits(RuleBasedStateMachine):
         elif not self.disk[step][number].damage:
             self.disk[step][number].damage = how
             # Of several ranks one has damage.
-            file = max(path.glob("gen_batch*" if how == "data" else "meta*"))
+            files = sorted(path.glob("gen_batch*" if how == "data" else "meta*"))
+            file = files[rank % self.stage.ranks]
             content = file.read_bytes()
             file.write_bytes(content[:20] + b"\xff\xfe" + content[22:])
         self.stage.visit(0)
         self.step = 0
 
     @precondition(lambda self: self.step)
-    @rule(prompts=st.sampled_from("abc"), greedy=st.booleans(), fails=st.integers(0, 7))
-    def call(self, prompts: str, greedy: bool, fails: int) -> None:
+    @rule(made_for=CALLS, fails=st.booleans(), again=st.booleans())
+    def call(self, made_for: tuple[str, bool], fails: bool, again: bool) -> None:
+        """A call; one that fails may be made again."""
         if self.stage.own_steps:
             self.visit(self.step)
         self.stage.value += 1
-        expected = self.expect((prompts, greedy))
-        call = functools.partial(self.stage.call, self.step, prompts, greedy, fails == 0)
+        self.made.append(made_for)
+        expected = self.expect(made_for)
+        call = functools.partial(self.stage.call, self.step, *made_for, fails)
         if isinstance(expected, type):
             with pytest.raises(expected):
                 call()
             return
         self.calls += 1
         if expected is None:
-            self.failed[prompts, greedy] -= self.failed[prompts, greedy] > 0
-        if expected is None and fails == 0:
+            self.failed[made_for] -= self.failed[made_for] > 0
+        if expected is None and fails:
             with pytest.raises(Failure):
                 call()
-            self.failed[prompts, greedy] += 1
+            self.failed[made_for] += 1
+            if again:
+                self.call(made_for, fails=False, again=False)
             return
         got, ran = call()
         if expected is None:
             assert (got, ran) == (self.stage.value, True)
             number = next(n for n in range(99) if n not in self.disk[self.step])
             known = 1 + len(self.disk[self.step]) + self.failed.total()
-            self.disk[self.step][number] = Dump((prompts, greedy), got, known)
+            self.written += 1
+            self.disk[self.step][number] = Dump(made_for, got, known, self.written)
+            if self.stage.ranks == 1:
+                self.records[self.step].append((number, self.written))
             self.used.add((self.step, number))
         else:
             assert (got, ran) == (self.disk[expected[0]][expected[1]].value, False)
@@ -288,6 +318,9 @@ class Visits(RuleBasedStateMachine):
         if self.skip["on_mismatch"] == "ignore":
             return (self.step, self.listed[place]) if self.listed[place] in there else None
         calls = max(self.disk[self.step][n].calls for n in there)
+        since = min(self.disk[self.step][n].when for n in there)
+        written = [1 + number for number, when in self.records[self.step] if when >= since]
+        calls = max([calls, *written])
         if self.calls or there != [*range(calls)] or self.listed != [*range(len(self.listed))]:
             return None  # a gap: the step was cut off
         if self.skip["on_mismatch"] == "error":
@@ -368,7 +401,8 @@ class Visits(RuleBasedStateMachine):
             for step, numbers in found.items()
         }
         for step, numbers in self.disk.items():
-            # One whose meta.json is damaged is quarantined whenever anything reads it.
+            # One whose meta.json is damaged is quarantined by what reads it: where the dump that
+            # fits cannot be loaded, the look before generating reads on to the steps after it.
             for number in [n for n in numbers if numbers[n].damage == "meta"]:
                 if number not in complete[step]:
                     self.quarantine(step, number)
@@ -404,16 +438,17 @@ class Visits(RuleBasedStateMachine):
         ("rollout", False, 1, True),
         ("rollout", True, 2, False),
         ("reward", True, 2, True),
+        ("rollout", True, 3, False),
         ("async_rollout", False, 1, False),
     ],
 )
 def test_calls_are_served_by_the_rules(
-    Hub: Any, role: str, plain: bool, ranks: int, background: bool
+    role: str, plain: bool, ranks: int, background: bool
 ) -> None:
-    make = functools.partial(Decorated, role, plain)
-    if ranks > 1:
-        make = functools.partial(Ranks, role, plain, Hub)
+    def stage() -> Decorated:
+        return Decorated(role, plain) if ranks == 1 else Ranks(role, plain, ranks)
+
     run_state_machine_as_test(
-        lambda: Visits(make, background),
-        settings=settings(max_examples=20, stateful_step_count=25, deadline=None),
+        lambda: Visits(stage(), background),
+        settings=settings(max_examples=20, stateful_step_count=25),
     )

@@ -14,6 +14,7 @@ from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY
 from rlskip.skip.role import RoleError
 from rlskip.store import CorruptDumpError
+from tests.skip.trainers import visit
 
 
 @dataclass
@@ -40,6 +41,8 @@ def doubling() -> Any:
             return self.kept[step] * self.local_config.factor
 
         def prepare_data(self, step: int, result: Any, *args: Any, **kwargs: Any) -> None:
+            if result < 0:
+                raise OSError("no room")
             self.kept[step] = result
 
     yield DoublingSkip
@@ -62,6 +65,18 @@ def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
         init("doubling", action="repeat")
 
 
+def test_what_a_role_of_ones_own_cannot_keep_reaches_the_trainer(
+    doubling: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init("doubling")
+    stage = SkipManager.annotate(role="doubling")(lambda x: x)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        assert stage(-step) == -step
+    assert caplog.text.count("NOT dumped") == 1
+    assert "step 1 of role doubling" in caplog.text
+
+
 def test_registering_badly(doubling: Any) -> None:
     class Other(BaseSkip): ...
 
@@ -82,7 +97,7 @@ def test_registering_badly(doubling: Any) -> None:
 # -- without a class ----------------------------------------------------------------------------
 
 
-def test_a_role_needs_only_a_name(init: Callable[..., Path], visit: Any) -> None:
+def test_a_role_needs_only_a_name(init: Callable[..., Path]) -> None:
     computed: list[int] = []
 
     @SkipManager.annotate(role="reward")

@@ -19,6 +19,7 @@ from rlskip import SkipManager
 from rlskip.errors import MissError
 from rlskip.store import RankTimeoutError, StepStore
 from tests.faults.operations import STAGES, generate
+from tests.skip.trainers import visit
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -66,7 +67,6 @@ def test_whatever_the_store_raises_while_reading_is_a_miss(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
     where: str,
-    visit: Any,
 ) -> None:
     init()
     SkipManager.set_step(1)
@@ -94,25 +94,6 @@ def test_ranks_that_do_not_answer_end_training(
     SkipManager.set_step(1)
     with pytest.raises(RankTimeoutError):
         generate([1])
-
-
-@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), OSError(24, "files")])
-def test_without_a_lease_the_step_is_generated(
-    init: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    failure: Exception,
-) -> None:
-    init()
-    role: Any = SkipManager.skip_instances["rollout"]
-
-    def fail(*_: Any) -> None:
-        raise failure
-
-    monkeypatch.setattr(role.flight, "enter", fail)
-    SkipManager.set_step(1)
-    assert generate([1])["ids"] == [1]
-    assert "no lease for step 1" in caplog.text
 
 
 _NO_THREADS = """
@@ -166,7 +147,7 @@ def test_without_threads_training_goes_on(python: Any, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("role", ["rollout", "async_rollout"])
 def test_whatever_a_dump_says_of_itself_is_replayed(
-    init: Callable[..., Path], role: str, info: dict[str, Any], visit: Any
+    init: Callable[..., Path], role: str, info: dict[str, Any]
 ) -> None:
     init(role)
     SkipManager.set_step(1)
@@ -211,7 +192,7 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     ids=repr,
 )
 def test_forged_generator_states_are_a_miss_and_change_nothing(
-    init: Callable[..., Path], forged: Any, visit: Any
+    init: Callable[..., Path], forged: Any
 ) -> None:
     init(restore_rng=True)
     SkipManager.set_step(1)

@@ -16,14 +16,12 @@ from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipManager, register_skip
 from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
-from rlskip.config.facts import SHAPING_NAMES
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.skip.notices import MASKED, flat_config
 from rlskip.store import UnsupportedTypeError
-
-ROOT = Path(__file__).parents[2]
+from tests.skip.trainers import visit
 
 VERL: dict[str, Any] = {
     "actor_rollout_ref": {
@@ -205,12 +203,6 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
         run({"sampling.n": 2}, dump_dir=str(tmp_path / "own"), identity=identity)
 
 
-def test_the_page_names_what_seems_to_shape_rollouts() -> None:
-    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
-    (names,) = re.findall(r"the keys that end in (.*?), unless", page, re.DOTALL)
-    assert tuple(re.findall(r"`([\w.]+)`", names)) == SHAPING_NAMES
-
-
 # -- keys that the user names --------------------------------------------------------------
 
 OWN = {"sampling": {"temperature": 1.0, "stop": ["a"]}, "seed": 1}
@@ -253,14 +245,14 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
 # -- role and stage ------------------------------------------------------------------------
 
 
-def test_one_functions_dump_is_not_anothers(run: Run, visit: Any) -> None:
+def test_one_functions_dump_is_not_anothers(run: Run) -> None:
     run()
     visit(1)
     with pytest.raises(MismatchError, match="stage: 'baseline' now, 'generate' in the dump"):
         baseline([1])
 
 
-def test_a_stage_keeps_the_name_it_is_given(run: Run, visit: Any) -> None:
+def test_a_stage_keeps_the_name_it_is_given(run: Run) -> None:
     def renamed(prompts: list[int]) -> str:
         return "renamed"
 
@@ -290,9 +282,7 @@ def critic() -> Any:
     del SKIP_REGISTRY["critic"]
 
 
-def test_a_custom_role_has_a_directory_of_its_own(
-    run: Run, critic: Any, tmp_path: Path, visit: Any
-) -> None:
+def test_a_custom_role_has_a_directory_of_its_own(run: Run, critic: Any, tmp_path: Path) -> None:
     """Its function gets the very prompts that `rollout` dumped."""
     run(critic={"enable": True})
     assert critic([1]) == "values"
@@ -331,7 +321,7 @@ def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
 def test_what_cannot_be_compared_obeys_on_mismatch(
-    init: Callable[..., Path], policy: str, caplog: pytest.LogCaptureFixture, visit: Any
+    init: Callable[..., Path], policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[int] = []
 
@@ -422,16 +412,7 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
     assert "the config cannot be kept with the dumps" in caplog.text
 
 
-# -- the table -----------------------------------------------------------------------------
-
-
-def test_the_page_shows_the_table() -> None:
-    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w.]+)`, (compared|not compared) \| (.+) \|$", page, re.MULTILINE)
-    shown = {(node, kind): re.findall(r"`([\w.]+)`", names) for node, kind, names in rows}
-    table = {(node, "compared"): list(names) for node, names in COMPARED.items()}
-    table |= {(node, "not compared"): list(names) for node, names in NOT_COMPARED.items()}
-    assert shown == table
+# -- the tables ----------------------------------------------------------------------------
 
 
 def test_no_key_is_in_both_tables() -> None:

@@ -15,12 +15,13 @@ from tensordict import TensorDict
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
+from tests.skip.trainers import Stage, steps_on_disk, visit
 
 # -- repeat -----------------------------------------------------------------------------------
 
 
 def test_repeat_picks_by_the_four_rules(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     init(steps=[3, 6])
     stage = Stage()
@@ -39,9 +40,7 @@ def test_repeat_picks_by_the_four_rules(
 # -- the other keys ---------------------------------------------------------------------------
 
 
-def test_drop_fields(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     init()
     stage = Stage()
     stage.at(1)
@@ -54,7 +53,7 @@ def test_drop_fields(
     assert "drop_fields names nowhere" in caplog.text
 
 
-def test_drop_fields_of_a_tensordict(init: Callable[..., Path], visit: Any) -> None:
+def test_drop_fields_of_a_tensordict(init: Callable[..., Path]) -> None:
     init(drop_fields=["a"])
 
     @SkipManager.annotate(role="rollout")
@@ -88,7 +87,7 @@ def test_restore_rng(init: Callable[..., Path]) -> None:
 
 
 def test_off_policy_is_said_once(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     init()
     caplog.set_level(logging.INFO)
@@ -104,16 +103,14 @@ def test_off_policy_is_said_once(
 # -- retention --------------------------------------------------------------------------------
 
 
-def test_keep_last(Stage: Any, steps_on_disk: Any, init: Callable[..., Path]) -> None:
+def test_keep_last(init: Callable[..., Path]) -> None:
     dumps = init(keep_last=2)
     [Stage().at(step) for step in (1, 2, 3)]
     assert steps_on_disk(dumps) == ["2", "3"]
 
 
 @pytest.mark.parametrize(("text", "size"), [(5, 5), ("2KB", 2000), ("1.5 KiB", 1536), ("7", 7)])
-def test_max_size(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], text: Any, size: int
-) -> None:
+def test_max_size(init: Callable[..., Path], text: Any, size: int) -> None:
     dumps = init(max_size=text)
     assert SkipManager.skip_instances["rollout"].local_config.max_size == size
     [Stage().at(step) for step in (1, 2)]

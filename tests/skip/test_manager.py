@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -19,23 +20,24 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
 from rlskip.skip.call import StepNotSetError
+from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------
 
 
-def test_before_init_the_original_runs(Stage: Any) -> None:
+def test_before_init_the_original_runs() -> None:
     stage = Stage()
     assert [stage.at(1), stage.at(1)] == [1, 2]
 
 
-def test_off_the_original_runs(Stage: Any, init: Callable[..., Path]) -> None:
+def test_off_the_original_runs(init: Callable[..., Path]) -> None:
     dumps = init(enable=False)
     stage = Stage()
     assert [stage.at(1), stage.at(1)] == [1, 2]
     assert not dumps.exists()
 
 
-def test_the_decorated_function_keeps_its_face(Stage: Any) -> None:
+def test_the_decorated_function_keeps_its_face() -> None:
     assert Stage.generate.__name__ == "generate"
     assert Stage.generate.__qualname__ == "Stage.generate"
 
@@ -43,9 +45,7 @@ def test_the_decorated_function_keeps_its_face(Stage: Any) -> None:
 # -- cache ------------------------------------------------------------------------------------
 
 
-def test_cache_replays_the_listed_steps_only(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path]
-) -> None:
+def test_cache_replays_the_listed_steps_only(init: Callable[..., Path]) -> None:
     dumps = init(steps=[1, 3])
     first = Stage()
     assert [first.at(step) for step in (1, 2, 3)] == [1, 2, 3]
@@ -56,14 +56,14 @@ def test_cache_replays_the_listed_steps_only(
     assert second.calls == 1
 
 
-def test_no_step_set(Stage: Any, init: Callable[..., Path]) -> None:
+def test_no_step_set(init: Callable[..., Path]) -> None:
     init()
     with pytest.raises(StepNotSetError, match="set_step"):
         Stage().generate({"ids": [1]})
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
-    steps_on_disk: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     dumps = init()
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_dumped_still_reaches_the_trainer(
     assert steps_on_disk(dumps) == []
 
 
-def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path], visit: Any) -> None:
+def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None:
     init()
     result = TensorDict({"a": torch.arange(6).reshape(2, 3)}, batch_size=[2])
 
@@ -96,6 +96,28 @@ def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path], visit: 
 
 
 # -- async ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stage_may_change_what_a_replay_returns(
+    init: Callable[..., Path], is_async: bool
+) -> None:
+    """What the function itself returns stays as it is."""
+    init()
+    annotate = SkipManager.annotate(role="rollout", on_replay=lambda made: {**made, "seconds": 0})
+
+    def generate(prompts: list[int]) -> dict[str, Any]:
+        return {"ids": prompts, "seconds": 5}
+
+    async def generate_async(prompts: list[int]) -> dict[str, Any]:
+        return generate(prompts)
+
+    plain = annotate(generate)
+    awaited = annotate(generate_async)
+    for seconds in (5, 0):
+        visit(1)
+        got = asyncio.run(awaited([7])) if is_async else plain([7])
+        assert got == {"ids": [7], "seconds": seconds}
 
 
 def test_generators_are_refused() -> None:
@@ -122,37 +144,45 @@ class Callable_:
     [
         ("partial", False), ("partial of a coroutine function", True), ("object", False),
         ("plain function that returns a coroutine", False), ("static method", False),
+        ("plain function that returns a task", False),
     ],
 )  # fmt: skip
 def test_whatever_can_be_called_is_a_stage(
-    init: Callable[..., Path], visit: Any, leases: Any, kind: str, is_async: bool
+    init: Callable[..., Path], kind: str, is_async: bool
 ) -> None:
     ran: list[Any] = []
 
-    def plain(ran: list[Any], prompts: list[int]) -> list[int]:
-        ran.append(prompts)
+    def plain(note: Callable[..., Any], prompts: list[int]) -> list[int]:
+        note(prompts)
         return prompts
 
-    async def coroutine(ran: list[Any], prompts: list[int]) -> list[int]:
+    async def coroutine(note: Callable[..., Any], prompts: list[int]) -> list[int]:
         await asyncio.sleep(0)
-        return plain(ran, prompts)
+        return plain(note, prompts)
 
     stages: dict[str, Any] = {
-        "partial": functools.partial(plain, ran),
-        "partial of a coroutine function": functools.partial(coroutine, ran),
+        "partial": functools.partial(plain, ran.append),
+        "partial of a coroutine function": functools.partial(coroutine, ran.append),
         "object": Callable_(ran),
-        "plain function that returns a coroutine": lambda prompts: coroutine(ran, prompts),
-        "static method": staticmethod(functools.partial(plain, ran)),
+        "plain function that returns a coroutine": lambda prompts: coroutine(ran.append, prompts),
+        "plain function that returns a task": lambda prompts: asyncio.ensure_future(
+            coroutine(ran.append, prompts)
+        ),
+        "static method": staticmethod(functools.partial(plain, ran.append)),
     }
     stage = SkipManager.annotate(role="rollout", prompts="prompts")(stages[kind])
     call = stage.__func__ if isinstance(stage, staticmethod) else stage
     assert asyncio.iscoroutinefunction(call) is is_async
     dumps = init()
+
+    async def called(prompts: list[int]) -> list[int]:
+        result = call(prompts)
+        assert asyncio.isfuture(result) is (kind == "plain function that returns a task")
+        return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
+
     for prompts in ([1], [1], [1]):
         visit(1)
-        result = call(prompts)
-        awaited = asyncio.run(result) if asyncio.iscoroutine(result) else result
-        assert awaited == [1]
+        assert asyncio.run(called(prompts)) == [1]
         assert not leases(dumps)
     assert ran == [[1]]
 
@@ -167,7 +197,7 @@ def test_what_cannot_be_called_is_refused_by_name(what: Any) -> None:
 # -- the table --------------------------------------------------------------------------------
 
 
-def test_after_a_failed_init_nothing_runs_in_silence(Stage: Any, init: Callable[..., Path]) -> None:
+def test_after_a_failed_init_nothing_runs_in_silence(init: Callable[..., Path]) -> None:
     init()
     with pytest.raises(ConfigError):
         init(stepz=1)
@@ -186,7 +216,7 @@ def test_init_replaces_what_was_on(init: Callable[..., Path]) -> None:
 # -- records ----------------------------------------------------------------------------------
 
 
-def test_records_count_what_happened(Stage: Any, init: Callable[..., Path]) -> None:
+def test_records_count_what_happened(init: Callable[..., Path]) -> None:
     dumps = init(steps="1-2")
     stage = Stage()
     [stage.at(step) for step in (1, 2, 1, 1, 9)]
@@ -200,14 +230,14 @@ def test_records_count_what_happened(Stage: Any, init: Callable[..., Path]) -> N
     assert not tally({"rollout": str(dumps)}, "another job")["rollout"].consulted
 
 
-def test_an_unlisted_step_is_consulted_too(Stage: Any, init: Callable[..., Path]) -> None:
+def test_an_unlisted_step_is_consulted_too(init: Callable[..., Path]) -> None:
     dumps = init(steps=[5])
     Stage().at(1)
     counts = tally({"rollout": str(dumps)}, "job")["rollout"]
     assert (counts.consulted, counts.hits, counts.misses) == (True, 0, 0)
 
 
-def test_a_torn_record_is_passed_over(Stage: Any, init: Callable[..., Path]) -> None:
+def test_a_torn_record_is_passed_over(init: Callable[..., Path]) -> None:
     dumps = init()
     Stage().at(1)
     (file,) = dumps.glob("records/job/*.jsonl")

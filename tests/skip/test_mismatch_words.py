@@ -12,8 +12,10 @@ import torch
 from tensordict import TensorDict
 
 from rlskip import SkipManager
+from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
+from rlskip.skip import prompt_rows
 
 
 @SkipManager.annotate(role="rollout")
@@ -50,7 +52,8 @@ def proto(*texts: str) -> DataProtoParts:
         (questions("a"), questions("x"), "row 0 is 'x' now, 'a' in the dump"),
         (proto("a", "b"), proto("a", "x"), "row 1 is 'x' now, 'b' in the dump"),
         (ids(1, 2), ids(1, 7), "row 1 is [7, 7] now, [2, 2] in the dump"),
-        (ids(*range(300)), ids(*range(299), 5), "prompts: '"),
+        (ids(*range(300)), ids(*range(299), 5), "prompts: row 299 differs"),
+        (["x" * 99 + "a"], ["x" * 99 + "b"], "row 0 differs, but both begin with 'xxx"),
         ("a text", "another text", "row 0 is 'another text' now, 'a text' in the dump"),
     ],
 )
@@ -65,6 +68,37 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     with pytest.raises(MismatchError) as caught:
         generate(now)
     assert said in caught.value.what
+
+
+class Letters:
+    """A tokenizer: 0 pads, 1 is ``a``."""
+
+    def __len__(self) -> int:
+        return 27
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(ord("a") + token - 1) for token in tokens)
+
+
+def test_token_ids_are_decoded_where_the_host_names_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        prompt_rows, "decoder_at", lambda path: Decoder({"my/model": Letters()}[path])
+    )
+
+    def begin(row: list[int]) -> None:
+        model = {"actor_rollout_ref": {"model": {"path": "my/model"}}}
+        SkipManager.init(
+            {**model, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+        )
+        SkipManager.set_step(1)
+        generate(TensorDict({"input_ids": torch.tensor([row])}, [1]))
+
+    begin([0, 0, 3, 1, 20])
+    with pytest.raises(MismatchError) as caught:
+        begin([0, 0, 4, 15, 7])
+    assert "row 0 is 'dog' now, 'cat' in the dump" in caught.value.what
 
 
 def test_a_summary_that_was_forged_is_not_shown(init: Callable[..., Path]) -> None:

@@ -13,6 +13,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.batch.fields import field_names
 from rlskip.errors import MismatchError
+from tests.skip.trainers import Loop, visit
 
 needed: set[str] = set()
 made: list[str] = []
@@ -70,7 +71,7 @@ def test_a_dump_without_a_needed_field_is_a_mismatch(
     assert made == []
 
 
-def test_regenerate_quarantines_it(init: Callable[..., Path], visit: Any) -> None:
+def test_regenerate_quarantines_it(init: Callable[..., Path]) -> None:
     folder = dumped(init, "tokens", on_mismatch="regenerate")
     assert field_names(generate([1], "tokens logprobs")) == {"tokens", "logprobs"}
     assert made == ["tokens logprobs"]
@@ -115,7 +116,7 @@ def test_a_single_sample_is_checked(init: Callable[..., Path]) -> None:
 # -- through a queue -------------------------------------------------------------------------
 
 
-def test_groups_of_a_queue_are_checked(init: Callable[..., Path], Loop: Any) -> None:
+def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
     def step(fields: str, **skip: Any) -> tuple[set[str], int]:
         init("rollout_tq", n=1, **skip)
         SkipManager.set_step(1)
@@ -133,9 +134,7 @@ def test_groups_of_a_queue_are_checked(init: Callable[..., Path], Loop: Any) -> 
     assert step("never") == (fits, 0)
 
 
-def test_a_field_that_the_stage_never_returns_is_no_mismatch(
-    init: Callable[..., Path], visit: Any
-) -> None:
+def test_a_field_that_the_stage_never_returns_is_no_mismatch(init: Callable[..., Path]) -> None:
     """To generate again would not help."""
     needed.add("logprobs")
     init()

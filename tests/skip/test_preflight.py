@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError
+from tests.skip.trainers import Stage
 
 
 def start(
@@ -26,7 +28,7 @@ def start(
 
 
 @pytest.fixture
-def dumps(init: Callable[..., Path], Stage: Any) -> Path:
+def dumps(init: Callable[..., Path]) -> Path:
     """Steps 1 and 3 were dumped."""
     folder = init()
     for step in (1, 3):
@@ -53,9 +55,7 @@ def test_with_dynamic_sampling_the_dumps_tell_the_last_step(dumps: Path, tmp_pat
         start(tmp_path / "none", on_miss="error", filters=True, match="step")
 
 
-def test_dynamic_sampling_looks_in_the_whole_run_unless_told_otherwise(
-    dumps: Path, Stage: Any
-) -> None:
+def test_dynamic_sampling_looks_in_the_whole_run_unless_told_otherwise(dumps: Path) -> None:
     """As where another reward function moves prompts to other steps."""
     start(dumps, filters=True)
     stage = Stage()
@@ -126,7 +126,7 @@ def test_a_loop_may_ask(dumps: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("how", ["gone", "cut"])
 def test_every_call_of_a_step_is_looked_at(
-    init: Callable[..., Path], Stage: Any, number: int, how: str
+    init: Callable[..., Path], number: int, how: str
 ) -> None:
     dumps, stage = init(), Stage()
     SkipManager.set_step(1)
@@ -138,13 +138,28 @@ def test_every_call_of_a_step_is_looked_at(
     folder = first / str(number) if number else first
     for file in [*folder.glob("*.dp"), *folder.glob("*.json")]:
         file.unlink() if how == "gone" else file.write_bytes(file.read_bytes()[:-9])
+    if (number, how) == (2, "gone"):
+        folder.rmdir()  # only the job's records know of it
     start(dumps, 1)
-    if (number, how) != (2, "gone"):  # the others were written before it, and do not know of it
-        assert not SkipManager.will_replay("rollout", [1])
-        with pytest.raises(ConfigError) as error:
-            start(dumps, 1, on_miss="error")
-        assert error.value.what.startswith("the dumps of steps 1 in ")
-        assert f" lack call {number}, " in error.value.what
+    assert not SkipManager.will_replay("rollout", [1])
+    with pytest.raises(ConfigError) as error:
+        start(dumps, 1, on_miss="error")
+    assert error.value.what.startswith("the dumps of steps 1 in ")
+    assert f" lack call {number}, " in error.value.what
+
+
+def test_a_step_that_was_deleted_and_made_again_has_its_new_calls(
+    init: Callable[..., Path],
+) -> None:
+    dumps, stage = init(), Stage()
+    for calls in ([1], [2]), ([1],):
+        SkipManager.set_step(1)
+        for prompts in calls:
+            stage.generate({"ids": prompts})
+        start(dumps, 1)
+        assert SkipManager.will_replay("rollout", [1])
+        (first,) = dumps.glob("*/*/1")
+        shutil.rmtree(first)
 
 
 def _as_another_user(dumps: Path, said: Any) -> None:
@@ -160,9 +175,7 @@ def _as_another_user(dumps: Path, said: Any) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
 @pytest.mark.parametrize("mode", ["directory", "file"])
-def test_dumps_that_another_user_may_not_read_are_named_so(
-    tmp_path: Path, Stage: Any, mode: str
-) -> None:
+def test_dumps_that_another_user_may_not_read_are_named_so(tmp_path: Path, mode: str) -> None:
     dumps = tmp_path / "dumps"
     start(dumps)
     Stage().at(1)
@@ -182,7 +195,7 @@ def test_dumps_that_another_user_may_not_read_are_named_so(
     assert "chmod" in what + remedy
 
 
-def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path, Stage: Any) -> None:
+def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path) -> None:
     def begin(temperature: float, **skip: Any) -> None:
         rollout = {"actor_rollout_ref": {"rollout": {"temperature": temperature}}}
         node = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
@@ -199,7 +212,7 @@ def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path, Stage: Any) 
     assert "set back what differs" in error.value.remedy
 
 
-def test_what_the_user_compares_counts(tmp_path: Path, Stage: Any) -> None:
+def test_what_the_user_compares_counts(tmp_path: Path) -> None:
     def will_replay(reward: str, on_mismatch: str = "error") -> bool:
         on = {"enable": True, "on_mismatch": on_mismatch}
         skip = {"dump_dir": str(tmp_path), "identity": ["reward"], "rollout": on}

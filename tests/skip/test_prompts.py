@@ -18,6 +18,7 @@ from rlskip.batch.meta import is_validation
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip.dumps import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
+from tests.skip.trainers import Stage, steps_on_disk, visit
 
 # -- validation -------------------------------------------------------------------------------
 
@@ -41,9 +42,7 @@ from rlskip.store import UnsupportedTypeError
         "1", "np.True_", "tensor", "column", "wrapped meta_info",
     ],
 )  # fmt: skip
-def test_validation_always_bypasses(
-    Stage: Any, steps_on_disk: Any, init: Callable[..., Path], prompts: Any
-) -> None:
+def test_validation_always_bypasses(init: Callable[..., Path], prompts: Any) -> None:
     dumps = init()
     stage = Stage()
     stage.generate(prompts)  # before any step is set, as val_before_train does
@@ -64,9 +63,7 @@ def test_what_is_no_validation(flag: Any) -> None:
 # -- identity ---------------------------------------------------------------------------------
 
 
-def test_other_prompts_are_refused_with_three_ways_on(
-    Stage: Any, init: Callable[..., Path]
-) -> None:
+def test_other_prompts_are_refused_with_three_ways_on(init: Callable[..., Path]) -> None:
     init()
     stage = Stage()
     stage.at(1)
@@ -79,7 +76,7 @@ def test_other_prompts_are_refused_with_three_ways_on(
     assert stage.calls == 1
 
 
-def test_uids_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:
+def test_uids_do_not_count(init: Callable[..., Path]) -> None:
     init()
     stage = Stage()
     ids = torch.arange(3)
@@ -87,7 +84,7 @@ def test_uids_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:
     assert [stage.at(1, {"ids": ids, "uid": uid}) for uid in uids] == [1, 1]
 
 
-def test_mismatch_regenerate_keeps_the_old_dump(Stage: Any, init: Callable[..., Path]) -> None:
+def test_mismatch_regenerate_keeps_the_old_dump(init: Callable[..., Path]) -> None:
     dumps = init(on_mismatch="regenerate")
     stage = Stage()
     stage.at(1)
@@ -97,7 +94,7 @@ def test_mismatch_regenerate_keeps_the_old_dump(Stage: Any, init: Callable[..., 
 
 
 def test_sampling_counts_and_the_model_only_warns(
-    Stage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(temperature: float, model: str) -> None:
         host = {
@@ -117,7 +114,7 @@ def test_sampling_counts_and_the_model_only_warns(
         stage.at(1)
 
 
-def test_sampling_asked_for_in_the_prompts_meta_counts(Stage: Any, tmp_path: Path) -> None:
+def test_sampling_asked_for_in_the_prompts_meta_counts(tmp_path: Path) -> None:
     """A greedy baseline is another batch; to ask for what the config says anyway is not."""
     skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
     SkipManager.init({"actor_rollout_ref": {"rollout": {"temperature": 0.7}}, "skip": skip})
@@ -149,7 +146,7 @@ def test_sampling_asked_for_in_the_prompts_meta_counts(Stage: Any, tmp_path: Pat
     ids=str,
 )  # fmt: skip
 def test_whatever_the_prompts_meta_holds_counts(
-    Stage: Any, init: Callable[..., Path], meta: dict[str, Any]
+    init: Callable[..., Path], meta: dict[str, Any]
 ) -> None:
     init()
     stage, ids = Stage(), torch.arange(3)
@@ -161,7 +158,7 @@ def test_whatever_the_prompts_meta_holds_counts(
 
 
 def test_an_older_dump_without_an_entry_of_meta_is_replayed_with_a_warning(
-    Stage: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     init()
     stage = Stage()
@@ -191,7 +188,7 @@ def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
     assert "annotate(prompts='batch')" in caught.value.remedy
 
 
-def test_uids_of_rows_do_not_count(Stage: Any, init: Callable[..., Path]) -> None:
+def test_uids_of_rows_do_not_count(init: Callable[..., Path]) -> None:
     init()
     stage = Stage()
     first, second, other = (
@@ -203,7 +200,7 @@ def test_uids_of_rows_do_not_count(Stage: Any, init: Callable[..., Path]) -> Non
         stage.at(1, other)
 
 
-def test_prompts_that_cannot_be_compared_are_named(Stage: Any, init: Callable[..., Path]) -> None:
+def test_prompts_that_cannot_be_compared_are_named(init: Callable[..., Path]) -> None:
     init()
     with pytest.raises(UnsupportedTypeError) as caught:
         Stage().at(1, {"ids": [1], "tools": [{"lock": threading.Lock()}]})
@@ -213,7 +210,7 @@ def test_prompts_that_cannot_be_compared_are_named(Stage: Any, init: Callable[..
     assert "the result" not in text
 
 
-def test_identity_and_prompts_of_ones_own(init: Callable[..., Path], visit: Any) -> None:
+def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:
     init()
     calls = []
 
@@ -236,7 +233,7 @@ def test_identity_and_prompts_of_ones_own(init: Callable[..., Path], visit: Any)
         generate({"a", "b"}, 2)
 
 
-def test_prompts_named_by_argument(init: Callable[..., Path], visit: Any) -> None:
+def test_prompts_named_by_argument(init: Callable[..., Path]) -> None:
     init()
 
     @SkipManager.annotate(role="rollout", prompts="batch")
@@ -258,7 +255,7 @@ def test_prompts_named_by_argument(init: Callable[..., Path], visit: Any) -> Non
         typo(None, [1])
 
 
-def test_a_stage_may_alter_its_input(init: Callable[..., Path], visit: Any) -> None:
+def test_a_stage_may_alter_its_input(init: Callable[..., Path]) -> None:
     init()
     made = []
 

@@ -17,6 +17,7 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.roles import CallRoleByHand
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
+from tests.skip.trainers import Hub
 
 
 def stage(prompts: list[int]) -> list[int]:
@@ -70,9 +71,7 @@ WORLDS = [
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(
-    Hub: Any, tmp_path: Path, world: int
-) -> None:
+def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, world: int) -> None:
     job = Job(Hub(world), tmp_path, background_write=False)
     got, exchanges = job.call(1)
     assert got == ["generated"] * world
@@ -84,9 +83,7 @@ def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(
 
 
 @pytest.mark.parametrize("seen", ["by its own rank", "by another rank meanwhile"])
-def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(
-    Hub: Any, tmp_path: Path, seen: str
-) -> None:
+def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path, seen: str) -> None:
     job = Job(Hub(3), tmp_path, background_write=False)
     job.call(1)
     (shard,) = tmp_path.glob("*/*/1/gen_batch.r1-of-3.dp")
@@ -125,7 +122,7 @@ def wait_until_gone(*files: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(Hub: Any, tmp_path: Path) -> None:
+def test_a_rank_that_raises_while_it_loads_lets_the_others_go_on(tmp_path: Path) -> None:
     job = Job(Hub(3), tmp_path, background_write=False)
     job.call(1)
     job.each(lambda role: setattr(role.local_config, "on_miss", "error"))

@@ -15,6 +15,7 @@ from rlskip import SkipManager
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import tally
 from rlskip.queue import MemoryQueue, to_rows
+from tests.skip.trainers import Trainer, prompts, uids_only
 
 _generated = itertools.count(1)
 
@@ -24,7 +25,7 @@ _generated = itertools.count(1)
 
 @pytest.mark.parametrize("model", ["counted", "status"])
 def test_the_second_run_generates_nothing_and_trains_on_the_same(
-    prompts: Any, run: Callable[..., Any], model: str, tmp_path: Path
+    run: Callable[..., Any], model: str, tmp_path: Path
 ) -> None:
     first = run(model)
     rows = [first.step(step, prompts("a", "b", f"c{step}")) for step in (1, 2)]
@@ -40,7 +41,7 @@ def test_the_second_run_generates_nothing_and_trains_on_the_same(
 
 @pytest.mark.parametrize("model", ["counted", "status"])
 def test_several_samples_a_step_are_kept_apart_and_merged(
-    prompts: Any, run: Callable[..., Any], model: str, tmp_path: Path
+    run: Callable[..., Any], model: str, tmp_path: Path
 ) -> None:
     first = run(model)
     rows = first.step(1, prompts(*"abcd"), 2, 2)
@@ -54,7 +55,7 @@ def test_several_samples_a_step_are_kept_apart_and_merged(
 
 @pytest.mark.parametrize("model", ["counted", "status"])
 def test_a_short_group_is_a_miss_for_that_group_only(
-    prompts: Any, run: Callable[..., Any], model: str, tmp_path: Path
+    run: Callable[..., Any], model: str, tmp_path: Path
 ) -> None:
     viable = {"on_incomplete": "min_viable", "min_viable": 1}
     first = run(model, viable)
@@ -74,9 +75,7 @@ def test_a_short_group_is_a_miss_for_that_group_only(
 
 
 @pytest.mark.parametrize("model", ["counted", "status"])
-def test_a_recorded_failure_stays_a_failure(
-    Trainer: Any, prompts: Any, run: Callable[..., Any], model: str
-) -> None:
+def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str) -> None:
     """A group with enough sessions, one of which failed: two of three are expected."""
     viable = {"on_incomplete": "min_viable", "min_viable": 2}
 
@@ -106,9 +105,7 @@ def test_a_recorded_failure_stays_a_failure(
     second.buffer.clear(sampled)
 
 
-def test_a_sampler_that_waits_never_takes_half_a_step(
-    prompts: Any, run: Callable[..., Any]
-) -> None:
+def test_a_sampler_that_waits_never_takes_half_a_step(run: Callable[..., Any]) -> None:
     viable = {"on_incomplete": "min_viable", "min_viable": 1}
     first = run(replay=viable)
     first.fails = {("b", 0)}
@@ -155,7 +152,7 @@ def test_a_sampler_that_waits_never_takes_half_a_step(
     ],
 )
 def test_which_groups_serve_a_batch(
-    prompts: Any, dumped: Callable[..., Any], policy: str, kept: str, asked: str, outcome: Any
+    dumped: Callable[..., Any], policy: str, kept: str, asked: str, outcome: Any
 ) -> None:
     """Served groups by the prompts that they were made for, and the prompts that are submitted."""
     trainer = dumped(prompts(*kept), on_mismatch=policy)
@@ -175,9 +172,7 @@ def test_which_groups_serve_a_batch(
         assert trainer.submitted == [*submitted], "what was generated was added"
 
 
-def test_sampling_asked_for_in_the_prompts_meta_counts(
-    prompts: Any, dumped: Callable[..., Any]
-) -> None:
+def test_sampling_asked_for_in_the_prompts_meta_counts(dumped: Callable[..., Any]) -> None:
     trainer = dumped({**prompts("a"), "meta_info": {"global_steps": 3}})
     trainer.step(3, {**prompts("a"), "meta_info": {"global_steps": 4}})
     with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
@@ -185,7 +180,7 @@ def test_sampling_asked_for_in_the_prompts_meta_counts(
     assert trainer.submitted == []
 
 
-def test_nothing_but_uids_goes_by_position(uids_only: Any, dumped: Callable[..., Any]) -> None:
+def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     batch = uids_only(3)
     trainer = dumped(batch)
     SkipManager.set_step(3)
@@ -199,7 +194,7 @@ def test_nothing_but_uids_goes_by_position(uids_only: Any, dumped: Callable[...,
     assert trainer.submitted == []
 
 
-def test_other_sampling_is_refused(Trainer: Any, prompts: Any, tmp_path: Path) -> None:
+def test_other_sampling_is_refused(tmp_path: Path) -> None:
     def start(temperature: float) -> Any:
         host = {"actor_rollout_ref": {"rollout": {"temperature": temperature}}}
         skip = {"dump_dir": str(tmp_path), "rollout_tq": {"enable": True}}
@@ -211,7 +206,7 @@ def test_other_sampling_is_refused(Trainer: Any, prompts: Any, tmp_path: Path) -
         start(0.7).step(1, prompts("a"))
 
 
-def test_identity_counts_as_content(Trainer: Any, prompts: Any, init: Callable[..., Path]) -> None:
+def test_identity_counts_as_content(init: Callable[..., Path]) -> None:
     init("rollout_tq", on_mismatch="regenerate")
     seeds = []
 
@@ -232,7 +227,7 @@ def test_identity_counts_as_content(Trainer: Any, prompts: Any, init: Callable[.
 
 
 def test_repeat_takes_the_nearest_step_by_position(
-    prompts: Any, dumped: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    dumped: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     trainer = dumped(prompts(*"abc"), action="repeat")
@@ -246,9 +241,7 @@ def test_repeat_takes_the_nearest_step_by_position(
     assert trainer.submitted == []
 
 
-def test_groups_go_to_the_dump_of_the_step_that_submitted_them(
-    prompts: Any, run: Callable[..., Any]
-) -> None:
+def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[..., Any]) -> None:
     def train(trainer: Any) -> list[list[str]]:
         """Two batches ahead, and one sample across both."""
         for step, texts in ((1, "ab"), (2, "cd")):
@@ -269,10 +262,7 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(
     assert second.submitted == []
 
 
-def test_a_prompt_submitted_again_in_the_first_run_is_no_mismatch(
-    prompts: Any,
-    run: Callable[..., Any],
-) -> None:
+def test_a_prompt_submitted_again_in_the_first_run_is_no_mismatch(run: Callable[..., Any]) -> None:
     """A refill after a part of the step was dumped already."""
     trainer = run()
     trainer.step(1, prompts(*"abc"))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import re
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import attrs
 import numpy as np
@@ -19,10 +24,8 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.skip.arguments import IGNORED
 from rlskip.store import Identity
-
-ROOT = Path(__file__).parents[2]
+from tests.skip.trainers import visit
 
 
 class Mode(enum.Enum):
@@ -36,8 +39,43 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
 
+@attrs.define
+class Attributes:
+    temperature: float
+
+
+class Struct:
+    """As msgspec's structs say which fields they have."""
+
+    __struct_fields__ = ("temperature",)
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+
+class Model:
+    """As transformers' GenerationConfig does."""
+
+    def __init__(self, temperature: float, **more: Any) -> None:
+        self.fields = {"temperature": temperature, **more}
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.fields
+
+
+class Broken(Model):
+    def __init__(self) -> None: ...
+
+
+def nested(levels: int) -> Any:
+    value: Any = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.fixture
-def calls(init: Callable[..., Path], visit: Any) -> Callable[..., bool]:
+def calls(init: Callable[..., Path]) -> Callable[..., bool]:
     """``calls(function, *args, **kwargs)``: in a new run, whether a dump served the call."""
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
@@ -92,6 +130,12 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"cfg": {"skip": {"steps": 1}}}, {"cfg": {"skip": {"steps": 2}}}),
         ({"x": np.zeros(10**6)}, {"x": np.ones(10**6)}),
         ({"x": {"a": ["b"] * 1000}}, {"x": {"a": ["b"] * 1000}}),
+        ({"x": Broken()}, {"x": Broken()}),
+        ({"x": torch.ones(2, device="meta")}, {"x": torch.zeros(2, device="meta")}),
+        ({"x": nested(3000)}, {"x": nested(4000)}),
+        ({"x": {"b", "a"}}, {"x": frozenset("ab")}),
+        ({"x": Model(1, transformers_version="a")}, {"x": Model(1, transformers_version="b")}),
+        ({"x": {"loss": 0.5, "model": print}}, {"x": {"loss": 0.6, "model": print}}),
     ],
 )
 def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, second: Any) -> None:
@@ -114,6 +158,22 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
         ({"x": ["a"] * 1000}, {"x": ["a"] * 999 + ["b"]}, "x: '<list of 1000: "),
         ({"x": "a" * 9000}, {"x": "a" * 8999 + "b"}, "x: '<str of 9000: "),
         ({"x": {1, 2}}, {"x": {1, 3}}, "x"),
+        ({"x": {(1, 2)}}, {"x": {(1, 3)}}, "x"),
+        ({"x": {frozenset({1})}}, {"x": {frozenset({2})}}, "x"),
+        ({"x": {(1, 2): 3}}, {"x": {(1, 2): 4}}, "x"),
+        ({"x": 1 + 2j}, {"x": 1 + 3j}, "x"),
+        ({"x": Decimal("1.5")}, {"x": Decimal("1.6")}, "x: \"Decimal('1.6')\" now"),
+        ({"x": range(3)}, {"x": range(4)}, "x"),
+        ({"x": deque([1])}, {"x": deque([2])}, "x: [2] now, [1]"),
+        ({"x": UUID(int=1)}, {"x": UUID(int=2)}, "x"),
+        ({"x": date(2026, 1, 1)}, {"x": date(2026, 1, 2)}, "x"),
+        ({"x": torch.float32}, {"x": torch.bfloat16}, "x: 'torch.bfloat16' now"),
+        ({"x": np.dtype("f4")}, {"x": np.dtype("f8")}, "x"),
+        ({"x": Attributes(0.5)}, {"x": Attributes(0.6)}, "x.temperature: 0.6 now, 0.5"),
+        ({"x": Struct(0.5)}, {"x": Struct(0.6)}, "x.temperature: 0.6 now, 0.5"),
+        ({"x": Model(0.5)}, {"x": Model(0.6)}, "x.temperature: 0.6 now, 0.5"),
+        ({"x": Model(0.5, f=print)}, {"x": Model(0.6, f=print)}, "x.temperature: 0.6 now, 0.5"),
+        ({"x": {"s": {"n": 1}, "f": print}}, {"x": {"s": {"n": 2}, "f": print}}, "x.s.n: 2 now"),
     ],
 )
 def test_other_values_of_every_kind_are_a_mismatch(
@@ -124,10 +184,36 @@ def test_other_values_of_every_kind_are_a_mismatch(
         calls(stage(), [1], **second)
 
 
+def test_what_a_partial_gives_its_function_counts(calls: Any) -> None:
+    def generate(mode: str, ran: list[int], prompts: list[int], n: int = 4) -> None:
+        ran.append(1)
+
+    def given(*args: Any, **kwargs: Any) -> Any:
+        ignore = ["ran", *kwargs.pop("ignore", [])]
+        annotate = SkipManager.annotate("rollout", "prompts", stage="generate", ignore=ignore)
+        return annotate(functools.partial(generate, *args, **kwargs))
+
+    assert not calls(given("greedy", n=2), [1])
+    assert calls(given("greedy"), [1], n=2)
+    assert calls(given("sampled", n=2, ignore=["mode"]), [1])
+    with pytest.raises(MismatchError, match=r"arguments\.mode: 'sampled' now, 'greedy'"):
+        calls(given("sampled", n=2), [1])
+    with pytest.raises(MismatchError, match=r"arguments\.n: 3 now, 2 in the dump"):
+        calls(given("greedy", n=3), [1])
+
+
 def test_what_is_ignored_by_name_does_not_count(calls: Any) -> None:
     assert not calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.5, tag="a")
     assert calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.6, tag="b")
     assert calls(stage(ignore=["*"]), [1], 9, 0.7, x=3)
+
+
+def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) -> None:
+    assert not calls(stage(), [1], 5, 0.7, x={"temperature": 1, "f": print})
+    assert calls(stage(ignore=["n", "temperature", "x"]), [1])
+    assert calls(stage(ignore=["*"]), [1])
+    with pytest.raises(MismatchError, match=r"arguments\.x\.temperature"):
+        calls(stage(ignore=["n", "temperature"]), [1])
 
 
 def test_an_ignored_name_that_the_function_lacks_is_refused() -> None:
@@ -200,12 +286,6 @@ def test_a_method_compares_neither_self_nor_computed_prompts(calls: Any) -> None
     assert calls(run, {"ids": [1], "uid": "b"}, 1)
     with pytest.raises(MismatchError, match=r"arguments\.n"):
         calls(run, {"ids": [1], "uid": "b"}, 2)
-
-
-def test_the_page_shows_the_names_that_are_left_out() -> None:
-    page = (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"(?m)^Left out by their names: (.+(?:\n.+)*)\.$", page)
-    assert re.findall(r"`(\w+)`", line) == [*IGNORED]
 
 
 def test_an_attached_functions_arguments_count_but_those_it_ignores(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlskip import SkipManager
+from tests.skip.trainers import Stage
 
 
 @pytest.mark.parametrize("above", [0, 1], ids=["run", "experiment"])
 @pytest.mark.parametrize("there", [True, False], ids=["dumps there", "nothing there"])
 def test_a_directory_that_became_a_link_is_not_followed(
-    Stage: Any,
     init: Callable[..., Path],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -14,6 +14,7 @@ from rlskip.errors import MismatchError
 from rlskip.jobs.records import tally
 from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
+from tests.skip.trainers import Loop
 
 
 def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
@@ -21,7 +22,7 @@ def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
 
 
 @pytest.fixture
-def start(init: Callable[..., Path], Loop: Any) -> Callable[..., Any]:
+def start(init: Callable[..., Path]) -> Callable[..., Any]:
     def start(seconds: float = 0.0, stage: str = "submit", **skip: Any) -> Any:
         init("rollout_tq", n=1, **skip)
         SkipManager.set_step(1)
@@ -59,9 +60,7 @@ def test_other_arguments_of_the_function_that_submits_count(start: Callable[...,
         submit(0.7)
 
 
-def test_what_is_replayed_is_running_until_the_rest_is_submitted(
-    start: Callable[..., Any],
-) -> None:
+def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable[..., Any]) -> None:
     loop = start()
     loop.submit(prompts("x"))
     loop.sample()

@@ -10,6 +10,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip.keys import ROLLOUT_ROOT_KEYS
 from rlskip.queue import KVBatchMeta
+from tests.skip.trainers import prompts
 
 
 @SkipManager.annotate(
@@ -39,7 +40,7 @@ def role() -> Any:
 
 
 @pytest.fixture
-def first(prompts: Any, run: Callable[..., Any]) -> Any:
+def first(run: Callable[..., Any]) -> Any:
     """A run whose step 3 evicted b and refilled e, and its uids."""
     trainer = run()
     SkipManager.set_step(3)
@@ -60,7 +61,7 @@ def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
     assert role().store.read_meta(3, 2) is None
 
 
-def test_a_batch_with_its_refills_is_replayed(first: Any, prompts: Any, run: Any) -> None:
+def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
     trainer = run()
     SkipManager.set_step(3)
     assert role().prompts_dumped(3) == 5
@@ -71,7 +72,7 @@ def test_a_batch_with_its_refills_is_replayed(first: Any, prompts: Any, run: Any
     trainer.buffer.clear(sampled)  # the queue is shared with the next test
 
 
-def test_a_refill_beyond_the_dump_is_generated(first: Any, prompts: Any, run: Any) -> None:
+def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
     trainer = run()
     SkipManager.set_step(3)
     trainer.submit(prompts(*"abcd"))

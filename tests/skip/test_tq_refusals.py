@@ -16,14 +16,14 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MissError
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.queue import MemoryQueue
+from tests.skip.trainers import Trainer, prompts
 
 _generated = itertools.count(1)
 
 
-def test_on_miss_error_refuses_before_anything_is_submitted(
-    Trainer: Any, prompts: Any, init: Callable[..., Path]
-) -> None:
+def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
     init("rollout_tq")
     first = Trainer(MemoryQueue(), on_incomplete="min_viable", min_viable=1)
     first.fails = {("b", 0)}
@@ -38,9 +38,7 @@ def test_on_miss_error_refuses_before_anything_is_submitted(
     assert trainer.queue.list("train") == {}
 
 
-def test_unlisted_steps_and_validation_leave_no_trace(
-    Trainer: Any, prompts: Any, init: Callable[..., Path]
-) -> None:
+def test_unlisted_steps_and_validation_leave_no_trace(init: Callable[..., Path]) -> None:
     dumps = init("rollout_tq", steps=[2])
     trainer = Trainer(MemoryQueue())
     trainer.step(1, prompts("a"))
@@ -53,7 +51,7 @@ def test_unlisted_steps_and_validation_leave_no_trace(
 
 
 def test_a_corrupt_part_is_a_miss(
-    prompts: Any, dumped: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    dumped: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = dumped(prompts(*"ab"))
     (dump,) = tmp_path.rglob("gen_batch.dp")
@@ -67,8 +65,27 @@ def test_a_corrupt_part_is_a_miss(
     assert trainer.submitted == ["b", "a"]
 
 
+def test_a_part_that_cannot_be_read_is_a_miss_and_stays(
+    dumped: Callable[..., Any], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    trainer = dumped(prompts(*"ab"))
+    (dump,) = tmp_path.rglob("gen_batch.dp")
+    before = dump.read_bytes()
+
+    def unreadable(*args: Any, **kwargs: Any) -> None:
+        raise UnreadableDumpError("input/output error", str(dump))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SkipManager.store("rollout_tq"), "load", unreadable)
+        trainer.step(3, prompts(*"ba"))
+    assert trainer.submitted == ["b", "a"]
+    assert "counts as a miss" in caplog.text
+    assert dump.read_bytes() == before, "it may be sound, so it is not quarantined"
+
+
 def test_a_dump_that_fails_costs_a_warning(
-    Trainer: Any, prompts: Any, init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     dumps = init("rollout_tq")
     role: Any = SkipManager.skip_instances["rollout_tq"]
@@ -83,9 +100,7 @@ def test_a_dump_that_fails_costs_a_warning(
     assert not list(dumps.rglob("gen_batch.dp"))
 
 
-def test_another_writer_at_the_same_number(
-    prompts: Any, run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_another_writer_at_the_same_number(run: Callable[..., Any], tmp_path: Path) -> None:
     """Both parts stay: the second takes the next number."""
     run().step(1, prompts("a"))
     second = run(on_mismatch="regenerate")
@@ -106,13 +121,13 @@ def test_another_writer_at_the_same_number(
     assert third.submitted == []
 
 
-def test_drop_fields(prompts: Any, dumped: Callable[..., Any]) -> None:
+def test_drop_fields(dumped: Callable[..., Any]) -> None:
     trainer = dumped(prompts("a"), drop_fields=["rm_scores"])
     assert {row["rm_scores"] for row in trainer.step(3, prompts("a"))} == {-1.0}
     assert trainer.submitted == []
 
 
-def test_restore_rng(Trainer: Any, prompts: Any, init: Callable[..., Path]) -> None:
+def test_restore_rng(init: Callable[..., Path]) -> None:
     drawn = []
     for _ in range(2):
         init("rollout_tq", restore_rng=True)
@@ -121,7 +136,7 @@ def test_restore_rng(Trainer: Any, prompts: Any, init: Callable[..., Path]) -> N
     assert drawn[0] == drawn[1]
 
 
-def test_async_stages(Trainer: Any, prompts: Any, init: Callable[..., Path]) -> None:
+def test_async_stages(init: Callable[..., Path]) -> None:
     queue = MemoryQueue()
     inner = Trainer(queue)
     option = {"role": "rollout_tq", "queue": queue}
@@ -147,7 +162,7 @@ def test_async_stages(Trainer: Any, prompts: Any, init: Callable[..., Path]) -> 
     assert inner.submitted == ["a", "b", "c"]
 
 
-def test_options_are_checked_by_name(prompts: Any, init: Callable[..., Path]) -> None:
+def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
     init("rollout_tq")
     SkipManager.set_step(1)
     for options, said in (
@@ -163,9 +178,7 @@ def test_options_are_checked_by_name(prompts: Any, init: Callable[..., Path]) ->
             submit(prompts("a"))
 
 
-def test_rows_arrive_in_the_order_in_which_they_were_sampled(
-    prompts: Any, run: Callable[..., Any]
-) -> None:
+def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., Any]) -> None:
     def sampled(trainer: Any, batch: dict[str, Any]) -> list[tuple[int, str]]:
         SkipManager.set_step(1)
         trainer.submit(batch)
@@ -189,9 +202,7 @@ def test_rows_arrive_in_the_order_in_which_they_were_sampled(
     assert again == [(1, row) for row in rows] + [(0, row) for row in rows]
 
 
-def test_repeat_counts_all_steps_from_the_present_one(
-    prompts: Any, run: Callable[..., Any]
-) -> None:
+def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -> None:
     trainer = run()
     weights = {"min_global_steps": 0, "max_global_steps": 1}
     SkipManager.set_step(1)

@@ -14,6 +14,7 @@ from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.keys import row_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
+from tests.skip.trainers import prompts
 
 Prompts = Callable[..., dict[str, Any]]
 HOST = {
@@ -55,12 +56,6 @@ class Calls:
             seen += [self.generate({"ids": [step]})] if step else []
             seen += [self.validate(batch) for batch in batches]
         return [int(value) for value in seen]
-
-
-@pytest.fixture(autouse=True)
-def _reset() -> Any:
-    yield
-    SkipManager.reset()
 
 
 def test_validation_is_replayed_batch_by_batch(
@@ -149,9 +144,7 @@ class Queued:
         return seen
 
 
-def test_groups_of_validation_are_replayed_into_their_partition(
-    tmp_path: Path, prompts: Prompts
-) -> None:
+def test_groups_of_validation_are_replayed_into_their_partition(tmp_path: Path) -> None:
     def batches() -> tuple[dict[str, Any], ...]:
         return prompts("a", "b"), prompts("b", "c")  # a prompt twice, in two batches
 

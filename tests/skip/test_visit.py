@@ -14,7 +14,8 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
-from rlskip.skip.visit import Found, OtherSteps, Visit
+from rlskip.skip.run_index import RunIndex
+from rlskip.skip.visit import Found, Visit
 from rlskip.store import Identity, StepStore
 
 IDENTITY = Identity(prompts_hash="a" * 32)
@@ -97,7 +98,8 @@ def test_a_dump_that_served_a_call_before_it_was_read_serves_no_other(store: Ste
 def test_a_dump_without_an_identity_serves_any_call_but_last(store: StepStore) -> None:
     store.save(1, "imported")
     store.save(1, "x", part=1, identity=IDENTITY)
-    assert list(Visit(store, 1).fitting(IDENTITY)) == [Found(1, 1), Found(1, 0)]
+    visit = Visit(store, 1)
+    assert [*visit.fitting(IDENTITY), *visit.unnamed()] == [Found(1, 1), Found(1, 0)]
 
 
 def test_dumps_that_differ_in_what_only_warns_serve_in_their_order(store: StepStore) -> None:
@@ -157,11 +159,11 @@ def test_substitutes_come_from_below_then_above_and_by_number() -> None:
 
 def test_each_dump_of_another_step_is_offered_once(store: StepStore) -> None:
     store.save(1, "x", identity=IDENTITY)
-    others = OtherSteps(store)
+    others = RunIndex(lambda: {"": store})
     for _ in range(2):
         for _ in ("it is read", "it is known"):
             assert others.find("a" * 32, 2) == [Found(1, 0)]
-        others.forget(1)
+        others.wrote(Found(1))
 
 
 def test_a_mismatch_under_match_run_does_not_advise_it(dumped_calls: Any) -> None:

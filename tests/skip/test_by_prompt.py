@@ -1,0 +1,402 @@
+"""``skip.match=prompt``: the rows of its prompts serve a batch that was composed otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.skip.assembling import AssemblyError
+from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    made.clear()
+
+
+# -- the rules of docs/skip.md against a model -------------------------------------------------
+
+BATCH = st.text("abcde", min_size=1, max_size=4)
+RUN = st.lists(st.lists(BATCH, min_size=1, max_size=2), min_size=1, max_size=5)
+
+
+class Model:
+    """What each prompt's groups are, by step, and which have served."""
+
+    def __init__(self, dumped: dict[tuple[int, int], tuple[str, list[Any]]], first: int) -> None:
+        self.dumped, self.uses = dumped, Counter[tuple[int, int, int]]()
+        order = sorted(dumped, key=lambda at: (at[0] < first, at))
+        self.groups: dict[str, list[tuple[int, int, int]]] = {}
+        for at in order:
+            for i, p in enumerate(dumped[at][0]):
+                self.groups.setdefault(p, []).append((*at, i))
+
+    def visit(self, step: int) -> None:
+        self.step, self.used = step, set[int]()
+
+    def serve(self, batch: str, cycles: bool) -> list[Any] | None:
+        """The rows that serve a batch; None: it is generated."""
+        for (step, call), (prompts, rows) in sorted(self.dumped.items()):
+            if step == self.step and call not in self.used and prompts == batch:
+                self.used.add(call)
+                self.uses.update((step, call, i) for i in range(len(batch)))
+                return [row for group in rows for row in group]
+        uses, chosen = self.uses.copy(), []
+        for p in batch:
+            left = [at for at in self.groups.get(p, ()) if cycles or not uses[at]]
+            if not left:
+                return None
+            best = min(left, key=lambda at: uses[at])
+            uses[best] += 1
+            chosen.append(best)
+        self.uses = uses
+        self.used |= {call for step, call, _ in chosen if step == self.step}
+        return [row for step, call, i in chosen for row in self.dumped[step, call][1][i]]
+
+
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@given(a=RUN, b=RUN, first=st.integers(1, 3), on_miss=st.sampled_from(["generate", "error"]),
+       action=st.sampled_from(["cache", "cache", "repeat"]))  # fmt: skip
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_prompts_are_served_by_the_rules(
+    kind: str, background: bool, a: Any, b: Any, first: int, on_miss: str, action: str
+) -> None:
+    generate = stage(kind)
+    with tempfile.TemporaryDirectory() as folder:
+        skip = {"dump_dir": folder, "background_write": background, "rollout": {"enable": True}}
+        SkipManager.init({"skip": {**skip, "wait_s": 0}})
+        dumped = {}
+        for step, calls in enumerate(a, 1):
+            SkipManager.set_step(step)
+            for call, batch in enumerate(calls):
+                rows = iter(values_of(generate(batch)))
+                sizes = [KINDS[kind][1] or 1 + ord(p) % 3 for p in batch]
+                dumped[step, call] = batch, [[*itertools.islice(rows, size)] for size in sizes]
+        SkipManager.flush()
+        replay = {"match": "prompt", "on_miss": on_miss, "action": action}
+        SkipManager.init({"skip": {**skip, **replay, "wait_s": 0}})
+        model = Model(dumped, first)
+        for step, calls in enumerate(b, first):
+            SkipManager.set_step(step)
+            model.visit(step)
+            for batch in calls:
+                made.clear()
+                expected = model.serve(batch, action == "repeat")
+                if expected is None and on_miss == "error":
+                    with pytest.raises(MissError, match="prompts"):
+                        generate(batch)
+                    continue
+                result = generate(batch)
+                assert made == ([] if expected is not None else [batch])
+                check_rows(result)
+                if expected is not None:
+                    assert values_of(result) == expected
+        SkipManager.flush()
+        SkipManager.reset()
+
+
+# -- what else counts --------------------------------------------------------------------------
+
+
+def test_a_hit_names_where_its_prompts_come_from(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    generate = stage("column")
+    caplog.set_level(logging.INFO)
+    dumps = init()
+    run(generate, "ab", "cd", "ef")
+    made.clear()
+    init(match="prompt")
+    run(generate, "fc", "ag")
+    assert made == ["ag"]
+    assert "the groups of 2 prompts (1 from step 2, 1 from step 3) (match=prompt)" in caplog.text
+    assert "1 of 2 prompts are in no dump of the run" in caplog.text
+    assert "is generated" in caplog.text
+    files = [path.read_text().splitlines() for path in dumps.glob("records/*/*")]
+    records = [json.loads(line) for lines in files for line in lines]
+    assert [r["seconds_saved"] > -1 for r in records if r["event"] == "hit"] == [True]
+    init(match="prompt")
+    assert values_of(run(generate, "ga")[0])[1][0] == "a", "what was generated is there now"
+    assert made == ["ag"]
+
+
+def test_a_prompt_that_is_asked_again_is_a_miss(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    generate = stage("groups")
+    init()
+    run(generate, "ab", "ac")
+    made.clear()
+    init(match="prompt", on_miss="error")
+    run(generate, "ca", "ba")
+    with pytest.raises(MissError, match=r"1 of 1 prompts are asked for more often"):
+        run(generate, "a", first=3)
+    assert made == []
+
+
+@pytest.mark.parametrize("policy", ["error", "ignore", "regenerate"])
+def test_other_arguments_are_a_mismatch(init: Callable[..., Path], policy: str) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[str], temperature: float) -> list[Any]:
+        made.append("".join(prompts))
+        return [{"name": p, "t": temperature} for p in prompts]
+
+    dumps = init()
+    run(lambda batch: generate([*batch], 1.0), "ab", "cd")
+    made.clear()
+    init(match="prompt", on_mismatch=policy)
+    if policy == "error":
+        with pytest.raises(MismatchError, match=r"temperature: 0\.5 now, 1\.0 in the dump"):
+            run(lambda batch: generate([*batch], 0.5), "ad")
+        return
+    (rows,) = run(lambda batch: generate([*batch], 0.5), "ad")
+    assert [row["t"] for row in rows] == ([1.0, 1.0] if policy == "ignore" else [0.5, 0.5])
+    assert not [*dumps.rglob("*.bad-*")]
+    (rows,) = run(lambda batch: generate([*batch], 1.0), "cb", first=2)
+    assert [row["t"] for row in rows] == [1.0, 1.0]
+
+
+def test_another_batch_size_is_found(init: Callable[..., Path]) -> None:
+    generate = stage("column")
+    init(gbs=2)
+    dumped = {name: v for found in run(generate, "ab", "cd") for name, v in values_of(found)}
+    made.clear()
+    init(gbs=4, match="prompt", on_miss="error")
+    (found,) = run(generate, "dbca")
+    assert values_of(found) == [(name, dumped[name]) for name in "dbca"]
+    with pytest.raises(ConfigError, match="no usable dump"):
+        SkipManager.init({"skip": {
+            "dump_dir": str(SkipManager.skip_instances["rollout"].local_config.dump_dir),
+            "match": "prompt", "on_miss": "error", "n": 7, "rollout": {"enable": True}},
+            "trainer": {"total_training_steps": 2}})  # fmt: skip
+
+
+def test_padding_of_the_prompts_does_not_count(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: dict[str, torch.Tensor]) -> list[int]:
+        made.append("x")
+        return [int(row.sum()) for row in prompts["input_ids"]]
+
+    def batch(width: int, *tokens: int) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([[*[0] * (width - 2), token, token] for token in tokens])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "position_ids": ids}
+
+    init()
+    run(generate, batch(3, 1, 2), batch(5, 3, 4))  # type: ignore[arg-type]
+    made.clear()
+    init(match="prompt")
+    assert run(generate, batch(4, 4, 1)) == [[8, 2]]  # type: ignore[arg-type]
+    assert made == []
+
+
+def test_the_rows_groups_are_named_as_the_prompts_are_now(init: Callable[..., Path]) -> None:
+    generate = stage("groups")
+    init()
+    run(generate, "ab", "cd")
+    init(match="prompt", on_miss="error")
+    (found,) = run(generate, "ca")
+    assert [(row["uid"], row["name"]) for row in found] == [
+        ("0", "c"), ("0", "c"), ("1", "a"), ("1", "a")
+    ]  # fmt: skip
+
+
+def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> None:
+    def decorated(indexed: bool, **rows: Any) -> Callable[..., Any]:
+        @SkipManager.annotate(role="rollout", stage="same", rows={"group": "task", **rows})
+        def generate(prompts: dict[str, Any]) -> dict[str, Any]:
+            groups = [i for i in range(len(prompts["text"])) for _ in range(2)]
+            return {"task": groups, "said": [prompts["text"][i] for i in groups]}
+
+        index = (lambda n: {"index": [*range(n)]}) if indexed else lambda n: {}
+        return lambda batch: generate({"text": [*batch], **index(len(batch))})
+
+    init()
+    run(decorated(True, prompt_group="index"), "ab", "cd")
+    init(match="prompt", on_miss="error")
+    (found,) = run(decorated(True, prompt_group="index"), "ca")
+    assert found == {"task": [0, 0, 1, 1], "said": [*"ccaa"]}
+    other = str(init()) + "2"
+    init(dump_dir=other)
+    run(decorated(False), "ab", "cd")
+    init(dump_dir=other, match="prompt")
+    with pytest.raises(AssemblyError, match="task names groups of two prompts 0"):
+        run(decorated(False), "ca")
+    assert run(decorated(False), "cb", first=2) == [{"task": [0, 0, 1, 1], "said": [*"ccbb"]}]
+
+
+# -- what cannot be put together ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        (lambda p: {"said": [p[0]] * 3}, "3 rows for 2 prompts"),
+        (lambda p: ([1, 2], [3, 4]), "a tuple, whose rows are not known"),
+        (lambda p: 3.5, "a float, whose rows"),
+        (lambda p: {"uid": ["x", "y", "x", "y"], "said": [1, 2, 3, 4]}, "4 rows for 2"),
+    ],
+)
+def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
+    init: Callable[..., Path], result: Any, what: str
+) -> None:
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: result(prompts))
+    init(match="prompt")
+    with pytest.raises(ConfigError, match=what) as caught:
+        run(lambda batch: generate([*batch]), "ab")
+    assert caught.value.where == "skip.rollout.match=prompt"
+
+
+def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
+    def decorated(**options: Any) -> Callable[..., Any]:
+        @SkipManager.annotate(role="rollout", stage="same", **options)
+        def generate(prompts: list[str]) -> dict[str, Any]:
+            made.append("".join(prompts))
+            return {"name": [*prompts], "total": len(made), "same": "x"}
+
+        return lambda batch: generate([*batch])
+
+    init()
+    run(decorated(), "ab", "cd")
+    made.clear()
+    init(match="prompt")
+    with pytest.raises(AssemblyError, match="total is one value for a whole batch") as caught:
+        run(decorated(), "bc")
+    assert "skip.drop_fields=[total]" in caught.value.remedy
+    init(match="prompt", drop_fields=["total"])
+    assert run(decorated(), "bc") == [{"name": ["b", "c"], "same": "x"}]
+    init(match="prompt")
+    (found,) = run(decorated(totals={"total": lambda rows: len(rows["name"])}), "bc")
+    assert found == {"name": ["b", "c"], "total": 2, "same": "x"}
+    assert made == []
+
+
+def test_widths_need_a_padding_that_is_known(init: Callable[..., Path]) -> None:
+    def decorated(width: Callable[[str], int], **rows: Any) -> Callable[..., Any]:
+        @SkipManager.annotate(role="rollout", stage="same", rows=rows)
+        def generate(prompts: list[str]) -> dict[str, Any]:
+            return {"ids": torch.ones(len(prompts), width(prompts[0]), dtype=torch.long)}
+
+        return lambda batch: generate([*batch])
+
+    def width(first: str) -> int:
+        return 2 + (first > "b")
+
+    init()
+    run(decorated(width), "ab", "cd")
+    init(match="prompt")
+    with pytest.raises(AssemblyError, match="nothing tells how it is padded"):
+        run(decorated(width), "bc")
+    init(dump_dir=str(init()) + "2")
+    run(decorated(width, response="ids"), "ab", "cd")
+    init(dump_dir=str(init()) + "2", match="prompt")
+    with pytest.raises(AssemblyError, match="the token that pads ids is not known"):
+        run(decorated(width, response="ids"), "bc")
+
+
+def test_dumps_that_name_no_prompts_serve_their_own_batch_only(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = stage("column")
+    init()
+    with monkeypatch.context() as older:
+        older.setattr("rlskip.skip.dumps.rows_per_prompt", lambda *_: "as 0.2")
+        run(generate, "ab", "cd")
+    made.clear()
+    init(match="prompt")
+    run(generate, "ab", "dc")
+    assert made == ["dc"]
+    assert "2 dumps of the run do not record which rows are which prompt's" in caplog.text
+
+
+def test_a_damaged_dump_costs_the_batches_that_need_it(init: Callable[..., Path]) -> None:
+    generate = stage("column")
+    dumps = init()
+    run(generate, "ab", "cd", "ef")
+    (file,) = dumps.glob("*/*/1/gen_batch.dp")
+    content = file.read_bytes()
+    file.write_bytes(content[:20] + b"\xff\xfe" + content[22:])
+    made.clear()
+    init(match="prompt")
+    run(generate, "ac", "de", "cf")
+    assert made == ["ac"], "c is still there for its next batch"
+
+
+def test_several_ranks_and_restored_generators_are_refused(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="restore_rng"):
+        init(match="prompt", restore_rng=True)
+    with monkeypatch.context() as launched:
+        launched.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match="several ranks"):
+            init(match="prompt")
+    monkeypatch.setattr("rlskip.skip.agreement.world_size", lambda: 2)
+    init(match="prompt")
+    with pytest.raises(ConfigError, match="2 ranks here") as caught:
+        run(stage("column"), "ab")
+    assert caught.value.where == "skip.rollout.match"
+
+
+def test_validation_is_put_together_of_its_own_step(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="rollout_val")
+    def validate(prompts: dict[str, Any]) -> dict[str, Any]:
+        made.append("".join(prompts["text"]))
+        return {"name": [*prompts["text"]], "value": [next(counter) for _ in prompts["text"]]}
+
+    def once(batch: str) -> Any:
+        return validate({"text": [*batch], "validate": True})
+
+    init(validation="replay")
+    SkipManager.set_step(10)
+    ten = dict(values_of(once("ab")) + values_of(once("cd")))
+    SkipManager.set_step(20)
+    once("abcd")
+    made.clear()
+    init(validation="replay", match="prompt")
+    SkipManager.set_step(20)
+    assert [name for name, _ in values_of(once("dc"))] == ["d", "c"]
+    SkipManager.set_step(10)
+    assert values_of(once("cabd")) == [(name, ten[name]) for name in "cabd"]
+    SkipManager.set_step(30)
+    once("ab")
+    assert made == ["ab"], "no other step's"
+
+
+def test_samples_side_by_side_each_get_their_own(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="async_rollout")
+    async def generate(prompts: dict[str, Any], sample_id: str) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        made.append(prompts["text"][0])
+        return [{"name": prompts["text"][0], "value": next(counter)} for _ in range(3)]
+
+    async def epoch(order: str) -> list[Any]:
+        calls = [generate({"text": [p]}, f"sample_0_{i}") for i, p in enumerate(order)]
+        return [values_of(found) for found in await asyncio.gather(*calls)]
+
+    init("async_rollout")
+    dumped = asyncio.run(epoch("abcda"))
+    made.clear()
+    for order in ("dacba", "aabcd", "badca", "acbda"):
+        init("async_rollout", match="prompt", on_miss="error")
+        again = asyncio.run(epoch(order))
+        assert made == []
+        assert sorted(again) == sorted(dumped)
+        assert [rows[0][0] for rows in again] == [*order]
