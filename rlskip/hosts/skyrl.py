@@ -13,28 +13,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from rlskip._wrap import AttachError, around, on_replay
+from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.merge import read_merge
+from rlskip.config.record import read_record
+from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.arguments import ALL
-from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.manager import SkipManager
 from rlskip.skip.preflight import preflight as problems
 
 # Keys of `cfg.generator` that shape what a generator returns.
@@ -63,9 +65,6 @@ _OVERRIDE = "trainer.override_entrypoint="
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
 
-# Whether the batch of the present call asks for log-probs.
-_needs_logprobs: ContextVar[bool] = ContextVar("rlskip_skyrl_needs_logprobs")
-
 E = TypeVar("E", bound=type)
 
 
@@ -77,7 +76,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     experiment
         SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and ``get_trainer``.
     config
-        A mapping or DictConfig with the entries `skip`, `merge` or both, or the path of such a
+        A mapping or DictConfig with entries `skip`, `merge` or `record`, or the path of such a
         YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
         one, `experiment` is returned unchanged.
 
@@ -88,7 +87,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     if config is None:
         return experiment
 
-    settings = read_settings(config, HostFacts())
+    settings, recording = read_skip(config, HostFacts()), read_record(config)
     merges, skips = "merge" in config, "skip" in config
 
     class Experiment(experiment):  # type: ignore[valid-type,misc]
@@ -100,7 +99,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             generator = super().get_generator(*args, **kwargs)
             if skips:
-                skip_generation(generator, self.cfg, settings)
+                _skip_generation(generator, self.cfg, settings)
             return generator
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,29 +110,24 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
                 preflight(trainer)
             if merges:
                 merge_turns(trainer, config)
+            if recording.enable:
+                from rlskip.hosts.skyrl_stages import record_stages  # torch is the trainer's
+
+                record_stages(trainer, recording)
             return trainer
 
     return functools.update_wrapper(Experiment, experiment, updated=())  # type: ignore[return-value]
 
 
-def skip_generation(generator: Any, cfg: Any, config: Any) -> None:
-    """Make `generator.generate` a stage, configured by ``config["skip"]``.
+def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
+    """Make `generator.generate` a stage of a training with SkyRL's config `cfg`.
 
     The step is that of the batch's ``batch_metadata``. The fully async trainer generates ahead of
     its steps, group by group: there all groups are calls of step 1. Evaluation is replayed under
     ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
     so they are replayed.
-
-    Parameters
-    ----------
-    generator
-        SkyRL's generator; its method `generate` is replaced.
-    cfg
-        SkyRL's config of the training.
-    config
-        A mapping with an entry `skip`, or what :func:`~rlskip.skip.manager.read_settings` returned.
     """
-    SkipManager.init(read_settings(config, _facts(cfg)))
+    SkipManager.init(settings.complete(_facts(cfg)))
     if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
@@ -164,8 +158,12 @@ def _facts(cfg: Any) -> HostFacts:
         prompt_len=cfg.trainer.max_prompt_length,
         response_len=cfg.generator.sampling_params.max_generate_length,
         model=cfg.trainer.policy.model.path,
+        tokenizer=cfg.trainer.policy.model.path,
         engine=cfg.generator.inference_engine.backend,
-        called_with=_called_with(cfg.generator),
+        called_with={
+            ROLE: _compared(cfg.generator, vars(cfg.generator.sampling_params)),
+            VALIDATION_ROLE: _compared(cfg.generator, vars(cfg.generator.eval_sampling_params)),
+        },
         samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
         validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
         keys={"experiment": "trainer.run_name"},
@@ -270,8 +268,7 @@ def main() -> None:
             CONFIG_VARIABLE,
             f"{CONFIG_VARIABLE}=/path/to/skip.yaml python -m ...",
         )
-    if isinstance(config, DictConfig):
-        config = OmegaConf.to_container(config, resolve=True)
+    config = OmegaConf.to_container(config, resolve=True)
     cfg = SkyRLTrainConfig.from_cli_overrides(
         [arg for arg in sys.argv[1:] if not arg.startswith(_OVERRIDE)]
     )
@@ -293,24 +290,25 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
 
     Its calls are those of `step`; None: of the step that the batch names.
     """
-    shaping = _shaping(settings)
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        asked = input_batch.get("sampling_params") or {}
-        return {**shaping, **{name: value for name, value in asked.items() if name != _LOGPROBS}}
+        return _compared(settings, input_batch.get("sampling_params") or {})
 
-    def stage(role: str) -> Callable[..., Any]:
-        annotate = SkipManager.annotate(
+    def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
+        return SkipManager.annotate(
             role=role,
             stage="skyrl.generate",
             prompts=_prompts,
             identity=identity,
-            lacks=_lacks,
+            lacks=_lacks_logprobs if needs_logprobs else None,
+            rows=_rows,
+            totals={"rollout_metrics": lambda rows: None},
             ignore=[ALL],
-        )
-        return on_replay(annotate, _without_times)(_generating(generate))
+            on_replay=_without_times,
+        )(_generating(generate))
 
-    stages = {role: stage(role) for role in (ROLE, VALIDATION_ROLE)}
+    kinds = itertools.product((ROLE, VALIDATION_ROLE), (False, True))
+    stages = {kind: stage(*kind) for kind in kinds}
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -324,8 +322,8 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step if step is None else step)
         asked = input_batch.get("sampling_params") or {}
-        _needs_logprobs.set(asked.get(_LOGPROBS) is not None)
-        output = await stages[role](input_batch, *args, **kwargs)
+        needs_logprobs = asked.get(_LOGPROBS) is not None
+        output = await stages[role, needs_logprobs](input_batch, *args, **kwargs)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
         ids = output["trajectory_ids"]
@@ -334,22 +332,14 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
     return skipping
 
 
-def _shaping(settings: Any) -> dict[str, Any]:
-    """What `cfg.generator` adds to the identity of each call."""
-    return {
+def _compared(settings: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """What `cfg.generator` and the sampling of a call add to its identity."""
+    shaping = {
         name: vars(value) if dataclasses.is_dataclass(value) else value
         for name in _SHAPING
         if (value := getattr(settings, name, None)) is not None
     }
-
-
-def _called_with(settings: Any) -> dict[str, dict[str, Any]]:
-    """What calls add in training and in evaluation, sampling included; see HostFacts."""
-    sampling = {ROLE: settings.sampling_params, VALIDATION_ROLE: settings.eval_sampling_params}
-    return {
-        role: {**_shaping(settings), **{k: v for k, v in vars(asked).items() if k != _LOGPROBS}}
-        for role, asked in sampling.items()
-    }
+    return {**shaping, **{name: sampling[name] for name in sampling if name != _LOGPROBS}}
 
 
 @around
@@ -360,9 +350,16 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
 
 
-def _lacks(output: Mapping[str, Any]) -> list[str]:
-    lacking = _needs_logprobs.get() and not output.get("rollout_logprobs")
-    return [f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"] if lacking else []
+def _lacks_logprobs(output: Mapping[str, Any]) -> list[str]:
+    needed = f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"
+    return [] if output.get("rollout_logprobs") else [needed]
+
+
+def _rows(output: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the ids of SkyRL's class, if there are any, tell groups and sessions."""
+    names = {"group": "instance_id", "session": "repetition_id"}
+    ids = output.get("trajectory_ids")
+    return {what: f"trajectory_ids.{name}" for what, name in names.items()} if ids else {}
 
 
 def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
@@ -384,12 +381,13 @@ def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+async def _nothing(*_: Any, **__: Any) -> None: ...
+
+
 class NoClient:
     """Takes the place of the client of SkyRL's engines where none is started."""
 
-    async def _nothing(self, *args: Any, **kwargs: Any) -> None: ...
-
-    sleep = wake_up = _nothing
+    sleep = wake_up = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -400,9 +398,7 @@ class NoClient:
 def _send_no_weights(trainer: Any) -> None:
     """Let `trainer` neither connect its workers to the engines nor send weights to them."""
 
-    async def send_nothing(*_: Any, **__: Any) -> None: ...
-
     def connect_to_nothing() -> None:
-        trainer.dispatch.save_weights_for_sampler = send_nothing
+        trainer.dispatch.save_weights_for_sampler = _nothing
 
     trainer.init_weight_sync_state = connect_to_nothing

@@ -29,13 +29,13 @@ _NEVER_CALLED = ("async_rollout", "rollout_tq")
 def read_config(config: Any) -> Any:
     """`config` itself, or the content of the YAML file that it names.
 
-    None stands for the file that the environment variable ``RLSKIP_CONFIG`` names; without that
+    None is the file that the environment variable ``RLSKIP_CONFIG`` names; without that
     variable the result is None.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or has no entry `skip` or `merge`.
+        The file cannot be read, or has no entry `skip`, `merge` or `record`.
     """
     where = str(config)
     if config is None:
@@ -49,8 +49,8 @@ def read_config(config: Any) -> Any:
         raise ConfigError(
             f"{type(error).__name__}: {error}", where, "name a YAML file with a `skip` entry"
         ) from error
-    if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge"}:
-        raise ConfigError("expected a mapping with an entry `skip` or `merge`", where)
+    if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge", "record"}:
+        raise ConfigError("expected a mapping with an entry `skip`, `merge` or `record`", where)
     return loaded
 
 

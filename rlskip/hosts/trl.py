@@ -19,13 +19,17 @@ import attrs
 
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
+from rlskip.config.record import read_record
+from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
+from rlskip.hosts.trl_environments import environments_of, hide_state, refuse_rewards
 from rlskip.hosts.trl_packing import compute_packed
+from rlskip.hosts.trl_stages import record_stages
 from rlskip.hosts.trl_trainers import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.skip.arguments import ALL
-from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.manager import SkipManager
 from rlskip.skip.preflight import preflight
 from rlskip.store import fingerprint
 
@@ -74,8 +78,8 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
     Raises
     ------
     ConfigError
-        Names every problem of the `skip` node, including a role that the trainer never calls; or
-        the trainer has environments, whose state a replay does not restore.
+        Names every problem of the `skip` node, including a role that the trainer never calls; or a
+        reward that takes the trainer's environments, whose state a replay does not restore.
     AttachError
         The trainer has no method that a replay can take the place of: another kind of trainer,
         another version, or one of those that generate within a method that does more.
@@ -86,7 +90,9 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
         compute_packed(trainer, pack)
     config = read_config(config)
     if config is not None:
-        settings = read_settings(config, HostFacts())
+        settings = read_skip(config, HostFacts())
+        if (recording := read_record(settings.facts.config)).enable:
+            record_stages(trainer, recording)
         if ROLE in settings.roles:
             seam_of(trainer)  # before the facts, which only such trainers have
             settings = settings.complete(_facts(trainer))
@@ -94,7 +100,7 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
     if not is_on(config is not None, "TRL's trainer"):
         return
     seam = seam_of(trainer)
-    _refuse_environments(trainer)
+    refuse_rewards(trainer)
     if not SkipManager.start_engine:
         _check_without_engine(trainer)
     _restore_rng_by_default()
@@ -131,7 +137,7 @@ def attached(config: Any = None) -> Iterator[None]:
         its engine elsewhere.
     """
     given = read_config(config)
-    settings = given if given is None else read_settings(given, HostFacts())
+    settings = given if given is None else read_skip(given, HostFacts())
     starts = SkipManager.start_engine if settings is None else settings.start_engine
     with constructing(functools.partial(attach, config=settings), engine=starts):
         yield
@@ -153,6 +159,8 @@ class _Generation:
                 prompts=self._prompts,
                 identity=functools.partial(self._identity, n),
                 lacks=self._lacks,
+                rows={**seam.rows, **_padding(trainer)},
+                totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
             )(self._generate_and_record)
             for role, n in _NUMBERS.items()
@@ -168,6 +176,7 @@ class _Generation:
             self._preflight(step)
         SkipManager.set_step(step)
         done = self._stages[role](*args, **kwargs)
+        hide_state(self.trainer)
         # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self._metrics.get(self._mode, {})
         if done["num_tokens"] is not None:
@@ -175,8 +184,7 @@ class _Generation:
             metrics["num_tokens"] = [state.num_input_tokens_seen]
         for name, values in done["metrics"].items():
             metrics[name] += values
-        parts = self._seam.parts
-        return tuple(done[name] for name in parts if name in done) if parts else done["output"]
+        return self._seam.output(done)
 
     @property
     def _metrics(self) -> dict[str, Any]:
@@ -201,9 +209,8 @@ class _Generation:
             metrics[mode], state.num_input_tokens_seen = logged, seen
         # The sum so far is logged, not what this call adds; some trainers log none.
         counts = own.pop("num_tokens", None) is not None
-        parts = self._seam.parts
         return {
-            **(dict(zip(parts, output, strict=False)) if parts else {"output": output}),
+            **self._seam.named(output),
             "metrics": dict(own),
             "num_tokens": num_tokens if counts else None,
         }
@@ -244,6 +251,9 @@ class _Generation:
         if "inputs" in given:  # of GKD
             return {name: given["inputs"][name] for name in ("prompts", "prompt_attention_mask")}
         asked = {name: given[name] for name in given if name != "model" and given[name] is not None}
+        # With several environments the data set names one for each prompt.
+        if any(named := getattr(self.trainer, "_batch_environments", None) or ()):
+            asked["environments"] = named
         return next(iter(asked.values())) if len(asked) == 1 else asked
 
     def _identity(self, n: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -264,6 +274,7 @@ class _Generation:
         more = {
             "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
             "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
+            "environments": environments_of(trainer),
             "chat_template": template and fingerprint(template),
         }
         return {
@@ -277,7 +288,7 @@ class _Generation:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
         needed = all(getattr(self.trainer, key, False) for key in keys)
-        has = any(map(_is_logprobs, done.get("output", ())))
+        has = any(map(_is_logprobs, done.values()))
         return [f"logprobs ({' and '.join(keys)} are on)"] if needed and not has else []
 
 
@@ -288,22 +299,23 @@ def _is_logprobs(part: Any) -> bool:
     return isinstance(next(values, None), float)
 
 
+def _padding(trainer: Any) -> dict[str, int]:
+    """The token that pads the trainer's tensors, as a description of rows has it."""
+    pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
+    return {"pad": pad} if isinstance(pad, int) else {}
+
+
+def _num_tokens(done: dict[str, Any]) -> int:
+    """How many tokens the trainer counts for these rows."""
+    return sum(len(row) for name in ("prompt_ids", "completion_ids") for row in done[name])
+
+
 def _uses_vllm(trainer: Any) -> bool:
     return bool(getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)))
 
 
 def _name_of(function: Any) -> str | None:
     return function and str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _refuse_environments(trainer: Any) -> None:
-    if getattr(trainer, "environment_factories", None) is not None:
-        raise ConfigError(
-            "the trainer has environments: rewards may read their state, which a replay does "
-            "not restore",
-            "rlskip.hosts.trl.attach",
-            "train without skip, or use tools and reward functions instead of environment_factory",
-        )
 
 
 def _check_without_engine(trainer: Any) -> None:
@@ -327,8 +339,9 @@ def _eval_strategy(args: Any) -> Any:
 
 def _restore_rng_by_default() -> None:
     for role in SkipManager.skip_instances.keys() & {ROLE, VALIDATION_ROLE}:
+        local = SkipManager.skip_instances[role].local_config
         if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
-            SkipManager.skip_instances[role].local_config.restore_rng = True
+            local.restore_rng = local.match != "prompt"  # of several dumps none has the state
 
 
 def _facts(trainer: Any) -> HostFacts:
@@ -349,6 +362,7 @@ def _facts(trainer: Any) -> HostFacts:
         n=n,
         response_len=length,
         model=model or None,
+        tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
         engine="vllm" if _uses_vllm(trainer) else "transformers",
         validates={k: off for k, does, off in evaluates if does and seam_of(trainer).evaluates},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -26,22 +26,45 @@ class Seam:
     evaluates
         Whether evaluation calls them, too.
     parts
-        The names of the tensors that they return, [rows, tokens] each, for readers of the dump.
-        Empty where they return lists of tokens, by which a dump is read.
+        The names of what they return: lists of tokens, or tensors [rows, tokens]. Any further part
+        is ``part_8``, say.
+    rows
+        What the dump's readers cannot tell from these names.
     """
 
     methods: tuple[str, ...] = ("_generate",)
     evaluates: bool = True
     parts: tuple[str, ...] = ()
+    rows: Mapping[str, str] = attrs.field(factory=dict)
 
+    def named(self, output: Sequence[Any]) -> dict[str, Any]:
+        """What a method returned, by name."""
+        return {self._name(i): part for i, part in enumerate(output)}
+
+    def output(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What `named` made a mapping of; None for a part that a replay left out."""
+        numbers = (i for i in range(len(named)) if self._name(i) in named)
+        return tuple(named.get(self._name(i)) for i in range(1 + max(numbers, default=-1)))
+
+    def _name(self, number: int) -> str:
+        return self.parts[number] if number < len(self.parts) else f"part_{number}"
+
+
+_IDS = ("prompt_ids", "completion_ids")
 
 #: Trainers by the name of their class; a subclass has the seam of its base.
 SEAMS = {
-    "GRPOTrainer": Seam(),  # and GMPOTrainer
-    "RLOOTrainer": Seam(),
-    "DistillationTrainer": Seam(),  # and ServerDistillationTrainer
-    "SDPOTrainer": Seam(),
-    "SDFTTrainer": Seam(),
+    "GRPOTrainer": Seam(  # and GMPOTrainer
+        parts=(
+            *_IDS, "tool_mask", "completions", "logprobs", "extra_fields", "images", "tool_images",
+        ),
+    ),
+    "RLOOTrainer": Seam(parts=(*_IDS, "completions")),
+    "DistillationTrainer": Seam(  # and ServerDistillationTrainer
+        parts=(*_IDS, "tool_mask", "images", "tool_images"),
+    ),
+    "SDPOTrainer": Seam(parts=_IDS),
+    "SDFTTrainer": Seam(parts=_IDS),
     "OnlineDPOTrainer": Seam(
         ("_generate", "_generate_vllm"),
         evaluates=False,
@@ -51,8 +74,9 @@ SEAMS = {
         ("generate_on_policy_outputs",),
         evaluates=False,
         parts=("input_ids", "attention_mask", "labels"),
+        rows={"labels": "labels"},
     ),
-}
+}  # fmt: skip
 #: Trainers that generate, and have no method that returns what they generated.
 REFUSED = (
     "A2POTrainer",

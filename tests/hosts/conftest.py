@@ -10,7 +10,6 @@ import importlib.machinery
 import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import textwrap
 import types
@@ -21,7 +20,6 @@ from typing import Any
 import attrs
 import pytest
 
-from rlskip import SkipManager
 from rlskip.hosts import skyrl as host
 
 # Each real generation appends a line to the file $GENERATED.
@@ -118,20 +116,9 @@ def python_path() -> Callable[..., str]:
 
 
 @pytest.fixture
-def uninstalled() -> Iterator[None]:
-    """After the test, nothing is attached and there is no SkipManager."""
-    yield
-    SkipManager.reset()
-
-
-@pytest.fixture
-def verl_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process as one of a job of verl 0.9.1, by that name only, without a SkipManager."""
-    monkeypatch.setenv("RLSKIP_JOB", "job")
+def verl_process(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as one of a job of verl 0.9.1, by that name only."""
     monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.9.1"))
-    SkipManager.reset()
-    yield
-    SkipManager.reset()
 
 
 @attrs.frozen
@@ -139,15 +126,19 @@ class App:
     folder: Path
     python: Any
 
-    def run(self, *arguments: str, command: tuple[str, ...] = ("app.py",)) -> tuple[int, str]:
-        """Run the application; its exit status and its output."""
+    def run(
+        self, *arguments: str, command: tuple[str, ...] = ("app.py",), fails: bool = False
+    ) -> str:
+        """Its output; it must succeed, or fail if it `fails`."""
         env = {
             **os.environ,
             "HOME": str(self.folder),
             "GENERATED": str(self.folder / "generated"),
         }
         done = self.python.run(*command, *arguments, cwd=self.folder, env=env)
-        return done.returncode, done.stdout + done.stderr
+        output = done.stdout + done.stderr
+        assert (done.returncode != 0) is fails, output
+        return str(output)
 
     def generated(self) -> list[str]:
         """What was generated since the last call."""
@@ -190,7 +181,6 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 # SkyRL wants Python 3.12, GPUs and vLLM. Its classes are loaded from the source in its wheel, with
 # what is not installed stubbed.
-WHEEL = "skyrl-0.3.0-py3-none-any.whl"
 STUBBED = ("ray", "loguru", "datasets", "transformers", "torchdata", "jaxtyping", "skyrl_gym",
            "skyrl.backends", "skyrl.utils")  # fmt: skip
 
@@ -233,40 +223,21 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-@pytest.fixture(scope="session")
-def wheel() -> Path:
-    """SkyRL's wheel: the one that $RLSKIP_SKYRL_WHEEL names, else from PyPI, kept."""
-    named = os.environ.get("RLSKIP_SKYRL_WHEEL")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
-    if not (folder / WHEEL).exists():
-        pip = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-        requirement = "==".join(WHEEL.split("-")[:2])
-        done = subprocess.run(
-            [sys.executable, *pip, "--python-version=3.12", f"--dest={folder}", requirement],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            pytest.skip(f"{WHEEL} could not be fetched: {done.stderr.strip()[-200:]}")
-    return folder / WHEEL
-
-
 @pytest.fixture(scope="module")
-def skyrl(wheel: Path) -> Iterator[Any]:
+def skyrl(wheel_of: Callable[[str], Path]) -> Iterator[Any]:
     """``skyrl("train.trainer")``: that module of the genuine package."""
     if sys.version_info < (3, 11):
         pytest.skip("SkyRL imports enum.StrEnum, which Python 3.10 lacks")
+    wheel = str(wheel_of("skyrl-0.3.0"))
     before, finder, method = dict(sys.modules), StubFinder(), multiprocessing.get_start_method()
     for name in [n for n in sys.modules if n.split(".")[0] in STUBBED]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
-    sys.path.insert(0, str(wheel))
+    sys.path.insert(0, wheel)
     try:
         yield lambda name: importlib.import_module(f"skyrl.{name}")
     finally:
-        sys.path.remove(str(wheel))
+        sys.path.remove(wheel)
         sys.meta_path.remove(finder)
         for name in [n for n in sys.modules if n.split(".")[0] in (*STUBBED, "skyrl")]:
             del sys.modules[name]

@@ -12,7 +12,6 @@ import json
 import random
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,8 @@ from rlskip.hosts.standalone_config import CONFIG_VARIABLE
 
 
 @pytest.fixture(autouse=True)
-def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
-    yield
-    SkipManager.reset()
 
 
 def on(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -93,6 +90,7 @@ def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> N
         input_batch, _ = batch(1, "eval")
         asyncio.run(trainer.generator.generate(input_batch, disable_tqdm=True))
         assert ("eval", 1) in trainer.generator.calls
+        assert SkipManager.bypassed == set()
 
 
 @pytest.mark.parametrize(

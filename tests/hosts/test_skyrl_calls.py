@@ -6,20 +6,12 @@ import asyncio
 import contextlib
 import copy
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
 from rlskip.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _reset() -> Iterator[None]:
-    yield
-    SkipManager.reset()
 
 
 def on(tmp_path: Path, **more: Any) -> dict[str, Any]:

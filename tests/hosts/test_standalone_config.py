@@ -20,9 +20,6 @@ ARGS = SimpleNamespace(
 )  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("uninstalled")
-
-
 def test_a_config_is_given_or_named_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,10 +59,6 @@ def test_trl_trainers_that_cannot_be_attached_are_refused(tmp_path: Path) -> Non
     gold = type("GOLDTrainer", (SimpleNamespace,), {})(**vars(trainer(_generate=print)))
     with pytest.raises(AttachError, match="GOLDTrainer generates within methods that do more"):
         trl.attach(gold, on)
-    environments = trainer(_generate=print, _metrics={}, environment_factories={None: object})
-    with pytest.raises(ConfigError, match="the trainer has environments"):
-        trl.attach(environments, on)
-    assert environments._generate is print
 
 
 @pytest.mark.parametrize("node", [{}, {"enable": False, "rollout": {"enable": True}}])

@@ -47,12 +47,9 @@ CALLS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
 
 
 @pytest.fixture(scope="session")
-def python() -> str:
+def python(python_of: Callable[[str], str]) -> str:
     """The interpreter with TRL in it."""
-    found = os.environ.get("RLSKIP_TRL")
-    if not found:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
-    return found
+    return python_of("trl")
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +278,32 @@ print("trl.generation" in sys.modules)
     before, made, after = done.stdout.splitlines()
     assert made.startswith("VLLMGeneration.__init__() missing")
     assert (before, after) == ("False", "True")
+
+
+def test_after_a_reshuffle_each_prompt_has_its_completions(run: Callable[..., Any]) -> None:
+    """The 16 prompts of the data set in another order, and four instead of two a step."""
+    args = {"output_dir": "out/by_prompt", "max_steps": 8}
+    larger = {"gradient_accumulation_steps": 4, "max_steps": 4, "seed": 2}
+    replay = skip("by_prompt", match="prompt", on_miss="error")
+    [results] = run(
+        {
+            "first": {"args": args, "skip": skip("by_prompt")},
+            "reshuffled": {"args": {**args, "seed": 1}, "skip": replay},
+            "larger": {"args": {**args, **larger}, "skip": replay},
+            "hotter": {"args": {**args, "seed": 1, "temperature": 2.0}, "skip": replay},
+        }
+    )
+    first = results["first"]
+    assert first["generated"]["train"] == 8
+    assert len({prompt for prompt, _ in first["seen"]}) == 16
+    for name in ("reshuffled", "larger"):
+        again = results[name]
+        assert (again["error"], again["generated"]["train"]) == (None, 0)
+        assert again["seen"] != first["seen"]
+        assert sorted(again["seen"]) == sorted(first["seen"])
+        tokens = [line["num_tokens"] for line in again["log"] if "loss" in line]
+        assert tokens[-1] == first["log"][-2]["num_tokens"]
+    assert "temperature: 2.0 now" in results["hotter"]["error"]
 
 
 def test_two_ranks_under_accelerate(run: Callable[..., Any]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlskip.runs.trajectories import rollout_columns
+from rlskip.batch.row_fields import RowFields
+from rlskip.runs.columns import rollout_columns
 from rlskip.store import StepStore
 
 pytestmark = pytest.mark.trl
@@ -43,10 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[str, Any]:
-    python = os.environ.get("RLSKIP_TRL")
-    if not python:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+def runs(folder: Path, python_of: Any) -> dict[str, Any]:
+    command = [python_of("trl"), str(APP), "jobs.json", "results"]
     jobs = {
         f"{which} {name}": {"trainer": name, "skip": None if which == "bare" else skip(name)}
         for name in GENERATE
@@ -58,10 +57,7 @@ def runs(folder: Path) -> dict[str, Any]:
     jobs |= {f"same place {name}": {"trainer": name, "skip": skip("same")} for name in SAME_PLACE}
     (folder / "jobs.json").write_text(json.dumps(jobs))
     env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, str(APP), "jobs.json", "results"], cwd=folder, env=env, capture_output=True,
-        text=True, timeout=500,
-    )  # fmt: skip
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     results: dict[str, Any] = json.loads((folder / "results").read_text())
     return results
@@ -79,12 +75,20 @@ def test_the_second_run_generates_nothing_and_logs_the_same(
     assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
 
 
-@pytest.mark.parametrize("name", ["OnlineDPOTrainer", "GKDTrainer"])
-def test_a_dump_of_tensors_names_them(name: str, runs: dict[str, Any], folder: Path) -> None:
+@pytest.mark.parametrize("name", GENERATE)
+def test_a_dump_tells_what_its_fields_hold(name: str, runs: dict[str, Any], folder: Path) -> None:
     (dump, *_) = sorted((folder / "dumps" / name).glob("*/*/[0-9]*"))
-    rows = rollout_columns(StepStore(dump.parent).load(int(dump.name)))
-    assert rows.n == (8 if name == "OnlineDPOTrainer" else 4), "two for each prompt, or one"
-    assert rows.of("whole" if name == "GKDTrainer" else "response") is not None
+    store, step = StepStore(dump.parent), int(dump.name)
+    meta = store.read_meta(step)
+    described = RowFields.from_meta(meta)
+    assert meta is not None
+    assert described is not None
+    rows = rollout_columns(store.load(step), described)
+    assert rows.n == (4 if name == "GKDTrainer" else 8)
+    for what in ("whole", "labels") if name == "GKDTrainer" else ("prompt", "response"):
+        assert rows.of(what) is not None, what
+    # Under match=prompt a trainer whose rows do not tell is refused.
+    assert (meta.info.get("rows_per_prompt") == 1) == (name != "OnlineDPOTrainer")
 
 
 def test_a_trainer_without_a_method_to_replace_is_refused_by_name(runs: dict[str, Any]) -> None:

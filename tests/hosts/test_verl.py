@@ -9,12 +9,14 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.handshake import is_acknowledged
+from rlskip.hosts.verl.launcher import starts_verl
 from rlskip.hosts.verl.names import PLUGIN
 from rlskip.hosts.verl.trainer import begin, next_step
 
@@ -36,30 +38,36 @@ pytestmark = pytest.mark.usefixtures("verl_process")
     ],
 )
 def test_how_verl_loads_the_plugin(
-    tmp_path: Path, python_path: Callable[..., str], version: str, env: dict[str, str], way: str
+    make_verl: Any, python_path: Callable[..., str], version: str, env: dict[str, str], way: str
 ) -> None:
-    # What pip installs of the two packages: their metadata, and how verl begins.
-    for name, given, entry in (
-        ("verl", version, ""),
-        ("rlskip", "9", f"[verl.plugins]\nrlskip = {PLUGIN}\n"),
-    ):
-        info = tmp_path / f"{name}-{given}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {given}\n")
-        (info / "entry_points.txt").write_text(entry)
-    (tmp_path / "verl").mkdir()
     # What it loads counts, whatever its version.
-    loads = "entry_points(group='verl.plugins')" if version in ("0.9.1", "0.8.0+backport") else ""
-    (tmp_path / "verl" / "__init__.py").write_text(f"# {loads}")
+    site = Path(make_verl(version, loads=version in ("0.9.1", "0.8.0+backport")))
+    info = site / "rlskip-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlskip\nVersion: 9\n")
+    (info / "entry_points.txt").write_text(f"[verl.plugins]\nrlskip = {PLUGIN}\n")
     look = "import sys; from rlskip.hosts.verl.handshake import attached_by; print(attached_by())"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
     done = subprocess.run(
         [sys.executable, "-c", f"{look}; assert 'torch' not in sys.modules"],
-        env={**kept, "PYTHONPATH": python_path(tmp_path), **env},
+        env={**kept, "PYTHONPATH": python_path(site), **env},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == way
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_only_verls_applications_start_verl(
+    monkeypatch: pytest.MonkeyPatch, imported: bool
+) -> None:
+    """An application may import verl and train by itself, or have a config like verl's."""
+    monkeypatch.delitem(sys.modules, "verl", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "verl", types.ModuleType("verl"))
+    theirs = {"actor_rollout_ref": {"a": 1}, "ray_kwargs": {"a": 1}, "trainer": {"a": 1}}
+    assert starts_verl(theirs) is imported
+    assert not starts_verl({"trainer": {"a": 1}})
 
 
 def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(
@@ -152,7 +160,7 @@ def test_a_dump_dir_that_cannot_be_written_is_replayed_from(
 ) -> None:
     ray = pytest.importorskip("ray")
     dump_dirs = {"rollout": str(tmp_path)}
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         assert not is_acknowledged("job", dump_dirs)
         begin(unwritable)

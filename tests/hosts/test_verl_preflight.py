@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, ONE_STEP_OFF
 from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
@@ -15,7 +16,6 @@ from rlskip.hosts.verl.preflight import before_ray, before_workers, without_effe
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
-from rlskip.skip.manager import read_settings
 
 VERL = """
 trainer:
@@ -51,7 +51,7 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
 
 def launch(config: DictConfig) -> None:
     """Look before Ray starts."""
-    before_ray(read_settings(config))
+    before_ray(read_skip(config))
 
 
 def refused(config: DictConfig) -> str:
@@ -148,7 +148,7 @@ def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]
     """DAPO's number of batches is known, and not that of its steps."""
     more = ("algorithm.filter_groups.enable=true", "skip.steps=[1,2]")
     config = verl(*more, dumped=(1, 2))
-    before_ray(read_settings(config))
+    before_ray(read_skip(config))
     before_workers(config, 4)
     assert is_chosen(config)
     assert SkipManager.skip_instances["rollout"].local_config.match == "run"
@@ -174,13 +174,13 @@ def test_the_application_and_the_role_tell_the_trainer(
     config.trainer.use_v1 = True
     config.skip = {"dump_dir": "/d", role: {"enable": True}}
     if remedy is None:
-        judge(config, read_settings(config), main)
+        judge(config, read_skip(config), main)
         return
     with pytest.raises(ConfigError) as error:
-        judge(config, read_settings(config), main)
+        judge(config, read_skip(config), main)
     assert remedy in error.value.remedy
     config.skip = None
-    judge(config, read_settings(config), main)
+    judge(config, read_skip(config), main)
 
 
 @pytest.mark.parametrize(("use_v1", "kept"), [(True, None), (False, "own.Manager")])

@@ -1,9 +1,11 @@
 """Trains a tiny GRPO model with the genuine TRL, as often as it is told; no rlskip but `attach`.
 
 Run by the interpreter that $RLSKIP_TRL names: ``python trl_app.py JOBS RESULTS``. Both are JSON
-files. A job is ``{"args": {...}, "skip": {...} or null, "installed": ..., ...}``; "attributes" are
+files. A job is ``{"args": {...}, "skip": {...} or null, "installed": ..., ...}``; "record" is that
+node, "plant" names a bug to plant, "attributes" are
 set on the trainer, for example ``use_vllm`` where no vLLM is installed. Its result is
-``{"log": [...], "generated": {"train": 4, "eval": 0}, "rewarded": 4, "error": null}``.
+``{"log": [...], "generated": {"train": 4, "eval": 0}, "rewarded": 4, "seen": [[prompt,
+completion], ...], "error": null}``.
 Under ``accelerate launch`` every rank writes RESULTS with its rank appended.
 """
 
@@ -61,11 +63,35 @@ def tiny_model() -> Qwen2ForCausalLM:
     )  # fmt: skip
 
 
+def plant(trainer: GRPOTrainer, bug: str | None) -> None:
+    """Change what a method of the trainer returns."""
+    score = trainer._generate_and_score_completions
+    log_probs = trainer._get_per_token_logps_and_entropies
+
+    def other_advantages(*args: Any) -> Any:
+        output = score(*args)
+        return {**output, "advantages": output["advantages"] / 2}
+
+    def with_a_nan(*args: Any, **kwargs: Any) -> Any:
+        values, *more = log_probs(*args, **kwargs)
+        if trainer.state.global_step == 1 and values.requires_grad and not done:
+            done.append(True)
+            values = values.clone()
+            values[2, 3] = torch.nan
+        return values, *more
+
+    done: list[bool] = []
+    if bug == "advantages":
+        trainer._generate_and_score_completions = other_advantages
+    elif bug == "nan":
+        trainer._get_per_token_logps_and_entropies = with_a_nan
+
+
 def train(job: dict[str, Any]) -> dict[str, Any]:
     set_seed(job.get("seed", 0))
     model = tiny_model()
     generated = {"train": 0, "eval": 0}
-    rewarded = 0
+    rewarded, seen = 0, list[tuple[str, str]]()
     generate = model.generate
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -77,6 +103,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     def different_words(prompts: Any, completions: Any, log_metric: Any = None, **_: Any) -> Any:
         nonlocal rewarded
         rewarded += 1
+        seen.extend(zip(prompts, completions, strict=True))
         if log_metric:
             log_metric("my_metric", float(len(completions)))
         return [float(len(set(text.split()))) for text in completions]
@@ -116,6 +143,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         setattr(trainer, name, value)
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None)
         trainer._last_loaded_step = -1
+    plant(trainer, job.get("plant"))
     result: dict[str, Any] = {"error": None}
     try:
         if job.get("installed"):
@@ -123,7 +151,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
             host.attach(trainer)
         elif "skip" in job:
             for _ in range(job.get("attached", 1)):
-                host.attach(trainer, job["skip"] and {"skip": job["skip"]})
+                named = {name: job[name] for name in ("skip", "record") if job.get(name)}
+                host.attach(trainer, named or None)
         trainer.train(resume_from_checkpoint=resume)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
@@ -132,7 +161,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for line in trainer.state.log_history
     ]
-    return {**result, "log": log, "generated": generated, "rewarded": rewarded}
+    return {**result, "log": log, "generated": generated, "rewarded": rewarded, "seen": seen}
 
 
 if __name__ == "__main__":

@@ -128,11 +128,13 @@ class Verl:
         steps: int = 2,
         until: Callable[[], bool] | None = None,
         kill: Callable[[Processes], None] | None = None,
+        fails: bool = False,
         **env: str,
     ) -> Trained:
         """Run the harness in `mode` (v0, v1, legacy) and wait for its end.
 
-        Once `until` is true, `kill` ends some of its processes; by default all of them.
+        Once `until` is true, `kill` ends some of its processes; by default all of them. Every other
+        run must succeed, or fail if it `fails`.
         """
         # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
@@ -166,7 +168,9 @@ class Verl:
                 if run.poll() is None:
                     os.killpg(run.pid, signal.SIGKILL)
                     run.wait()
-        return Trained(folder, run.returncode, log.read_text(errors="replace"))
+        output = log.read_text(errors="replace")
+        assert until or (run.returncode != 0) is fails, output[-4000:]
+        return Trained(folder, run.returncode, output)
 
     def train_by_coin(self, name: str, mode: str, *overrides: str, **more: Any) -> Trained:
         """As :meth:`train`; the dump's scores are dropped, and coin.py gives others.
@@ -177,7 +181,6 @@ class Verl:
         pay = f"reward.custom_reward_function.path={Path(__file__).with_name('coin.py')}"
         drop = "skip.drop_fields=[rm_scores]"
         run = self.train(name, mode, *overrides, drop, pay, REWARDED=str(record), **more)
-        assert run.returncode == 0, run.output[-4000:]
         coins = [line.split() for line in record.read_text().splitlines()]
         train = [float(score) for split, score in coins if split == "train"]
         per_step = len(train) // len(run.scores)

@@ -65,7 +65,6 @@ def run(
 @pytest.fixture(scope="module")
 def whole(verl091: Any) -> Any:
     done = run(verl091, "whole")
-    assert done.returncode == 0, done.output[-4000:]
     assert done.generated == SESSIONS
     assert len(done.grad_norms) == STEPS
     return done
@@ -93,7 +92,6 @@ def test_a_run_without_dumps_resumes_from_its_journals(
     assert killed.generated == A_STEP + 3
     assert len(killed.grad_norms) == 1
     again = run(verl091, name)
-    assert again.returncode == 0, again.output[-4000:]
     assert again.generated == SESSIONS - A_STEP - 3
     assert again.grad_norms == whole.grad_norms
 
@@ -117,11 +115,10 @@ def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) 
 
 def test_a_plain_replay_completes_the_step_of_a_killed_run(verl091: Any, whole: Any) -> None:
     run(verl091, "plain", ROLE, stop_at=A_STEP + 3)
-    refused = run(verl091, "plain", "+skip=rollout_tq_replay", journal=())
+    refused = run(verl091, "plain", "+skip=rollout_tq_replay", journal=(), fails=True)
     assert "step 2 has a journal, which that run completes" in refused.output
     assert not refused.started_ray
     done = run(verl091, "plain", ROLE, journal=())
-    assert done.returncode == 0, done.output[-4000:]
     assert done.generated == A_STEP - 3
     assert done.grad_norms == whole.grad_norms
 
@@ -129,14 +126,12 @@ def test_a_plain_replay_completes_the_step_of_a_killed_run(verl091: Any, whole: 
 def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
     mode = {"V1_MODE": "colocate_async"}
     whole = run(verl091, "async_whole", ROLE, **mode)
-    assert whole.returncode == 0, whole.output[-4000:]
     killed = run(verl091, "async_killed", ROLE, stop_at=A_STEP + 3, **mode)
     assert killed.generated == A_STEP + 3
     folder = verl091.folder / "async_killed" / WHERE
     assert StepStore(folder).steps(part=0) == [1]
     assert [path.name for path in folder.glob("*.journal")] == ["2.journal"]
     again = run(verl091, "async_killed", ROLE, **mode)
-    assert again.returncode == 0, again.output[-4000:]
     assert again.generated == A_STEP - 3
     assert again.grad_norms == whole.grad_norms
     assert list(folder.glob("*.journal")) == [], "the dumps are there"
@@ -158,7 +153,6 @@ def test_no_session_is_made_twice_when_verl_submits_its_prompts_again(verl091: A
     killed = run(verl091, "reissued", *more, stop_at=stop_at, **mode)
     assert len(killed.grad_norms) == 2, "step 2 trains on the batch of step 1"
     again = run(verl091, "reissued", *more, **mode)
-    assert again.returncode == 0, again.output[-4000:]
     assert "Re-issued" in again.output
     assert len(again.grad_norms) == 1
     made = Counter(

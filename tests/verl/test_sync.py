@@ -32,7 +32,6 @@ def b(verl080: Any, a: Any) -> Any:
 
 @pytest.mark.long
 def test_the_first_run_dumps_each_step(a: Any) -> None:
-    assert a.returncode == 0, a.output[-4000:]
     assert (a.summary["rollout_tq"]["hits"], a.summary["rollout_tq"]["misses"]) == (0, STEPS)
     where = a.folder / "dumps/mine_verlcpu/GBS4_N2_in64_out16"
     assert sorted(str(f.relative_to(where)) for f in where.glob("*/0/gen_batch.dp")) == [
@@ -43,7 +42,6 @@ def test_the_first_run_dumps_each_step(a: Any) -> None:
 
 @pytest.mark.long
 def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any) -> None:
-    assert b.returncode == 0, b.output[-4000:]
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
     assert b.generated == a.generated - SESSIONS > 0, "validation is generated"
@@ -53,7 +51,6 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any) -> None:
 @pytest.mark.long
 def test_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a: Any) -> None:
     c = verl080.train("sync_c", "legacy", *ALL, seed=2, MAIN=MAIN)
-    assert c.returncode == 0, c.output[-4000:]
     assert c.generated == a.generated
     assert float(c.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
 
@@ -62,13 +59,11 @@ def test_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a: Any
 def test_a_resumed_run_replays_what_is_left(verl080: Any, a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", *a.resume_after(1))
     run = verl080.train("sync_resumed", "legacy", *ALL, *on, seed=2, MAIN=MAIN)
-    assert run.returncode == 0, run.output[-4000:]
     assert run.generated == a.generated - SESSIONS
     assert run.grad_norms == a.grad_norms[1:]
 
 
 def test_a_role_that_it_never_calls_is_refused_before_ray(verl080: Any) -> None:
-    run = verl080.train("sync_no", "legacy", "+skip=rollout_cache", MAIN=MAIN)
-    assert run.returncode != 0
+    run = verl080.train("sync_no", "legacy", "+skip=rollout_cache", MAIN=MAIN, fails=True)
     assert "main_ppo_sync never calls a stage 'rollout'" in run.output
     assert not run.started_ray

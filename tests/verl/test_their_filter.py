@@ -85,7 +85,7 @@ def theirs() -> Iterator[Any]:
         ReplayBufferAsync=ours,
         DAPO_FILTERED_REWARD_COUNTS_KEY="_dapo_filtered_reward_counts",
     )
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     run_queue.cache_clear()
     run_queue()
     with pytest.MonkeyPatch.context() as patch:

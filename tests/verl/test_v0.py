@@ -77,7 +77,6 @@ def d091(verl091: Any, c091: Any) -> Any:
 
 
 def test_091_the_first_run_dumps(a091: Any, c091: Any) -> None:
-    assert a091.returncode == 0, a091.output[-4000:]
     for step in (1, 2):
         assert sorted(f.name for f in (a091.folder / WHERE / str(step)).iterdir()) == [
             "gen_batch.dp",
@@ -96,7 +95,6 @@ def test_091_the_process_that_trains_acknowledges_and_the_job_counts_it(a091: An
 
 
 def test_091_the_second_run_replays_to_the_last_bit(a091: Any, b091: Any, c091: Any) -> None:
-    assert b091.returncode == 0, b091.output[-4000:]
     assert len(a091.grad_norms) == STEPS
     assert b091.grad_norms == a091.grad_norms
     assert c091.grad_norms != a091.grad_norms
@@ -124,7 +122,6 @@ def test_091_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a091: 
 def test_091_a_resumed_run_replays_what_is_left(verl091: Any, a091: Any) -> None:
     on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
     run = verl091.train("resumed", "v0", *ALL, *on, *a091.resume_after(1), seed=2)
-    assert run.returncode == 0, run.output[-4000:]
     assert run.generated == a091.generated - SESSIONS
     assert run.grad_norms == a091.grad_norms[1:]
 
@@ -152,8 +149,9 @@ def test_091_log_probs_that_the_run_needs_and_the_dump_lacks_end_it(
         "actor_rollout_ref.rollout.calculate_log_probs=True",
         "algorithm.rollout_correction.rollout_is=token",
     )
-    run = verl091.train("needs", "v0", "trainer.use_v1=False", *ALL, *on, *needs, seed=2)
-    assert run.returncode != 0
+    run = verl091.train(
+        "needs", "v0", "trainer.use_v1=False", *ALL, *on, *needs, seed=2, fails=True
+    )
     assert "lacks what this run needs: rollout_log_probs (actor_rollout_ref.rol" in run.output
     assert run.grad_norms == []
 
@@ -167,15 +165,14 @@ def test_091_verls_own_manager_and_ours_never_both_act(a091: Any, b091: Any, c09
 
 @pytest.mark.long
 def test_091_verls_own_dumps_are_imported_and_replayed(c091: Any, d091: Any, b091: Any) -> None:
-    assert d091.returncode == 0, d091.output[-4000:]
     assert d091.grad_norms == c091.grad_norms != []
     assert d091.generated == b091.generated
     assert d091.summary["rollout"]["hits"] == STEPS
 
 
 def test_091_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> None:
-    run = verl091.train("none", "v0", "+skip=rollout_cache", VERL_USE_EXTERNAL_PLUGINS="none")
-    assert run.returncode != 0
+    env = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+    run = verl091.train("none", "v0", "+skip=rollout_cache", fails=True, **env)
     assert "verl does not load rlskip's plug-in" in run.output
     assert not run.started_ray
 
@@ -199,7 +196,6 @@ def b080(verl080: Any, a080: Any) -> Any:
 
 
 def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
-    assert a080.returncode == 0, a080.output[-4000:]
     (active,) = (a080.folder / "dumps" / "records").glob("*/rollout.active")
     assert '"by": "VERL_USE_EXTERNAL_MODULES"' in active.read_text()
     counts = a080.summary["rollout"]
@@ -207,7 +203,6 @@ def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
 
 
 def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> None:
-    assert b080.returncode == 0, b080.output[-4000:]
     assert b080.grad_norms == a080.grad_norms != []
     assert b080.generated == a080.generated - SESSIONS > 0
 
@@ -215,7 +210,6 @@ def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> Non
 @pytest.mark.long
 def test_080_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a080: Any) -> None:
     c = verl080.train("c", "legacy", *ALL, seed=2)
-    assert c.returncode == 0, c.output[-4000:]
     assert c.generated == a080.generated
     assert float(c.grad_norms[0]) != pytest.approx(float(a080.grad_norms[0]), rel=1e-3)
 
@@ -232,6 +226,17 @@ def test_080_a_new_reward_function_scores_the_same_rollouts(verl080: Any, a080: 
 def test_080_a_resumed_run_replays_what_is_left(verl080: Any, a080: Any) -> None:
     on = (*ON, f"skip.dump_dir={a080.folder}/dumps", "skip.on_miss=error")
     run = verl080.train("resumed", "legacy", *ALL, *on, *a080.resume_after(1), seed=2)
-    assert run.returncode == 0, run.output[-4000:]
     assert run.generated == a080.generated - SESSIONS
     assert run.grad_norms == a080.grad_norms[1:]
+
+
+def test_091_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
+    """The eight prompts of two steps in four."""
+    plain = ("v0", "trainer.use_v1=False", "trainer.val_before_train=False", "+skip=rollout_cache")
+    a = verl091.train("two_steps", *plain, "skip.dump_dir=dumps")
+    smaller = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
+    replay = ("skip.match=prompt", "skip.on_miss=error", f"skip.dump_dir={a.folder}/dumps")
+    b = verl091.train("four_steps", *plain, *smaller, *replay, seed=2, steps=4)
+    assert b.generated == a.generated - SESSIONS
+    assert b.summary["rollout"]["hits"] == len(b.grad_norms) == 4
+    assert sum(b.scores) / 4 == pytest.approx(sum(a.scores) / 2)

@@ -50,14 +50,12 @@ def b(train: Callable[..., Any], a: Any) -> Any:
 
 
 def test_each_call_of_a_step_is_dumped(a: Any) -> None:
-    assert a.returncode == 0, a.output[-4000:]
     where = a.folder / "dumps/mine_verlcpu/GBS4_N2_in64_out16"
     found = sorted(str(file.parent.relative_to(where)) for file in where.rglob("gen_batch.dp"))
     assert found == ["1", "1/1", "2", "2/1"]
 
 
 def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any) -> None:
-    assert b.returncode == 0, b.output[-4000:]
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
     assert b.generated == a.generated - SESSIONS > 0, "validation is generated"
@@ -73,7 +71,6 @@ def test_without_dumps_the_second_seed_gives_other_rollouts(
     train: Callable[..., Any], a: Any
 ) -> None:
     c = train("c", seed=2)
-    assert c.returncode == 0, c.output[-4000:]
     assert c.generated == a.generated
     assert float(c.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
 
@@ -81,13 +78,12 @@ def test_without_dumps_the_second_seed_gives_other_rollouts(
 def test_a_resumed_run_replays_the_steps_that_are_left(train: Callable[..., Any], a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", *a.resume_after(1))
     run = train("resumed", *on, seed=2)
-    assert run.returncode == 0, run.output[-4000:]
     assert run.grad_norms == a.grad_norms[1:]
     assert run.generated == a.generated - SESSIONS
 
 
 def test_an_engine_is_always_started(verl071: Any) -> None:
-    run = verl071.train("engine071", "legacy", "+skip=rollout_replay", "skip.steps=[1,2]")
-    assert run.returncode != 0
+    on = ("+skip=rollout_replay", "skip.steps=[1,2]")
+    run = verl071.train("engine071", "legacy", *on, fails=True)
     assert "this release of verl always starts its engine" in run.output
     assert not run.started_ray

@@ -28,7 +28,7 @@ _uids = itertools.count()
 def queue() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     transfer_queue = pytest.importorskip("transfer_queue")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     from rlskip.hosts.verl.run_queue import run_queue
 
     run_queue.cache_clear()

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
 from rlskip.hosts.verl.run_queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue
-from rlskip.skip.manager import read_settings
 
 # The leaves of verl 0.9's own YAML that rlskip reads.
 VERL = """
@@ -52,7 +52,7 @@ def verl(*more: str) -> DictConfig:
 
 
 def prepare(config: DictConfig) -> None:
-    judge(config, read_settings(config))
+    judge(config, read_skip(config))
 
 
 def sampler(config: DictConfig) -> Any:

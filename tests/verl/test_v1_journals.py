@@ -26,7 +26,6 @@ ROLLOUT_LEVEL = ("dispatch.rollout_level=true", "dispatch.journal=true")
 @pytest.fixture(autouse=True)
 def _afterwards() -> Any:
     yield
-    SkipManager.reset()
     verl_journals._journals = None
 
 

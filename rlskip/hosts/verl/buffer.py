@@ -19,7 +19,7 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import FILTER, SAMPLER_KEY, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_session, split_trajectory
+from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, uid_of
 from rlskip.queue import to_rows
 from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
 from rlskip.skip import SkipManager
@@ -117,8 +117,7 @@ class FailClosedReplayBuffer:
         left = [
             key
             for key in self._queue.list(partition_id)
-            if key not in sampled
-            and (key in prompts or ((form := _form(key)) is not None and form[0] in prompts))
+            if key not in sampled and (key in prompts or uid_of(key) in prompts)
         ]
         self._queue.delete(left, partition_id)
 
@@ -132,10 +131,6 @@ class FailClosedReplayBuffer:
     def _roots(self, partition_id: str) -> dict[str, Any]:
         listing = self._queue.list(partition_id)
         return {key: tag for key, tag in listing.items() if tag.get(IS_PROMPT)}
-
-
-def _form(key: str) -> tuple[Any, ...] | None:
-    return split_trajectory(key) or split_session(key)
 
 
 @SkipManager.annotate(role="rollout_tq", phase="evict", queue=lambda *_: run_queue())

@@ -22,7 +22,7 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
    the job started turns out not to load the plug-in, or when Ray has an acknowledgement whose
    file is not in this process's ``dump_dir`` (:func:`unshared`).
 7. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
-   environment. A job that nobody acknowledged has failed, unless a stage called rlskip in the
+   environment. A job that was not acknowledged has failed, unless a stage called rlskip in the
    launcher process itself.
 """
 

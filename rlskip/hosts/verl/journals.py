@@ -26,9 +26,10 @@ from omegaconf import DictConfig
 
 from rlskip._nodes import as_typed
 from rlskip.config.application import application_facts
-from rlskip.config.check import look_up, mark_read
+from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
+from rlskip.config.settings import read_skip
 from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.errors import ConfigError
@@ -40,8 +41,6 @@ from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
-from rlskip.skip.manager import read_settings
-from rlskip.skip.role import role_specs
 from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import Identity
 from rlskip.store.layout import journaled_steps
@@ -95,7 +94,7 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
         return dispatch
     on = as_typed("dispatch.rollout_level and dispatch.journal are switched on")
     log.info("rlskip: steps %s have journals in %s: %s", compact(steps), role.dumps.directory, on)
-    return mark_read(dataclasses.replace(dispatch, rollout_level=True, journal=True))
+    return dataclasses.replace(dispatch, rollout_level=True, journal=True)
 
 
 def tidy_journals(checkpoint: int | None = None) -> None:
@@ -122,8 +121,8 @@ def _role_of(config: DictConfig) -> GroupRole:
     role = SkipManager.skip_instances.get(_ROLE)
     if isinstance(role, GroupRole):
         return role
-    settings = SkipManager.settings or read_settings(config)
-    on = settings.switch_on(_ROLE, role_specs()).complete(application_facts(config))
+    settings = SkipManager.settings or read_skip(config)
+    on = settings.switch_on(_ROLE).complete(application_facts(config))
     return GroupRole(_ROLE, on.roles[_ROLE], on.facts)
 
 

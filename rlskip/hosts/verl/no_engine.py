@@ -20,7 +20,6 @@ Seam                                              What rlskip does there
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -28,7 +27,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._wrap import AttachError, around, when_imported, wrap
+from rlskip._wrap import AttachError, around, when_imported, wrap_if_there
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
@@ -54,7 +53,7 @@ _CHOSEN = {
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 
 
-# The seams that this release of verl does not have.
+# The seams that this release of verl does not have: they matter only if the engine is left out.
 _missing: list[AttachError] = []
 
 
@@ -84,20 +83,14 @@ def attach() -> None:
     """Register and wrap what is needed when verl imports it. Imports nothing of verl."""
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)
-    for target, decorate in {
+    seams: dict[str, Callable[..., Any]] = {
         f"{SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
         f"{SERVERS}:LLMServerClient._acquire_server": _acquiring,
         f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _making_workers,
         "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": _syncing,
-    }.items():
-        when_imported(target.partition(":")[0], functools.partial(_wrap, target, decorate))
-
-
-def _wrap(target: str, decorate: Callable[..., Any], _: ModuleType) -> None:
-    try:
-        wrap(target, decorate, key=_KEY)
-    except AttachError as error:  # another release; it matters only if the engine is left out
-        _missing.append(error)
+    }
+    for target, decorate in seams.items():
+        wrap_if_there(target, decorate, key=_KEY, missing=_missing)
 
 
 def _register_rollout(module: ModuleType) -> None:

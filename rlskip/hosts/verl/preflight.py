@@ -18,6 +18,7 @@ from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
+from rlskip.hosts.verl.later_stages import identities, leave_out
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
@@ -50,6 +51,8 @@ def problems(
     """
     config = settings.facts.config
     facts = with_steps(settings.facts, total)
+    if here:  # the launcher process has verl's older keys of the reward still
+        facts = attrs.evolve(facts, called_with=identities(config))
     found = preflight(roles, facts, engine=settings.start_engine, here=here)
     if settings.start_engine:
         return found
@@ -113,6 +116,8 @@ def before_workers(config: Any, total: int | None) -> None:
     if settings is None or not settings.roles:
         return
     raise_all(problems(settings, SkipManager.skip_instances, total, here=True))
+    facts = with_steps(settings.facts, total)
+    leave_out(config, facts.steps, facts.validated)
     if not settings.start_engine:
         choose(config)
 

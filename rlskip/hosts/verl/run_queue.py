@@ -14,8 +14,7 @@ from rlskip.keys import (
     ROLLOUT_N,
     STATUS,
     N,
-    split_session,
-    split_trajectory,
+    uid_of,
 )
 from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAdapter, Watch
 
@@ -56,7 +55,7 @@ class StatusQueue(TrajectoryQueue):
             prompts = {
                 key: _with_status(tag)
                 for key, tag in zip(keys, tags, strict=True)
-                if split_trajectory(key) is None and split_session(key) is None
+                if uid_of(key) is None
             }
             if not prompts:
                 return KVBatchMeta(partition_id=partition)

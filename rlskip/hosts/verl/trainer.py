@@ -28,22 +28,24 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import attrs
 
-from rlskip._wrap import around, on_replay, when_imported, wrap
+from rlskip._wrap import around, when_imported, wrap
 from rlskip.batch.meta import is_validation
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
-from rlskip.config.settings import SkipSettings
+from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
+from rlskip.hosts.verl.later_stages import adapt, scores_by_stage, without_reference
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
@@ -52,7 +54,6 @@ from rlskip.hosts.verl.supported_versions import refuse_old_release
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
-from rlskip.skip.manager import read_settings
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +97,10 @@ def begin(config: Any) -> SkipSettings:
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
         logging.getLogger("rlskip").setLevel(logging.INFO)
-    settings = read_settings(config, HostFacts())
+    settings = read_skip(config, HostFacts())
     if settings.roles:  # before_workers knows the steps better
         settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
+        adapt(settings)
     SkipManager.init(settings)
     if SkipManager.skip_instances:
         refuse_old_release()
@@ -173,10 +175,14 @@ def _check_manager(manager: type) -> None:
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a coroutine function that returns rollouts as a DataProto."""
-    annotate = SkipManager.annotate(
-        role=role, stage="verl.generate", lacks=lacking_now, ignore=[ALL]
+    return SkipManager.annotate(
+        role=role,
+        stage="verl.generate",
+        lacks=lacking_now,
+        totals={"timing": lambda rows: {}},
+        ignore=[ALL],
+        on_replay=without_times,
     )
-    return on_replay(annotate, without_times)
 
 
 def lacking_now(rollouts: Any) -> list[str]:
@@ -204,9 +210,13 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
         role = VALIDATION_ROLE if validates and replayable else "rollout"
         if replayable or not validates:
             _set_step_of(prompts)
+        fields = dict(prompts.non_tensor_batch)  # before verl adds how it schedules them
         rollouts = await stages[role](self, prompts)
-        if _lacks_scores(self, rollouts, role):
-            await asyncio.to_thread(_score, self, prompts, rollouts)
+        # With a reward model on the rollouts' GPUs they carry the fields of their prompts.
+        for name in VOLATILE & fields.keys() & rollouts.non_tensor_batch.keys():
+            rollouts.non_tensor_batch[name] = fields[name]
+        if scores_by_stage(role) or _lacks_scores(self, rollouts, role):
+            await asyncio.to_thread(_score, self, fields, rollouts)
         return rollouts
 
     return auto_await(generate_sequences)  # type: ignore[no-any-return]
@@ -220,7 +230,8 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
     if look_up(self.config, "async_training") is None:
         begin(self.config)
         before_workers(self.config, _last_step(self))
-    init(self, *args, **kwargs)
+    with without_reference(self):
+        init(self, *args, **kwargs)
 
 
 def _last_step(trainer: Any) -> int | None:
@@ -261,23 +272,34 @@ def _lacks_scores(manager: Any, rollouts: Any, role: str) -> bool:
     )
 
 
-def _score(manager: Any, prompts: Any, rollouts: Any) -> None:
-    """Add the scores of today's reward function to `rollouts`, as verl's own loop would."""
+def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
+    """Add the scores of today's reward function to `rollouts`, as verl's own loop would.
+
+    `prompts` holds the fields of the prompts that are not tensors. Scores that `rollouts` have
+    already are those of today, for the role ``reward`` to keep.
+    """
     from verl import DataProto
     from verl.experimental.reward_loop import reward_loop
 
-    for key in rollouts.meta_info.pop("reward_extra_keys", []):
-        rollouts.non_tensor_batch.pop(key, None)
-    workers = manager.reward_loop_worker_handles
+    names = rollouts.meta_info.pop("reward_extra_keys", [])
+    extra = {key: rollouts.non_tensor_batch.pop(key, None) for key in names}
+    given = None
+    if SCORES in rollouts.batch.keys():  # noqa: SIM118
+        given = DataProto(rollouts.batch.select(SCORES), extra, {"reward_extra_keys": names})
+    workers = manager.reward_loop_worker_handles or []
+    shares = workers and len(rollouts) % len(workers) == 0
     resolve = getattr(reward_loop, "resolve_reward_manager_cls", None)  # verl 0.7 has none
     loop = SimpleNamespace(
+        config=manager.config,
+        given_scores=given,
         reward_model_manager=None,
         reward_manager_cls=resolve and resolve(manager.config),
         # verl before 0.9 requires equal shares.
-        reward_loop_workers=workers if len(rollouts) % len(workers) == 0 else workers[:1],
+        reward_loop_workers=workers[: None if shares else 1],
     )
-    known = {**prompts.non_tensor_batch, **rollouts.non_tensor_batch}
-    scores = reward_loop.RewardLoopManager.compute_rm_score(loop, DataProto(rollouts.batch, known))
+    known = {**prompts, **rollouts.non_tensor_batch}
+    data = DataProto(rollouts.batch.exclude(SCORES), known)
+    scores = reward_loop.RewardLoopManager.compute_rm_score(loop, data)
     rollouts.batch[SCORES] = scores.batch[SCORES]
     rollouts.non_tensor_batch.update(scores.non_tensor_batch)
     rollouts.meta_info.update(scores.meta_info)

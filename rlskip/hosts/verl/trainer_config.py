@@ -14,12 +14,13 @@ import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip.config.application import session_facts
-from rlskip.config.check import Problem, look_up, raise_all, was_given
+from rlskip.config.check import Problem, find_node, look_up, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.facts import HostFacts
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.hosts.verl.later_stages import refused
 from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
@@ -74,20 +75,21 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
         raise_all(_untested(roles, "skip", _UNTESTED[main]))
     elif main == MAIN_PPO_SYNC:
         trainer = "verl's main_ppo_sync"
-        problems = _roles_not_called(roles, "rollout_tq", trainer)
+        problems = _roles_not_called(roles, "rollout_tq", trainer) + refused(config, skip, trainer)
         problems += _needs_engine(skip, trainer)
         raise_all(problems + _validation_generates(roles, trainer))
     elif look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
-        problems = _roles_not_called(roles, "async_rollout")
-        raise_all(problems + _validation_generates(roles, "the fully async application"))
+        trainer = "the fully async application"
+        problems = _roles_not_called(roles, "async_rollout") + refused(config, skip, trainer)
+        raise_all(problems + _validation_generates(roles, trainer))
     elif look_up(config, "trainer.use_v1") and not (is_recipe and "rollout" in roles):
-        plug_in(config, roles, V1Settings.read(config))
+        plug_in(config, roles, V1Settings.read(config), refused(config, skip))
     elif lacks(SERVERS):
-        problems = _roles_not_called(roles, "rollout")
+        problems = _roles_not_called(roles, "rollout") + refused(config, skip)
         raise_all(problems + _needs_engine(skip, "this release of verl"))
     else:
-        raise_all(_roles_not_called(roles, "rollout"))
+        raise_all(_roles_not_called(roles, "rollout") + refused(config, skip))
 
 
 @attrs.frozen
@@ -110,8 +112,12 @@ class V1Settings:
         return cls(read_dispatch(config, facts), read_replay(config, facts))
 
 
-def plug_in(config: DictConfig, roles: Roles, settings: V1Settings) -> None:
+def plug_in(
+    config: DictConfig, roles: Roles, settings: V1Settings, found: Collection[Problem] = ()
+) -> None:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
+
+    `found` are the problems that the config is known to have.
 
     Raises
     ------
@@ -119,12 +125,12 @@ def plug_in(config: DictConfig, roles: Roles, settings: V1Settings) -> None:
         Names *every* problem: a role that this trainer never calls, a manager or a sampler of
         the user's own, options of verl that rlskip's parts cannot honour.
     """
-    problems = _roles_not_called(roles, "rollout_tq")
+    problems = [*found, *_roles_not_called(roles, "rollout_tq")]
     if look_up(config, MODE_KEY) == "separate_async":
         problems += _untested(roles, MODE_KEY, "separate_async")
     _plug_in_manager(config, settings.dispatch, problems)
     # verl's own buffer does not know the markers of finished sessions.
-    needs_ours = settings.dispatch.rollout_level or was_given(settings.replay)
+    needs_ours = settings.dispatch.rollout_level or find_node(config, "replay") is not None
     if needs_ours or samples_with_ours(config):
         _plug_in_buffer(config, settings.replay, problems)
     raise_all(problems)

@@ -1,0 +1,79 @@
+"""What SkyRL's trainer computes, recorded for `rlskip compare`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from rlskip import stages
+from rlskip.config.record import RecordConfig
+
+#: SkyRL's fields by the names that all hosts share, in the order in which a step computes them.
+FIELDS = {
+    "rollout_logprobs": "engine_log_probs",
+    "action_log_probs": "old_log_probs",
+    "base_action_log_probs": "ref_log_probs",
+    "values": "values",
+    "rewards": "rewards",
+    "advantages": "advantages",
+    "returns": "returns",
+}
+_OF_THE_MACHINE = ("time", "timing/", "per_second", "eval/", "vllm/", "gpu", "epoch")
+
+
+def record_stages(trainer: Any, settings: RecordConfig) -> None:
+    """Record what a trainer of SkyRL computes on the driver: :data:`FIELDS` and logged metrics.
+
+    Parameters
+    ----------
+    trainer
+        The trainer; nothing but this object is changed.
+    settings
+        What :func:`rlskip.config.record.read_record` returned.
+    """
+    stages.start(settings, lambda: trainer.global_step)
+    compute, log = trainer.compute_advantages_and_returns, trainer.tracker.log
+    train = trainer.train
+
+    @functools.wraps(compute)
+    def computing(data: Any) -> Any:
+        result = compute(data)
+        _record(result)
+        return result
+
+    @functools.wraps(log)
+    def logging(data: Any, *args: Any, **kwargs: Any) -> Any:
+        stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
+        return log(data, *args, **kwargs)
+
+    @functools.wraps(train)
+    async def training(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await train(*args, **kwargs)
+        finally:  # the process that trains is killed later
+            stages.stop()
+
+    trainer.compute_advantages_and_returns, trainer.tracker.log = computing, logging
+    trainer.train = training
+
+
+def _record(data: Any) -> None:
+    tokens, trained, sampled = data["sequences"], data["loss_mask"], data["response_mask"]
+    n, width = len(tokens) - data.metadata.get("pad_size", 0), tokens.shape[1]
+
+    def whole(value: torch.Tensor) -> torch.Tensor:
+        """One entry for each token of the row: SkyRL aligns responses, which are last, right."""
+        return torch.nn.functional.pad(value[:n], (width - value.shape[1], 0))
+
+    # A row that is left out of the loss has sampled tokens, too.
+    mask = torch.where(trained.bool().any(1, keepdim=True), trained, sampled)
+    rows = {
+        "input_ids": tokens[:n],
+        "attention_mask": data["attention_mask"][:n],
+        "response_mask": whole(mask),
+    }
+    for field, name in FIELDS.items():
+        if data.get(field) is not None:
+            stages.record(name, whole(data[field]), rows=rows)

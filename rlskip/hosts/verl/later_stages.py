@@ -1,0 +1,346 @@
+"""verl's stages after the rollouts: reference log-probs (role ``ref``), scores (role ``reward``).
+
+================================================  ==============================================
+Seam                                              What rlskip does there
+================================================  ==============================================
+``RayPPOTrainer._compute_ref_log_prob``,          role ``ref``; V1's rows are read from and
+``PPOTrainer._compute_ref_log_prob`` (V1)         written to TransferQueue
+``RewardLoopManager.compute_rm_score``            role ``reward``: the trainers call it where a
+                                                  reward model shares the rollouts' GPUs, and
+                                                  rlskip where V0 has scored while generating
+``RayPPOTrainer._validate``,                      validation is scored by a stage only where it
+``PPOTrainer._validate`` (V1)                     is replayed (``skip.validation=replay``)
+``RayPPOTrainer.init_workers`` (in ``trainer``),  no reference model is loaded where the run never
+``PPOTrainer._init_resource_pool_mgr`` (V1)       computes with it
+``RewardLoopManager.__init__``                    nor are reward workers and a reward model started
+================================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rlskip._nodes import as_typed
+from rlskip._wrap import AttachError, around, wrap_if_there
+from rlskip.config.check import Problem, leaves, look_up
+from rlskip.config.settings import SkipSettings
+from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
+from rlskip.hosts.verl.names import RAY_TRAINER, SCORES, V1
+from rlskip.skip import SkipManager
+from rlskip.skip.arguments import ALL
+
+log = logging.getLogger(__name__)
+
+REF = "ref"
+REWARD = "reward"
+
+_KEY = "rlskip.verl_later_stages"
+_LOOP = "verl.experimental.reward_loop.reward_loop"
+_MODEL = "actor_rollout_ref.model"
+_PRECISION = tuple(
+    f"{engine}.{name}"
+    for engine in ("fsdp_config", "megatron")
+    for name in ("model_dtype", "dtype", "mixed_precision")
+)
+# What log-probs of given tokens depend on, besides the engine that computes them.
+_OF_REF = (
+    f"{_MODEL}.path", f"{_MODEL}.hf_config_path", f"{_MODEL}.override_config",
+    f"{_MODEL}.external_lib", "actor_rollout_ref.rollout.temperature",
+)  # fmt: skip
+_FUNCTION = "reward.custom_reward_function"
+_MANAGER = "reward.reward_manager"
+_OF_REWARD = (
+    _FUNCTION, _MANAGER, "reward.reward_kwargs", "reward.reward_model.enable",
+    "reward.reward_model.model_path",
+)  # fmt: skip
+# Fields of a batch that log-probs depend on, and the tensors that scores depend on.
+_TOKENS = ("input_ids", "attention_mask", "position_ids", "prompts", "responses")
+_IMAGES = ("multi_modal_inputs", "raw_prompt")
+_SCORED = ("prompts", "responses", "attention_mask")
+_ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
+
+# The roles whose model this run does without, and whether its trainer validates at present.
+_left_out: set[str] = set()
+_validating = False
+# The seams that this release of verl does not have: they matter only if a role is on.
+_missing: list[AttachError] = []
+
+
+def attach() -> None:
+    """Wrap the seams when verl imports their modules. Imports nothing of verl."""
+    trainer, v1 = f"{RAY_TRAINER}:RayPPOTrainer", f"{V1}.trainer_base:PPOTrainer"
+    seams: dict[str, Callable[..., Any]] = {
+        f"{trainer}._compute_ref_log_prob": _computing_ref,
+        f"{trainer}._validate": _validation,
+        f"{v1}._compute_ref_log_prob": _computing_ref_v1,
+        f"{v1}._validate": _validation,
+        f"{v1}._init_resource_pool_mgr": _mapping_roles,
+        f"{_LOOP}:RewardLoopManager.__init__": _making_judge,
+        f"{_LOOP}:RewardLoopManager.compute_rm_score": _scoring,
+    }
+    for target, decorate in seams.items():
+        wrap_if_there(target, decorate, key=_KEY, missing=_missing)
+
+
+# -- what the config says ----------------------------------------------------------------------
+
+
+def scores_while_generating(config: Any) -> bool:
+    """Whether verl scores each session as it ends, so that rollouts come with their scores."""
+    judge = "reward.reward_model"
+    return not look_up(config, f"{judge}.enable") or bool(
+        look_up(config, f"{judge}.enable_resource_pool")
+    )
+
+
+def _ref_is_actor(config: Any) -> bool:
+    """Whether the reference is the actor without its LoRA adapter."""
+    ranks = (look_up(config, f"{_MODEL}.{key}") or 0 for key in ("lora.rank", "lora_rank"))
+    return max(ranks) > 0 or look_up(config, f"{_MODEL}.lora_adapter_path") is not None
+
+
+def identities(config: Any) -> dict[str, dict[str, Any]]:
+    """By role what its calls add to the identity of their dumps."""
+    engine = "actor" if _ref_is_actor(config) else "ref"
+    precision = (f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION)
+    return {
+        REF: {**_values(config, (*_OF_REF, *precision)), "reference": engine},
+        REWARD: {
+            **_values(config, _OF_REWARD),
+            **_content_at(config, f"{_FUNCTION}.path"),
+            **_content_at(config, f"{_MANAGER}.module.path"),
+        },
+    }
+
+
+def _values(config: Any, keys: Collection[str]) -> dict[str, Any]:
+    found = (leaf for key in keys for leaf in leaves(look_up(config, key), key))
+    return {k: v for k, v in found if v not in (None, {}) and not k.endswith("._target_")}
+
+
+def _content_at(config: Any, key: str) -> dict[str, str]:
+    """A hash of the file that a key names: a reward function is often changed in its place."""
+    with suppress(OSError, TypeError):  # null, or a module
+        content = Path(look_up(config, key)).expanduser().read_bytes()
+        return {f"content of {key}": hashlib.sha256(content).hexdigest()[:16]}
+    return {}
+
+
+def refused(config: Any, settings: SkipSettings, trainer: str | None = None) -> list[Problem]:
+    """The roles of this module that are on and never called; a role of the user's own may be.
+
+    `trainer` names one that has no stage for them.
+    """
+    found = []
+    uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
+    for role in settings.roles.keys() & {REF, REWARD}:
+        key = f"skip.{role}.enable"
+        if role in settings.attach or role in SKIP_REGISTRY:
+            continue
+        if trainer is not None:
+            what = f"{trainer} has no stage {role!r}: nothing would be skipped"
+            found.append(Problem(key, what, f"set {key}=false"))
+        elif role == REF and not any(look_up(config, name) for name in uses_ref):
+            what = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
+            found.append(Problem(key, what, f"set {key}=false, or one of these to True"))
+        elif (
+            role == REWARD
+            and look_up(config, "trainer.use_v1")
+            and "rollout_tq" in settings.roles
+            and scores_while_generating(config)
+        ):
+            what = "V1 scores each session as it ends: the scores are in the dumps of rollout_tq"
+            remedy = f"set {key}=false; to score replayed rollouts again: "
+            found.append(Problem(key, what, f"{remedy}skip.drop_fields=[{SCORES}]"))
+    return found
+
+
+def adapt(settings: SkipSettings) -> None:
+    """Complete the settings of these roles, in place, for the trainer of this process.
+
+    Raises
+    ------
+    AttachError
+        One of them is on, and this release of verl does not have the seams.
+    """
+    facts, roles = settings.facts, settings.roles
+    if _missing and roles.keys() & {REF, REWARD}:
+        raise _missing[0]
+    for role in roles.keys() & {REF, REWARD}:
+        local = roles[role]
+        local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
+        if local.action == "repeat" or (
+            facts.samples_dynamically and not settings.gives("match", role)
+        ):
+            # The rollouts may be those of any step; log-probs and scores belong to their tokens.
+            local.action, local.match = "cache", "run"
+    if REWARD in roles and scores_while_generating(facts.config):
+        for role in roles.keys() & {"rollout", VALIDATION_ROLE}:
+            # The scores of a dump are those of the reward function that made it.
+            roles[role].drop_fields = [*(roles[role].drop_fields or ()), SCORES]
+
+
+def scores_by_stage(role: str) -> bool:
+    """Whether the scores of what `role` returned come from the role ``reward``."""
+    skip = SkipManager.skip_instances.get(role)
+    return (
+        REWARD in SkipManager.skip_instances
+        and skip is not None
+        and (SCORES in skip.local_config.drop_fields)
+    )
+
+
+# -- what is left out --------------------------------------------------------------------------
+
+
+def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -> None:
+    """Choose the models that a run of these steps never computes with, and log the choice."""
+    _left_out.clear()
+    for role, model in ((REF, "reference model"), (REWARD, "reward worker or reward model")):
+        if (skip := SkipManager.skip_instances.get(role)) is None:
+            continue
+        replayed = VALIDATION_ROLE in SkipManager.skip_instances
+        due = {*steps, *(validated if role == REWARD else ())}
+        unlisted = sorted(due - {step for step in due if step in skip.local_config.steps})
+        if role == REF and _ref_is_actor(config):
+            why = "the reference is the actor without its adapter"
+        elif skip.local_config.on_miss != "error":
+            why = as_typed(f"skip.{role}.on_miss=generate may need it")
+        elif not steps or unlisted:
+            why = f"steps {', '.join(map(str, unlisted)) or 'unknown'} are not listed"
+        elif role == REWARD and validated and not replayed:
+            why = "validation is not replayed"
+        else:
+            _left_out.add(role)
+            log.info("rlskip: role %s: no %s is started, all is replayed", role, model)
+            continue
+        log.info("rlskip: role %s: nothing is left out: %s", role, why)
+
+
+@contextmanager
+def without_reference(trainer: Any) -> Iterator[None]:
+    """While V0's trainer makes its workers: they load no reference model if the run needs none."""
+    if REF not in _left_out:
+        yield
+        return
+    for mapping in (trainer.role_worker_mapping, trainer.resource_pool_manager.mapping):
+        _drop_reference(mapping)
+    trainer.use_reference_policy = False
+    yield
+    trainer.use_reference_policy = True
+    trainer.ref_policy_wg = trainer.actor_rollout_wg  # profiled together
+
+
+def _drop_reference(mapping: dict[Any, Any]) -> None:
+    """Give verl's ``Role.ActorRolloutRef`` the role of an actor without reference."""
+    for role in [role for role in mapping if role.name == "ActorRolloutRef"]:
+        mapping[type(role).ActorRollout] = mapping.pop(role)
+
+
+@around
+def _mapping_roles(init: Callable[..., None], self: Any) -> None:
+    init(self)
+    if REF in _left_out:
+        _drop_reference(self.role_worker_mapping)
+        _drop_reference(self.mapping)  # the pool manager's own
+
+
+@around
+def _making_judge(
+    init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
+) -> None:
+    if REWARD not in _left_out:
+        init(self, config, *args, **kwargs)
+        return
+    self.config = config
+    self.reward_model_manager = self.reward_router_address = None
+    self.reward_loop_workers = []
+
+
+# -- the stages --------------------------------------------------------------------------------
+
+
+@around
+def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    global _validating
+    _validating = True
+    try:
+        return validate(self, *args, **kwargs)
+    finally:
+        _validating = False
+
+
+def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a method of an object with the trainer's config as this role's stage."""
+    return SkipManager.annotate(
+        role,
+        stage=f"verl.{role}",
+        prompts=prompts,
+        identity=lambda self, *_, **__: identities(self.config)[role],
+        ignore=[ALL],
+    )
+
+
+def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def tokens(self: Any, batch: Any) -> dict[str, Any]:
+        return {**_some(batch.batch, _TOKENS), **_some(batch.non_tensor_batch, _IMAGES)}
+
+    return _annotated(REF, tokens)(compute)
+
+
+def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def ref_log_probs(self: Any, batch: Any, metrics: Any, rows: Any) -> Any:
+        compute(self, batch, metrics)
+        return _rows_of(batch, ["ref_log_prob"])
+
+    stage = _annotated(REF, "rows")(ref_log_probs)
+
+    @functools.wraps(compute)
+    def computing(self: Any, batch: Any, metrics: Any) -> Any:
+        if REF not in SkipManager.skip_instances:
+            return compute(self, batch, metrics)
+        import transfer_queue as tq
+
+        found = stage(self, batch, metrics, rows=_rows_of(batch, _ROWS))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=found)
+        return batch
+
+    return computing
+
+
+def _rows_of(batch: Any, fields: Collection[str]) -> Any:
+    import transfer_queue as tq
+
+    return tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
+    )
+
+
+def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def contents(self: Any, data: Any) -> dict[str, Any]:
+        return {**_some(data.batch, _SCORED), **data.non_tensor_batch}
+
+    @around
+    def scores(compute: Callable[..., Any], self: Any, data: Any) -> Any:
+        given = getattr(self, "given_scores", None)
+        return compute(self, data) if given is None else given
+
+    plain = scores(compute)
+    stage = _annotated(REWARD, contents)(plain)
+
+    @functools.wraps(compute)
+    def compute_rm_score(self: Any, data: Any) -> Any:
+        replayable = VALIDATION_ROLE in SkipManager.skip_instances
+        return (plain if _validating and not replayable else stage)(self, data)
+
+    return compute_rm_score
+
+
+def _some(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields.keys()}  # noqa: SIM118

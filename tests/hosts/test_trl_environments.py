@@ -1,0 +1,109 @@
+"""TRL's environments: replayed where rewards read what the dump holds, else refused by name.
+
+Real trainers of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trl
+
+APP = Path(__file__).with_name("trl_environments_app.py")
+SESSIONS = 2 * 8
+
+
+def skip(name: str) -> dict[str, Any]:
+    return {"dump_dir": f"dumps/{name}", "rollout": {"enable": True}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    python = os.environ.get("RLSKIP_TRL")
+    if not python:
+        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+    folder = tmp_path_factory.mktemp("trl_environments")
+    one, several = {"reward": "completions"}, {"reward": "completions", "several": True}
+    jobs = {
+        "bare": {**one, "skip": None},
+        "first": {**one, "skip": skip("one")},
+        "second": {**one, "skip": skip("one")},
+        "first of several": {**several, "skip": skip("several")},
+        "second of several": {**several, "skip": skip("several")},
+        "swapped": {**several, "swapped": True, "skip": skip("several")},
+        "other kind": {**several, "skip": skip("one")},
+        **{name: {"reward": name, "skip": skip(name)} for name in ("owned", "takes", "reads")},
+    }
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, str(APP), "jobs.json", "results"], cwd=folder, env=env, capture_output=True,
+        text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    results: dict[str, Any] = json.loads((folder / "results").read_text())
+    return {**results, "python": python, "folder": folder}
+
+
+@pytest.mark.parametrize("which", ["", " of several"])
+def test_the_second_run_calls_no_tool_and_logs_the_same(runs: dict[str, Any], which: str) -> None:
+    bare, first, second = runs["bare"], runs[f"first{which}"], runs[f"second{which}"]
+    assert bare["error"] is first["error"] is second["error"] is None
+    # Each session calls a tool and generates before and after it.
+    assert (bare["called"], bare["generated"]) == (SESSIONS, 2 * SESSIONS)
+    assert (first["called"], first["generated"]) == (SESSIONS, 2 * SESSIONS)
+    assert (second["called"], second["generated"]) == (0, 0)
+    assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
+    assert bare["log"][0]["tools/call_frequency"] == 1
+    assert bare["log"][0]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "generated"),
+    [
+        ("owned", "Owned.get_reward needs environments", 0),
+        ("takes", "the reward takes takes environments", 0),
+        ("reads", "the reward reads reads Guess.solved", SESSIONS),  # found in the first step
+    ],
+)
+def test_a_reward_that_reads_environments_is_refused_by_name(
+    runs: dict[str, Any], name: str, named: str, generated: int
+) -> None:
+    refused = runs[name]
+    assert refused["error"].startswith(f"ConfigError: rlskip.hosts.trl.attach: {named}")
+    assert "compute the reward from `completions`" in refused["error"]
+    assert refused["generated"] == generated
+    assert refused["log"] == []
+
+
+def test_environments_are_compared(runs: dict[str, Any]) -> None:
+    assert "prompts: row 0 is 'loud' now, 'guess' in the dump" in runs["swapped"]["error"]
+    assert "extra.environments" in runs["other kind"]["error"]
+    assert runs["swapped"]["generated"] == runs["other kind"]["generated"] == 0
+
+
+def test_the_page_shows_each_turn(runs: dict[str, Any], tmp_path: Path, content: Any) -> None:
+    folder, out = runs["folder"], tmp_path / "page.html"
+    command = [runs["python"], "-m", "rlskip.cli.main", "report", folder / "dumps" / "one"]
+    subprocess.run([*command, "--tokenizer", folder / "tokenizer", "--html", out], check=True)
+    page = content(out)
+    assert page.index["runs"][0]["steps"]["sessions"] == [SESSIONS // 2] * 2
+    texts = {int(k): text for chunk in page.chunks for k, text in chunk["texts"].items()}
+    found = page.sessions()
+    assert len(found) == SESSIONS
+    for one in found.values():
+        kinds = [part["kind"] for part in one["parts"]]
+        assert kinds == ["prompt", "sampled", "observed", "sampled"], "the tool's answer is apart"
+        asked, call, answer, _ = (
+            "".join(texts[token] for token in part["ids"]) for part in one["parts"]
+        )
+        assert "Guess" in asked
+        assert call.startswith("<tool_call>")
+        assert re.search("<tool_response>\n(right|higher|lower)\n</tool_response>", answer)

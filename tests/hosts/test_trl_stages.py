@@ -1,0 +1,87 @@
+"""TRL's own GRPOTrainer records its stages; what differs is named at its stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.jobs.records import read_events
+
+pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
+
+# name -> what differs from the golden run, and the stage and step at which that shows first
+CASES: dict[str, tuple[dict[str, Any], str | None, int]] = {
+    "again": ({}, None, 0),
+    "verified": ({"action": "verify"}, None, 0),
+    "advantages": ({"plant": "advantages"}, "advantages", 1),
+    "nan": ({"plant": "nan"}, "log_probs", 2),
+    "learning_rate": ({"args": {"learning_rate": 1e-3}}, "metrics.learning_rate", 1),
+    "loss_type": ({"args": {"loss_type": "dr_grpo"}}, "metrics.loss", 1),
+}
+
+
+def job(name: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **more,
+        "args": {"output_dir": f"out/{name}", **more.get("args", {})},
+        "skip": {
+            "dump_dir": "dumps",
+            "experiment_name": "same",
+            "action": more.get("action", "cache"),
+            "rollout": {"enable": True},
+        },
+        "record": {"enable": True, "dump_dir": f"records/{name}"},
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what each case recorded, in a process of the python with TRL."""
+    python = os.environ.get("RLSKIP_TRL")
+    if not python:
+        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+    folder = tmp_path_factory.mktemp("trl_stages")
+    cases = {"golden": {}, **{name: more for name, (more, *_) in CASES.items()}}
+    jobs = {name: job(name, more) for name, more in cases.items()}
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    app = Path(__file__).with_name("trl_app.py")
+    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [python, str(app), "jobs.json", "results"],
+        cwd=folder, env=env, capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    results = json.loads((folder / "results").read_text())
+    assert {name: one["error"] for name, one in results.items()} == dict.fromkeys(results)
+    return folder / "records"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_differs_is_named_at_its_stage(trained: Path, rlskip: Any, name: str) -> None:
+    _, stage, step = CASES[name]
+    answer = rlskip("compare", trained / "golden", trained / name, "--json")
+    if stage is None:
+        assert answer.code == 0, answer.out
+        names = {one["stage"] for one in answer.json["steps"][0]["stages"]}
+        assert {"rollouts", "rewards", "advantages", "log_probs", "metrics.loss"} <= names
+        return
+    assert answer.code == 1
+    first = answer.json["first"]
+    assert (first["stage"], first["step"]) == (stage, step), answer.json["verdict"]
+    if not stage.startswith("metrics"):
+        assert first["at"]["row"] is not None
+    if name == "nan":
+        assert (first["off"], first["at"]["b"]) == (1, None)
+        assert first["at"]["token"] is not None
+
+
+def test_the_same_seed_samples_what_was_dumped(trained: Path) -> None:
+    found = [event.verified for event in read_events(trained.parent / "dumps")]
+    calls = [one for one in found if one.calls]
+    assert len(calls) == 4
+    assert all(one.is_equal and one.rows for one in calls)

@@ -1,0 +1,161 @@
+"""Roles `ref` and `reward` of verl: what their settings say, and what is left out. No verl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.config.settings import read_skip
+from rlskip.errors import ConfigError
+from rlskip.hosts.verl import later_stages
+from rlskip.hosts.verl.later_stages import identities, leave_out
+from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, MAIN_PPO_SYNC
+from rlskip.hosts.verl.trainer import begin
+from rlskip.hosts.verl.trainer_config import judge
+from rlskip.skip import SkipManager
+
+VERL = """
+trainer: {use_v1: false, total_training_steps: 2, v1: {trainer_mode: sync}, experiment_name: e}
+actor_rollout_ref:
+  model: {path: base, override_config: {attn: eager}, lora_rank: 0, lora_adapter_path: null}
+  actor: {use_kl_loss: true, fsdp_config: {dtype: bfloat16}}
+  ref: {fsdp_config: {dtype: bfloat16, param_offload: false}, log_prob_micro_batch_size: 4}
+  rollout: {n: 2, temperature: 1.0, top_p: 1.0, val_kwargs: {}}
+algorithm: {use_kl_in_reward: false}
+reward:
+  num_workers: 8
+  custom_reward_function: {path: null, name: score}
+  reward_manager: {source: register, name: naive}
+  reward_model: {enable: false, enable_resource_pool: false, model_path: judge}
+skip: {rollout: {enable: true}, ref: {enable: true}, reward: {enable: true}}
+"""
+V1 = ("trainer.use_v1=true", "skip.rollout.enable=false", "skip.rollout_tq.enable=true")
+COLOCATED = "reward.reward_model.enable=true"
+
+
+def verl(*more: str) -> Any:
+    return OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
+
+
+@pytest.mark.parametrize(
+    ("more", "main", "role", "word"),
+    [
+        ((), None, "", ""),
+        ((*V1, COLOCATED), None, "", ""),
+        (("actor_rollout_ref.actor.use_kl_loss=false",), None, "ref", "use_kl_in_reward"),
+        (V1, None, "reward", "skip.drop_fields=[rm_scores]"),
+        ((*V1, "skip.attach.reward=mine:score"), None, "", ""),
+        (V1, MAIN_PPO_SYNC, "ref", "main_ppo_sync"),
+        (("async_training.x=1",), FULLY_ASYNC_MAIN.replace("verl.", "mine."), "reward", "async"),
+    ],
+)
+def test_a_role_that_is_never_called_is_refused(
+    more: tuple[str, ...], main: str | None, role: str, word: str
+) -> None:
+    config = verl(*more)
+    if not role:
+        judge(config, read_skip(config), main)
+        return
+    with pytest.raises(ConfigError) as error:
+        judge(config, read_skip(config), main)
+    assert f"skip.{role}.enable" in str(error.value)
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "differs"),
+    [
+        ("ref", "actor_rollout_ref.model.path=other", True),
+        ("ref", "actor_rollout_ref.model.override_config.attn=sdpa", True),
+        ("ref", "actor_rollout_ref.ref.fsdp_config.dtype=float32", True),
+        ("ref", "actor_rollout_ref.rollout.temperature=0.7", True),
+        ("ref", "actor_rollout_ref.model.lora_rank=8", True),
+        ("ref", "actor_rollout_ref.model.lora_adapter_path=adapter", True),
+        ("ref", "actor_rollout_ref.ref.log_prob_micro_batch_size=8", False),
+        ("ref", "actor_rollout_ref.ref.fsdp_config.param_offload=true", False),
+        ("ref", "reward.reward_manager.name=dapo", False),
+        ("reward", "reward.custom_reward_function.name=other", True),
+        ("reward", "reward.custom_reward_function.reward_kwargs.scale=2", True),
+        ("reward", "reward.reward_manager.name=dapo", True),
+        ("reward", "reward.reward_kwargs.overlong=1", True),
+        ("reward", "reward.reward_model.model_path=other", True),
+        ("reward", "reward.num_workers=1", False),
+        ("reward", "actor_rollout_ref.model.path=other", False),
+    ],
+)
+def test_what_shapes_a_result_belongs_to_its_identity(
+    role: str, change: str, differs: bool
+) -> None:
+    assert (identities(verl())[role] != identities(verl(change))[role]) is differs
+
+
+def test_a_reward_function_that_is_edited_is_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    config = verl(f"reward.custom_reward_function.path={file}")
+    found = []
+    for text in ("return 1", "return 2", "return 2"):
+        file.write_text(text)
+        found.append(identities(config)["reward"])
+    assert found[0] != found[1] == found[2]
+    file.unlink()
+    assert identities(config)["reward"] != found[2]
+
+
+@pytest.fixture
+def begun(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
+    def begin_with(*more: str) -> DictConfig:
+        config = verl(f"skip.dump_dir={tmp_path}", *more)
+        begin(config)
+        return config
+
+    return begin_with
+
+
+REPLAY = "skip.start_engine=false"
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "validated", "left_out"),
+    [
+        ((), [1, 2], [], set()),
+        (("skip.on_miss=error",), [1, 2], [], {"ref", "reward"}),
+        ((REPLAY,), [1, 2], [], {"ref", "reward"}),
+        ((REPLAY, "skip.ref.on_miss=generate"), [1, 2], [], {"reward"}),
+        ((REPLAY,), [], [], set()),
+        ((REPLAY, "skip.ref.steps=[1]"), [1, 2], [], {"reward"}),
+        ((REPLAY,), [1, 2], [0], {"ref"}),
+        ((REPLAY, "skip.validation=replay"), [1, 2], [0], {"ref", "reward"}),
+        ((REPLAY, "skip.validation=replay", "skip.reward.steps=[1,2]"), [1, 2], [0], {"ref"}),
+        ((REPLAY, "actor_rollout_ref.model.lora_rank=8"), [1, 2], [], {"reward"}),
+    ],
+)
+def test_a_model_that_never_computes_is_left_out(
+    begun: Callable[..., DictConfig],
+    more: tuple[str, ...],
+    steps: list[int],
+    validated: list[int],
+    left_out: set[str],
+) -> None:
+    leave_out(begun(*more), steps, validated)
+    assert later_stages._left_out == left_out
+
+
+def test_scores_of_a_dump_are_left_to_the_role_that_compares_their_function(
+    begun: Callable[..., DictConfig],
+) -> None:
+    begun("skip.drop_fields=[rm_scores,other]", "skip.action=repeat")
+    roles = {name: skip.local_config for name, skip in SkipManager.skip_instances.items()}
+    assert "rm_scores" in roles["rollout"].drop_fields
+    for name in ("ref", "reward"):
+        assert (roles[name].drop_fields, roles[name].action, roles[name].match) == (
+            ["other"], "cache", "run",
+        )  # fmt: skip
+    assert later_stages.scores_by_stage("rollout")
+    begun("skip.reward.enable=false")
+    assert not later_stages.scores_by_stage("rollout")
+    begun(COLOCATED)
+    assert not later_stages.scores_by_stage("rollout")

@@ -1,0 +1,170 @@
+"""Roles `ref` and `reward` of verl: A (seed 1) dumps, B (seed 2) replays, and loads the actor only.
+
+A's reference model, reward workers and reward model are started and asked.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
+
+HERE = Path(__file__).parent
+ROLES = ("skip.ref.enable=true", "skip.reward.enable=true", "skip.steps=all")
+REF = (
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.fsdp_config.strategy=fsdp2",
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile=False",
+    "+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
+)
+KL = ("actor_rollout_ref.actor.use_kl_loss=True", *REF)
+SCORED = f"reward.custom_reward_function.path={HERE / 'reward.py'}"
+VALIDATES = (
+    "skip.validation=replay", "trainer.val_before_train=True", "trainer.test_freq=1",
+    "data.val_max_samples=2",
+)  # fmt: skip
+JUDGE = (
+    "reward.reward_model.enable=True", "reward.reward_model.rollout.name=vllm",
+    "reward.reward_model.rollout.tensor_model_parallel_size=1",
+)  # fmt: skip
+LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear")
+_VALIDATED = re.compile(r"(val-(?:core|aux)/\S+?):(\S+)")
+
+
+@attrs.frozen
+class Noted:
+    """A run, and what it started and computed."""
+
+    run: Any
+    notes: list[str]
+    scored: int
+
+
+def train(verl: Any, name: str, mode: str, *overrides: str, **more: Any) -> Noted:
+    notes, scored = (verl.folder / f"{name}-{kind}" for kind in ("notes", "scored"))
+    env = {"NOTES": str(notes), "REWARDED": str(scored), "VERLCPU_EXTRA_MODULES": "judge"}
+    env["JUDGE"] = "vllm"  # the only server that verl asks in a way known here
+    run = verl.train(
+        name, mode, SCORED, "trainer.experiment_name=later",
+        f"reward.reward_model.model_path={verl.ray}/assets/model", *ROLES, *overrides,
+        PYTHONPATH=str(HERE), **env, **more,
+    )  # fmt: skip
+    lines = [f.read_text().splitlines() if f.exists() else [] for f in (notes, scored)]
+    return Noted(run, lines[0], len(lines[1]))
+
+
+def counts(noted: Noted, role: str) -> tuple[int, int]:
+    found = noted.run.summary[role]
+    return found["hits"], found["misses"]
+
+
+# name -> the environment, the mode, the role of rollouts, whether a judge shares their GPUs
+CASES: dict[str, tuple[str, str, str, bool]] = {
+    "v0": ("verl091", "v0", "rollout", False),
+    "v0 with a judge": ("verl091", "v0", "rollout", True),
+    "v1 with a judge": ("verl091", "v1", "rollout_tq", True),
+    "verl 0.8": ("verl080", "legacy", "rollout", False),
+    "verl 0.7": ("verl071", "legacy", "rollout", False),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "v0 with a judge" else pytest.mark.long)
+        for name in CASES
+        if name != "verl 0.7"
+    ],
+)
+def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    version, mode, role, judge = CASES[name]
+    verl: Any = request.getfixturevalue(version)
+    on, scored = (*KL, *VALIDATES, *(JUDGE if judge else ())), 5  # 2 steps, 3 validations
+    if mode == "v1":
+        # Its stage has no fields for a reward function, and after a validation that such a judge
+        # has scored verl does not know the step of its weights.
+        on, scored = (*KL, *JUDGE, "reward.custom_reward_function.path=null"), 2
+    a = train(
+        verl, f"{mode}-a-{judge}", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *on,
+        "trainer.save_freq=1",
+    )  # fmt: skip
+    assert len(a.run.grad_norms) == 2
+    assert "actor_rollout_ref" in a.notes
+    assert a.notes.count("computes reference log-probs") == 2
+    assert ("judge" in a.notes) is judge
+    assert ("judges" in a.notes) is (mode == "v1")
+    assert (counts(a, "ref"), counts(a, "reward")) == ((0, 2), (0, scored))
+
+    dumps = f"skip.dump_dir={a.run.folder}/dumps"
+    replay = (*on, f"+skip={role}_replay", dumps, "actor_rollout_ref.rollout.name=vllm")
+    b = train(verl, f"{mode}-b-{judge}", mode, *replay, seed=2)
+    assert b.run.grad_norms == a.run.grad_norms
+    assert _VALIDATED.findall(b.run.output) == _VALIDATED.findall(a.run.output)
+    assert b.notes == ["actor_rollout"]
+    assert b.scored == b.run.generated == 0
+    assert "RewardLoopWorker" not in b.run.output
+    assert (counts(b, "ref"), counts(b, "reward")) == ((2, 0), (scored, 0))
+
+    resumed = train(
+        verl, f"{mode}-c-{judge}", mode, *replay, "trainer.val_before_train=False",
+        *a.run.resume_after(1), seed=2,
+    )  # fmt: skip
+    assert resumed.run.grad_norms == a.run.grad_norms[1:]
+    assert resumed.notes == ["actor_rollout"]
+
+
+def test_another_reward_function_is_refused_before_models_are_loaded_or_scores_once(
+    verl091: Any,
+) -> None:
+    on = ("+skip=rollout_cache", "actor_rollout_ref.rollout.val_kwargs.n=1")
+    a = train(verl091, "rewarded", "v0", *on, "skip.dump_dir=dumps", "skip.ref.enable=false")
+    dumps = (f"skip.dump_dir={a.run.folder}/dumps", "skip.ref.enable=false")
+    coin = f"reward.custom_reward_function.path={HERE / 'coin.py'}"
+    refused = train(
+        verl091, "refused", "v0", *on, *dumps, coin, "skip.on_miss=error", seed=2, fails=True
+    )
+    assert "reward.custom_reward_function.path" in refused.run.output
+    assert refused.notes == []
+    # The engine is left out, and what the new function says is computed once.
+    new = (*dumps, coin, "+skip=rollout_replay", "skip.reward.on_miss=generate")
+    new = (*new, "skip.reward.on_mismatch=regenerate")
+    b = train(verl091, "coin", "v0", *new, seed=2)
+    assert (counts(b, "reward"), b.scored) == ((0, 2), 16)
+    assert b.run.grad_norms != a.run.grad_norms
+    c = train(verl091, "coin-again", "v0", *new, seed=3)
+    assert (counts(c, "reward"), c.scored) == ((2, 0), 0)
+    assert c.run.grad_norms == b.run.grad_norms
+
+
+@pytest.mark.long
+def test_the_actor_without_its_adapter_is_a_reference(verl091: Any) -> None:
+    on = ("algorithm.use_kl_in_reward=True", *REF, *LORA, "skip.dump_dir=dumps")
+    a = train(verl091, "lora-a", "v0", "+skip=rollout_cache", *on)
+    b = train(
+        verl091, "lora-b", "v0", "+skip=rollout_replay", *on[:-1],
+        f"skip.dump_dir={a.run.folder}/dumps", seed=2,
+    )  # fmt: skip
+    assert b.run.grad_norms == a.run.grad_norms
+    assert len(a.run.grad_norms) == 2
+    assert counts(b, "ref") == (2, 0)
+    assert "nothing is left out: the reference is the actor" in b.run.output
+
+
+@pytest.mark.long
+def test_calls_are_found_in_other_steps(verl091: Any) -> None:
+    """The second run takes the batches in the other order."""
+    on = ("+skip=rollout_cache", *KL, "skip.match=run", "data.train_max_samples=8")
+    a = train(verl091, "run-a", "v0", *on, "skip.dump_dir=dumps")
+    b = train(
+        verl091, "run-b", "v0", *on, f"skip.dump_dir={a.run.folder}/dumps", "data.shuffle=False",
+        "trainer.total_epochs=10", "data.train_batch_size=4", seed=2, steps=4,
+    )  # fmt: skip
+    assert b.run.grad_norms[:2] == a.run.grad_norms
+    assert counts(b, "ref")[0] >= 2

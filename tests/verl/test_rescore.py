@@ -1,0 +1,93 @@
+"""`rlskip rescore` of what verl's genuine trainer rewarded, with the same function."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+import rlskip as package
+from tests.verl.conftest import Verl
+
+pytestmark = pytest.mark.verl
+
+# verl's own scorer; wrong numbers earn something, too, so that the scores differ.
+SCORER = """
+import os
+
+import rlskip
+from verl.utils.reward_score import gsm8k
+
+def score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    with open(os.environ["ASKED"], "a") as file:
+        file.write(f"{solution_str!r}\\n")
+    return gsm8k.compute_score(solution_str, ground_truth, method="flexible", format_score=0.1)
+
+compute_score = rlskip.cached_reward(score, directory=os.environ["VERDICTS"])
+"""
+
+
+def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
+    verl091: Verl, tmp_path: Path
+) -> None:
+    (tmp_path / "scorer.py").write_text(SCORER)
+    told = {"ASKED": str(tmp_path / "asked"), "VERDICTS": str(tmp_path / "verdicts")}
+    reward = f"reward.custom_reward_function.path={tmp_path / 'scorer.py'}"
+    name = "reward.custom_reward_function.name=compute_score"
+    skip = ("+skip=rollout_tq_cache", f"skip.dump_dir={tmp_path / 'dumps'}")
+    verl091.train("scored", "v1", *skip, reward, name, **told)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == len({*asked}), "of equal texts one is asked for"
+
+    (run,) = (tmp_path / "dumps").glob("*/GBS*")
+
+    def rescore(function: str, *more: object) -> Any:
+        command = (verl091.python, "-m", "rlskip.cli.main", "rescore", run, *more)
+        options = ("--reward", function, "--json")
+        env = {**os.environ, **told, "HOME": str(tmp_path)}
+        done = subprocess.run(
+            [*map(str, command), *options], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    again = rescore("scorer:compute_score")
+    assert (again["sessions"], again["asked"], again["changed"]) == (16, 0, 0)
+    anew = rescore("scorer:score")
+    assert (anew["changed"], anew["old"]) == (0, anew["new"])
+    assert anew["asked"] == len(asked)
+    assert anew["old"]["count"] == 16
+
+    # A run with other scores trains without an engine.
+    (tmp_path / "other.py").write_text("def length(solution_str):\n    return len(solution_str)\n")
+    assert rescore("other:length", "--write", tmp_path / "new")["changed"] == 16
+    skip = ("+skip=rollout_tq_replay", f"skip.dump_dir={tmp_path / 'new'}")
+    replayed = verl091.train("replayed", "v1", *skip, reward, name, **told)
+    assert replayed.generated == 0
+    new = package.open(tmp_path / "new" / run.relative_to(tmp_path / "dumps"))
+    means = [fmean(one.reward or 0.0 for one in step.sessions(["reward"])) for step in new]
+    assert replayed.scores == pytest.approx(means)
+    assert (tmp_path / "asked").read_text().count("\n") == 2 * len(asked), "they are replayed"
+
+
+@pytest.mark.long
+def test_of_v0_the_data_set_has_the_ground_truth(verl091: Verl, tmp_path: Path) -> None:
+    skip = ("+skip=rollout_cache", f"skip.dump_dir={tmp_path / 'dumps'}")
+    verl091.train("v0", "v0", *skip, steps=1)
+    (run,) = (tmp_path / "dumps").glob("*/GBS*")
+    (tmp_path / "exact.py").write_text(
+        "def judge(solution_str, ground_truth):\n    return float(len(ground_truth))\n"
+    )
+    command = (verl091.python, "-m", "rlskip.cli.main", "rescore", run, "--json")
+    options = ("--reward", "exact:judge", "--data", verl091.ray / "assets" / "train.parquet")
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*map(str, (*command, *options))], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["new"]["mean"] == 1.25  # digits of 1, 4, 7 and 10
