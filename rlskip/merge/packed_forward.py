@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -146,20 +146,21 @@ def _text_config(model: nn.Module) -> Any:
 
 
 class _Branch:
-    """Consecutive positions, each after the one before it, and the positions before all of them."""
+    """Consecutive positions, each after the one before it, and the positions before all of them.
 
-    def __init__(self, start: int, stop: int, before: list[slice], device: torch.device) -> None:
-        self.own = slice(start, stop)
-        self.before = before
-        n, seen = stop - start, sum(part.stop - part.start for part in before)
-        self.mask = torch.ones(n, seen + n, dtype=torch.bool, device=device).tril(seen)
+    `before` names these by branch: the first so many positions of some earlier branches.
+    """
 
-    def keys(self, states: Tensor) -> Tensor:
-        """What the branch attends to, of states ``[1, heads, T, size]``."""
-        parts = [*self.before, self.own]
-        if len(parts) == 1:
-            return states[:, :, self.own]
-        return torch.cat([states[:, :, part] for part in parts], dim=2)
+    def __init__(self, length: int, before: list[tuple[int, int]], device: torch.device) -> None:
+        self.length, self.before = length, before
+        seen = sum(count for _, count in before)
+        self.mask = torch.ones(length, seen + length, dtype=torch.bool, device=device).tril(seen)
+
+    def keys(self, own: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """What the branch attends to, of each branch's states ``[1, heads, length, size]``."""
+        if not self.before:
+            return own
+        return torch.cat([*(states[i][:, :, :count] for i, count in self.before), own], dim=2)
 
 
 def _branches(pack: Pack, device: torch.device) -> list[_Branch]:
@@ -168,11 +169,11 @@ def _branches(pack: Pack, device: torch.device) -> list[_Branch]:
     branches: list[_Branch] = []
     for start, stop in pairwise([*starts, len(parents)]):
         parent = parents[start]
-        before: list[slice] = []
+        before: list[tuple[int, int]] = []
         if parent >= 0:
-            above = branches[bisect_right(starts, parent) - 1]
-            before = [*above.before, slice(above.own.start, parent + 1)]
-        branches.append(_Branch(start, stop, before, device))
+            above = bisect_right(starts, parent) - 1
+            before = [*branches[above].before, (above, parent + 1 - starts[above])]
+        branches.append(_Branch(stop - start, before, device))
     return branches
 
 
@@ -208,15 +209,18 @@ def _packed_attention(
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))
+    # The gradient of a split is one concatenation, that of a slice as long as the whole pack.
+    lengths = [branch.length for branch in rlskip_branches]
+    queries, keys, values = (states.split(lengths, dim=2) for states in (query, key, value))
     outputs = [
         nn.functional.scaled_dot_product_attention(
-            query[:, :, branch.own],
-            branch.keys(key),
-            branch.keys(value),
+            queries[i],
+            branch.keys(keys[i], keys),
+            branch.keys(values[i], values),
             attn_mask=branch.mask if branch.before else None,
             is_causal=not branch.before,
             scale=scaling,
         )
-        for branch in rlskip_branches
+        for i, branch in enumerate(rlskip_branches)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlskip.merge.token_rows import TokenRows, token_rows
 from rlskip.merge.trie import Branches, branches, cut, first_fit_decreasing
@@ -167,8 +167,7 @@ class Pack:
         """
         logits = self._at_needed(logits)
         labels = self.labels[self.needed].to(logits.device)
-        chosen = logits.gather(-1, labels[:, None]).squeeze(-1)
-        return self._by_row(chosen - logits.logsumexp(-1))
+        return self._by_row(-nn.functional.cross_entropy(logits, labels, reduction="none"))
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Entropies of the distributions that the rows' tokens were drawn from, in nats.

@@ -1,12 +1,13 @@
 import logging
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.merge import MergeError, merge
 from rlskip.merge.chains import link
 from rlskip.merge.stepwise import list_rows
+from tests.merge.batches import batches, merge_config, turns
 
 
 def fewest_chains(rows, trajectory):
@@ -26,7 +27,7 @@ def fewest_chains(rows, trajectory):
 
 
 @pytest.fixture
-def two_agents(turns):
+def two_agents():
     """A main agent and a sub-agent take turns; the main agent then forks after its first turn."""
     return turns(
         ([1], [2]),
@@ -43,7 +44,7 @@ def test_interleaved_agents_and_a_fork_become_three_chains(two_agents):
     assert link(list_rows(two_agents), "chain") == [[[1, 3], [0, 2, 4], [5]]]
 
 
-def test_chains_as_rows(two_agents, merge_config):
+def test_chains_as_rows(two_agents):
     merged, _, _ = merge(two_agents, merge_config(strategy="chain"))
     assert merged["prompt_token_ids"] == [[7], [1], [1, 2, 9]]
     assert merged["response_ids"] == [[8, 9, 6], [2, 3, 4, 5, 6], [4]]
@@ -52,7 +53,7 @@ def test_chains_as_rows(two_agents, merge_config):
 
 
 @st.composite
-def nested_contexts(draw, turns):
+def nested_contexts(draw):
     """Turns whose contexts are often prefixes of one another, from an alphabet of two tokens."""
     pairs = []
     for _ in range(draw(st.integers(2, 7))):
@@ -68,19 +69,15 @@ def nested_contexts(draw, turns):
 
 @pytest.mark.parametrize("nested", [True, False])
 @given(st.data())
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_chains_are_the_fewest(batches, turns, nested, data):
-    rows = list_rows(data.draw(nested_contexts(turns) if nested else batches))
+@settings(max_examples=300)
+def test_chains_are_the_fewest(nested, data):
+    rows = list_rows(data.draw(nested_contexts() if nested else batches))
     for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
         assert len(chains) == fewest_chains(rows, trajectory)
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_every_sampled_token_is_trained_exactly_once(batches, merge_config, data):
-    out = data.draw(batches)
+@given(batches)
+def test_every_sampled_token_is_trained_exactly_once(out):
     # Each sampled token gets a name, stored as its log-prob.
     names = iter(range(1, 10_000))
     out["rollout_logprobs"] = [[next(names) for _ in row] for row in out["response_ids"]]
@@ -115,22 +112,20 @@ def test_every_sampled_token_is_trained_exactly_once(batches, merge_config, data
         assert dict(trained) == sampled
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_no_row_grows_past_the_limit(batches, data):
-    rows = list_rows(data.draw(batches))
-    limit = data.draw(st.integers(1, 12))
+@given(batches, st.integers(1, 12))
+def test_no_row_grows_past_the_limit(out, limit):
+    rows = list_rows(out)
     for strategy in ("adjacent", "chain"):
         for chains in link(rows, strategy, limit, "split"):
             assert all(rows.length(j) <= limit for chain in chains for j in chain[1:])
 
 
 @pytest.fixture
-def three_turns(turns):
+def three_turns():
     return turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
 
 
-def test_split_stops_at_the_turn_boundary(three_turns, merge_config):
+def test_split_stops_at_the_turn_boundary(three_turns):
     merged, _, report = merge(three_turns, merge_config(max_seq_len=5))
     assert merged["prompt_token_ids"] == [[1], [1, 2, 3, 4, 5]]
     assert merged["response_ids"] == [[2, 3, 4], [6]]
@@ -138,14 +133,14 @@ def test_split_stops_at_the_turn_boundary(three_turns, merge_config):
     assert len(merge(three_turns, merge_config(max_seq_len=6))[0]["response_ids"]) == 1
 
 
-def test_error_names_row_and_key(three_turns, merge_config):
+def test_error_names_row_and_key(three_turns):
     with pytest.raises(MergeError) as error:
         merge(three_turns, merge_config(max_seq_len=5, on_overlong="error"))
     assert error.value.where == "response_ids[2]"
     assert "merge.max_seq_len" in error.value.what
 
 
-def test_warn_merges_and_logs_a_warning(three_turns, merge_config, caplog):
+def test_warn_merges_and_logs_a_warning(three_turns, caplog):
     with caplog.at_level(logging.WARNING, "rlskip.merge"):
         merged, _, _ = merge(three_turns, merge_config(max_seq_len=3, on_overlong="warn"))
     assert merged["response_ids"] == [[2, 3, 4, 5, 6]]

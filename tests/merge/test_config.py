@@ -8,6 +8,7 @@ from rlskip.config.merge import MergeConfig, read_merge
 from rlskip.config.register import register
 from rlskip.errors import ConfigError
 from rlskip.merge import merge
+from tests.merge.batches import turns
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +84,7 @@ def test_the_option_leaves_the_users_keys_and_takes_overrides_without_plus_plus(
         MergeConfig(stepwise_output=True),
     ],
 )
-def test_merge_takes_any_config(turns, config):
+def test_merge_takes_any_config(config):
     three_turns = turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
     assert len(merge(three_turns, config)[0]["response_ids"]) == 1
     assert merge(three_turns, {"trainer": {}})[0] is three_turns

@@ -10,6 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.config.merge import MergeConfig
 from rlskip.merge import MergeError, concatenate_generator_outputs, merge, merge_stepwise_output
+from tests.merge.batches import pack, turns
 
 ON = MergeConfig(stepwise_output=True)
 
@@ -187,7 +188,7 @@ PACKED_VALUES = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("strategy", ["adjacent", "chain"])
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "rollout_metrics"])
-def test_a_packed_field_of_an_odd_type(pack, two_turns, strategy, name):
+def test_a_packed_field_of_an_odd_type(two_turns, strategy, name):
     for make in PACKED_VALUES.values():
         batch = pack(two_turns)
         batch[name] = make()
@@ -197,7 +198,7 @@ def test_a_packed_field_of_an_odd_type(pack, two_turns, strategy, name):
 @pytest.mark.parametrize(
     "value", ["float8", "bfloat16", "half", "complex", "bool", "rows of vectors"]
 )
-def test_packed_values_of_any_dtype_stay_with_their_tokens(pack, turns, value):
+def test_packed_values_of_any_dtype_stay_with_their_tokens(value):
     batch = pack(turns(([10], [20]), ([10, 20, 30], [40, 41])))
     batch["custom"] = PACKED_VALUES[value]()
     was, (now,) = batch["custom"].values(), merge(batch, ON)[0]["custom"].unbind()
@@ -206,7 +207,7 @@ def test_packed_values_of_any_dtype_stay_with_their_tokens(pack, turns, value):
     assert not now[1].to(torch.complex64).any()
 
 
-def test_packed_ids_that_would_overflow_are_refused(pack, two_turns):
+def test_packed_ids_that_would_overflow_are_refused(two_turns):
     batch = pack(two_turns, response_ids=torch.int16)
     merged = merge(batch, ON)[0]["response_ids"]
     assert merged.dtype == torch.int16

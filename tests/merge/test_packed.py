@@ -2,22 +2,18 @@ import tracemalloc
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlskip.merge import merge
+from tests.merge.batches import batches, merge_config, pack, turns, unpack
 
 FIELDS = ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "rollout_logprobs")
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_a_packed_batch_merges_as_its_lists_do(batches, merge_config, pack, unpack, data):
-    out = data.draw(batches)
-    options = merge_config(
-        strategy=data.draw(st.sampled_from(["adjacent", "chain"])),
-        max_seq_len=data.draw(st.none() | st.integers(1, 12)),
-    )
+@given(batches, st.sampled_from(["adjacent", "chain"]), st.none() | st.integers(1, 12))
+def test_a_packed_batch_merges_as_its_lists_do(out, strategy, max_seq_len):
+    options = merge_config(strategy=strategy, max_seq_len=max_seq_len)
     uids = [f"uid {i}" for i in range(len(out["response_ids"]))]
     expected, expected_uids, expected_report = merge(out, options, uids)
     merged, merged_uids, report = merge(pack(out), options, uids)
@@ -32,7 +28,7 @@ def test_a_packed_batch_merges_as_its_lists_do(batches, merge_config, pack, unpa
 @pytest.mark.parametrize("prompts", [torch.int32, torch.int64])
 @pytest.mark.parametrize("responses", [torch.int32, torch.int64])
 @pytest.mark.parametrize("values", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_field_keeps_its_type(two_turns, merge_config, pack, prompts, responses, values):
+def test_every_field_keeps_its_type(two_turns, prompts, responses, values):
     batch = pack(
         two_turns,
         prompt_token_ids=prompts,
@@ -50,7 +46,7 @@ def test_every_field_keeps_its_type(two_turns, merge_config, pack, prompts, resp
     assert torch.equal(merged["rollout_logprobs"].values(), expected)
 
 
-def test_memory_is_linear_in_the_result(turns, merge_config, pack):
+def test_memory_is_linear_in_the_result():
     length, count = 2_000, 40
     stream = list(range(length * count + 1))
     spans = range(1, length * count, length)

@@ -50,15 +50,12 @@ CASES: list[list[Any]] = [
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def result(python_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """``result(function, *arguments)``, from one process for all cases."""
-    python = os.environ.get("RLSKIP_TRL")
-    if not python:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
     folder = tmp_path_factory.mktemp("packing")
     (folder / "cases.json").write_text(json.dumps(CASES))
     done = subprocess.run(
-        [python, str(APP), "cases.json", "results.json"], cwd=folder, capture_output=True,
+        [python_of("trl"), str(APP), "cases.json", "results.json"], cwd=folder, capture_output=True,
         text=True, timeout=900,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -116,7 +113,9 @@ def test_trl_trains_the_same_on_packs(result: Callable[..., Any], trainer: str) 
     for name in ("loss", "grad_norm", "kl"):
         spread = max(abs(a[name] - b[name]) for a, b in zip(plain, batched, strict=True))
         off = max(abs(a[name] - b[name]) for a, b in zip(plain, packed, strict=True))
-        assert off <= max(4 * spread, 1e-6), name
+        # Two batchings may agree to the bit by chance: allow some units in the last place, too.
+        rounding = 1e-6 * max(1.0, *(abs(a[name]) for a in plain))
+        assert off <= max(4 * spread, rounding), name
 
 
 def test_trl_with_dropout_is_refused(result: Callable[..., Any]) -> None:

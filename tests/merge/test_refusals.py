@@ -11,6 +11,7 @@ from rlskip.errors import RlskipError
 from rlskip.merge import MergeError, merge, merge_stepwise_output
 from rlskip.merge.packed import packed_rows
 from rlskip.merge.turns import REQUIRED
+from tests.merge.batches import merge_config, pack
 
 
 def some_rows(ids, is_last):
@@ -108,7 +109,7 @@ def with_gaps():
         ({"custom": jagged((3, 1), (3, 2))}, "custom"),  # ragged in the second dimension
     ],
 )
-def test_packed_fields_that_do_not_fit(pack, change, where):
+def test_packed_fields_that_do_not_fit(change, where):
     out = some_rows([0, 0], [False, True])
     batch = pack(out)
     for name, value in change.items():
@@ -133,7 +134,7 @@ def test_no_rows():
     assert error.value.where == "response_ids"
 
 
-def test_uids_need_one_entry_per_row(two_turns, merge_config):
+def test_uids_need_one_entry_per_row(two_turns):
     with pytest.raises(MergeError) as error:
         merge(two_turns, merge_config(), uids=["p"])
     assert error.value.where == "uids"

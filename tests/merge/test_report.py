@@ -1,6 +1,7 @@
 import pytest
 
 from rlskip.merge import MergeReport, merge
+from tests.merge.batches import merge_config, pack, turns
 
 # A context with an answer: tokens of the system, the user, the model.
 SYSTEM = [*range(100, 110)]
@@ -37,7 +38,7 @@ class Letters:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_why_a_turn_was_not_merged(turns, merge_config, pack, cause, prompt, token, packed):
+def test_why_a_turn_was_not_merged(cause, prompt, token, packed):
     out = turns((SYSTEM, ANSWER), (prompt, [1]))
     _, _, report = merge(pack(out) if packed else out, merge_config())
     (found,) = report.breaks
@@ -66,12 +67,12 @@ AGENTS = (([1], [2]), ([7], [8]), ([1, 2, 3], [4]))
         ((*AGENTS[:2], ([1, 3], [4])), "chain", [(1, 0, "branch"), (2, 0, "drift")]),
     ],
 )
-def test_the_breaks_of_interleaved_agents(turns, merge_config, pairs, strategy, breaks):
+def test_the_breaks_of_interleaved_agents(pairs, strategy, breaks):
     _, _, report = merge(turns(*pairs), merge_config(strategy=strategy))
     assert [(b.row, b.after, b.cause) for b in report.breaks] == breaks
 
 
-def test_metrics_count_rows_tokens_and_breaks(turns, merge_config):
+def test_metrics_count_rows_tokens_and_breaks():
     out = turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 9], [5]), ([6], [7]))
     merged, uids, report = merge(out, merge_config(), uids=["p", "p'", "q", "r"])
     assert uids == ["p'", "q", "r"]
@@ -88,7 +89,7 @@ def test_metrics_count_rows_tokens_and_breaks(turns, merge_config):
     }
 
 
-def test_a_break_can_be_read(turns, merge_config):
+def test_a_break_can_be_read():
     out = turns(([0], [1, 2]), ([0, 1, 25, 25], [3]))
     _, _, report = merge(out, merge_config())
     assert str(report.breaks[0]) == (
@@ -100,7 +101,7 @@ def test_a_break_can_be_read(turns, merge_config):
     )
 
 
-def test_nothing_happens_when_off(turns, merge_config):
+def test_nothing_happens_when_off():
     out = turns(([0], [1]), ([0, 1], [2]))
     same, uids, report = merge(out, merge_config(stepwise_output=False), uids=["p", "p"])
     assert same is out
@@ -109,6 +110,6 @@ def test_nothing_happens_when_off(turns, merge_config):
     assert not report
 
 
-def test_contexts_that_differ_in_the_prompt_have_no_response_in_common(turns, merge_config):
+def test_contexts_that_differ_in_the_prompt_have_no_response_in_common():
     _, _, report = merge(turns(([1, 2, 3], [9]), ([1, 9, 5], [6])), merge_config())
     assert [(b.token, b.was, b.now) for b in report.breaks] == [(1, (2, 3, 9), (9, 5))]

@@ -2,10 +2,10 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 
 from rlskip.merge import merge_stepwise_output
+from tests.merge.batches import batches, greedy
 
 
 def test_other_fields_keep_the_last_turns_value(two_turns):
@@ -32,10 +32,8 @@ def test_an_extra_value_per_token_is_carried_for_every_token(two_turns, number):
     assert isinstance(merged["extra"][0][1], int) == (number is int)
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_equals_the_greedy_rule_field_by_field(batches, greedy, data):
-    out = data.draw(batches)
+@given(batches)
+def test_equals_the_greedy_rule_field_by_field(out):
     merged = merge_stepwise_output(out)
     for name, expected in greedy(out).items():
         assert merged[name] == expected, name
@@ -43,17 +41,14 @@ def test_equals_the_greedy_rule_field_by_field(batches, greedy, data):
         assert (merged[name] is None) == (out[name] is None)
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_merging_twice_changes_nothing_more(batches, data):
-    once = merge_stepwise_output(data.draw(batches))
+@given(batches)
+def test_merging_twice_changes_nothing_more(out):
+    once = merge_stepwise_output(out)
     assert merge_stepwise_output(once) == once
 
 
-@given(st.data())
-@settings(deadline=None)
-def test_the_input_is_neither_changed_nor_shared(batches, data):
-    out = data.draw(batches)
+@given(batches)
+def test_the_input_is_neither_changed_nor_shared(out):
     before = copy.deepcopy(out)
     merged = merge_stepwise_output(out)
     for name in ("prompt_token_ids", "response_ids", "loss_masks", "rewards", "rollout_logprobs"):

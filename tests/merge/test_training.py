@@ -3,10 +3,10 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from rlskip.merge import merge
+from tests.merge.batches import batches, merge_config, turns
 
 VOCABULARY = 10
 
@@ -52,13 +52,10 @@ def loss_and_gradients(out):
     return loss, [parameter.grad for parameter in model.parameters()]
 
 
-@given(st.data())
-@settings(max_examples=15, deadline=None)
+@given(batches)
+@settings(max_examples=8)
 @pytest.mark.parametrize("strategy", ["adjacent", "chain"])
-def test_merged_rows_give_the_loss_and_gradients_of_the_turns(
-    batches, merge_config, strategy, data
-):
-    out = data.draw(batches)
+def test_merged_rows_give_the_loss_and_gradients_of_the_turns(strategy, out):
     out["trajectory_ids"] = torch.tensor([False, *out["is_last_step"]]).cumsum(0)[:-1].tolist()
     out["rollout_logprobs"] = [[-2.0 - token / 8 for token in row] for row in out["response_ids"]]
     merged, _, _ = merge(out, merge_config(strategy=strategy))
@@ -68,7 +65,7 @@ def test_merged_rows_give_the_loss_and_gradients_of_the_turns(
     torch.testing.assert_close(merged_gradients, gradients, rtol=1e-8, atol=1e-12)
 
 
-def test_training_on_an_observation_would_show(turns, merge_config):
+def test_training_on_an_observation_would_show():
     out = turns(([1], [2]), ([1, 2, 3], [4, 5]))
     out |= {"trajectory_ids": [0, 0], "rollout_logprobs": [[-2.0], [-2.0, -2.0]]}
     merged, _, _ = merge(out, merge_config())
