@@ -14,6 +14,7 @@ how much is left to learn.
     python train.py +skip=rollout_cache   # the second time, nothing is generated
     python train.py +dispatch=rollout_level   # the same rollouts, session by session on workers
     python train.py +merge=prefix         # a session's turns are trained as one row
+    python train.py +record=stages        # for `rlskip compare`: where do two runs first differ?
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from rlskip import MergeConfig, SkipManager
+from rlskip import MergeConfig, SkipManager, record
 from rlskip.config.merge import read_merge
 from rlskip.dispatch import RolloutDispatcher, Session
 from rlskip.merge import MergeReport, Pack, merge, pack
@@ -53,22 +54,31 @@ TURN = 2  # tokens: a guess and its answer
 
 
 def draw_prompts(cfg: DictConfig, step: int) -> TensorDict:
-    """The step's prompts, a fresh draw: ``input_ids`` [B, 3], ``hidden`` and ``index`` [B].
+    """The step's prompts: ``input_ids`` [B, 3], ``hidden`` and ``index`` [B].
 
-    The game is small (91 ranges, 728 games), so draws recur: a step's success, sampled before
-    its update, is that of the policy on the game itself, not on games held out from it.
+    A fresh draw, or the next ones of a data set, in another order in each epoch. The game is small
+    (91 ranges, 728 games), so draws recur: a step's success, sampled before its update, is that of
+    the policy on the game itself, not on games held out from it.
     """
-    rng = np.random.default_rng([cfg.seed, step])
-    batch = cfg.data.train_batch_size
-    size = rng.integers(cfg.game.min_range, cfg.game.max_range, batch, endpoint=True)
+    batch, total = cfg.data.train_batch_size, cfg.data.games
+    rng = np.random.default_rng([cfg.seed, step] if total is None else cfg.seed)
+    number = batch if total is None else total
+    size = rng.integers(cfg.game.min_range, cfg.game.max_range, number, endpoint=True)
     low = rng.integers(0, NUMBERS - size, endpoint=True)
-    high = low + size - 1
+    high, chosen = low + size - 1, np.arange(number)
+    hidden = rng.integers(low, high, endpoint=True)
+    if total is not None:
+        places = np.arange((step - 1) * batch, step * batch)
+        orders = {e: np.random.default_rng([cfg.data.shuffle, e]) for e in {*(places // total)}}
+        orders = {epoch: order.permutation(total) for epoch, order in orders.items()}
+        chosen = np.array([orders[place // total][place % total] for place in places])
+    ids = np.stack([low, high, np.full(number, COLON)], 1)[chosen]
     return TensorDict(
         {
             "uid": NonTensorStack(*(f"{step}-{i}" for i in range(batch))),
             "index": torch.arange(batch),
-            "input_ids": torch.from_numpy(np.stack([low, high, np.full(batch, COLON)], 1)),
-            "hidden": torch.from_numpy(rng.integers(low, high, endpoint=True)),
+            "input_ids": torch.from_numpy(ids),
+            "hidden": torch.from_numpy(hidden[chosen]),
         },
         batch_size=[batch],
     )
@@ -89,6 +99,22 @@ def ruled_out(prompt: Tensor, guesses: Tensor, replies: Tensor) -> Tensor:
     below = torch.where(replies == LOWER, guesses - 1, NUMBERS).amin(1).minimum(high)
     left = torch.where((replies == RIGHT).any(1), 1, below - above + 1)
     return 1 - left.log() / (high - low + 1).log()
+
+
+def earned(prompt: Tensor, guesses: Tensor, replies: Tensor, partial_credit: float) -> Tensor:
+    """The reward of each session: for the hidden number, and in part for what is ruled out."""
+    won = (replies == RIGHT).any(1)
+    return torch.lerp(won.float(), ruled_out(prompt, guesses, replies), partial_credit)
+
+
+def reward(prompts, completions, hidden, partial_credit: float = 0.3) -> list[float]:
+    """The rewards again, from tokens as they are dumped: ``rlskip rescore``."""
+    found = []
+    for prompt, said, number in zip(prompts, completions, hidden, strict=True):
+        guesses = torch.tensor(said[::TURN])[None]
+        replies = answer(guesses, torch.tensor(number))
+        found.append(earned(torch.tensor(prompt), guesses, replies, partial_credit).item())
+    return found
 
 
 def best_success(cfg: DictConfig) -> float:
@@ -211,8 +237,8 @@ def play(
     log_probs = F.pad(log_probs[real], (0, width - length))
     said = tokens[:, -turns * TURN :].unflatten(1, (turns, TURN))
     won = (said[..., 1] == RIGHT).any(1)
-    known = ruled_out(prompt["input_ids"], said[..., 0], said[..., 1])
-    reward = torch.lerp(won.float(), known, cfg.game.partial_credit)
+    credit = cfg.game.partial_credit
+    reward = earned(prompt["input_ids"], said[..., 0], said[..., 1], credit)
 
     # [sessions, turns, ...], of which the turns that were played are the rows
     turn = torch.arange(turns).expand(len(sessions), -1)
@@ -226,6 +252,7 @@ def play(
         "rewards": torch.where(last, reward[:, None], 0.0),
         "success": last & won[:, None],
         "prompt": torch.full_like(turn, index),
+        "hidden": prompt["hidden"].expand_as(turn),
         "session": torch.tensor(sessions)[:, None].expand(-1, turns),
         "turn": turn,
         "is_last_step": last,
@@ -259,7 +286,7 @@ def dispatch_rollouts(
     return TensorDict(dense, rows.batch_size)
 
 
-@SkipManager.annotate(role="rollout")
+@SkipManager.annotate(role="rollout", rows={"prompt_group": "index"})
 def generate_rollouts(
     prompts: TensorDict,
     policy: Policy,
@@ -356,6 +383,7 @@ def update(
     """Clipped policy loss over the step's rows; returns its figures, means over mini-batches."""
     actor, n = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout.n
     advantage = advantages(rows, cfg.data.train_batch_size, n)
+    record("advantages", advantage, rows=rows)
     # A group whose sessions all earned the same has nothing to say.
     rows, advantage = rows[advantage != 0], advantage[advantage != 0]
     rng = np.random.default_rng([cfg.seed, step])
@@ -365,14 +393,17 @@ def update(
             batch = rows[pick]
             sampled = batch["response_mask"][:, 1:]
             log_prob, entropies = score(policy, batch, pack_tokens)
+            record("log_probs", log_prob, rows=batch)
             gain = advantage[pick][:, None].expand(sampled.shape)[sampled]
             ratio = (log_prob - batch["rollout_log_probs"][:, 1:][sampled]).exp()
             clipped = ratio.clamp(1 - actor.clip_ratio, 1 + actor.clip_ratio)
             loss = -torch.minimum(gain * ratio, gain * clipped).mean()
+            record("loss", loss)
             entropy = entropies.mean()
             optimizer.zero_grad()
             (loss - actor.entropy_coeff * entropy).backward()
-            nn.utils.clip_grad_norm_(policy.parameters(), actor.grad_clip)
+            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), actor.grad_clip)
+            record("grad_norm", grad_norm)
             optimizer.step()
             share = (ratio != clipped).float().mean()
             figures.append([loss.item(), entropy.item(), share.item()])

@@ -14,20 +14,28 @@ from rlskip._version import __version__ as __version__
 if TYPE_CHECKING:
     from rlskip.config.dispatch import DispatchConfig
     from rlskip.config.merge import MergeConfig
+    from rlskip.config.record import RecordConfig
     from rlskip.config.replay import ReplayConfig
     from rlskip.config.skip import RoleConfig, RolloutValSkipConfig, SkipManagerConfig
+    from rlskip.runs.find import open as open
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
+    from rlskip.stages import record
+    from rlskip.verdicts.judge import cached_reward
 
 __all__ = [
     "BaseSkip",
     "DispatchConfig",
     "MergeConfig",
+    "RecordConfig",
     "ReplayConfig",
     "RoleConfig",
     "RolloutValSkipConfig",
     "SkipAction",
     "SkipManager",
     "SkipManagerConfig",
+    "cached_reward",
+    "open",
+    "record",
     "register_skip",
 ]
 
@@ -36,9 +44,13 @@ __getattr__ = load_on_use(
     {
         "rlskip.config.dispatch": ["DispatchConfig"],
         "rlskip.config.merge": ["MergeConfig"],
+        "rlskip.config.record": ["RecordConfig"],
         "rlskip.config.replay": ["ReplayConfig"],
         "rlskip.config.skip": ["RoleConfig", "RolloutValSkipConfig", "SkipManagerConfig"],
+        "rlskip.runs.find": ["open"],
         "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],
+        "rlskip.stages": ["record"],
+        "rlskip.verdicts.judge": ["cached_reward"],
     },
 )
 

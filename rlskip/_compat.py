@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import re
 import sys
@@ -59,10 +58,13 @@ def version_of(package: str) -> tuple[int, ...] | None:
 
     An imported package states its own: a source tree on the path has no metadata.
     """
+    # Every Hydra application loads this module at its start, and metadata takes milliseconds.
+    from importlib import metadata
+
     version = getattr(sys.modules.get(package), "__version__", None)
     try:
-        version = str(version or importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
+        version = str(version or metadata.version(package))
+    except metadata.PackageNotFoundError:
         return None
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else None

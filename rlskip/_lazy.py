@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -23,7 +24,9 @@ def load_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[s
 
     def __getattr__(name: str) -> Any:
         if name in home:
-            return getattr(import_module(home[name]), name)
+            # The next use finds it in the package, without this function.
+            value = vars(sys.modules[package])[name] = getattr(import_module(home[name]), name)
+            return value
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return __getattr__

@@ -15,6 +15,7 @@ NODES = {
     "dispatch": "rollout_level",
     "replay": "fail_closed",
     "merge": "prefix",
+    "record": "stages",
 }
 #: The node that may hold the others.
 ABOVE = "rlskip"

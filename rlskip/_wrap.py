@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -50,7 +49,7 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
 
     Raises
     ------
-    TargetError
+    ConfigError
         `target` is not such a string.
     AttachError
         The module has no such function; raised by the import of the module if that comes later.
@@ -59,6 +58,21 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     """
     parsed = Target.parse(target)
     when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
+
+
+def wrap_if_there(
+    target: str, decorate: Callable[[F], F], *, key: str, missing: list[AttachError]
+) -> None:
+    """As :func:`wrap`; a function that does not exist is noted in `missing` instead."""
+    parsed = Target.parse(target)
+
+    def hook(module: ModuleType) -> None:
+        try:
+            wrap_in(module, parsed, decorate, key)
+        except AttachError as error:
+            missing.append(error)
+
+    when_imported(parsed.module, hook)
 
 
 def around(body: Callable[..., Any]) -> Callable[[F], F]:
@@ -80,27 +94,6 @@ def around(body: Callable[..., Any]) -> Callable[[F], F]:
         return async_wrapper if is_async else wrapper  # type: ignore[return-value]
 
     return decorate
-
-
-def on_replay(stage: Callable[[F], F], change: Callable[[Any], Any]) -> Callable[[F], F]:
-    """As `stage`, a decorator of coroutine functions; a replay returns ``change(result)`` instead.
-
-    What a function itself returns stays as it is.
-    """
-    ran: ContextVar[bool] = ContextVar("rlskip_ran")
-
-    @around
-    async def running(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ran.set(True)
-        return await function(*args, **kwargs)
-
-    @around
-    async def returning(staged: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        ran.set(False)
-        result = await staged(*args, **kwargs)
-        return result if ran.get() else change(result)
-
-    return lambda function: returning(stage(running(function)))
 
 
 def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:

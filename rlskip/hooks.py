@@ -1,4 +1,4 @@
-"""The Hydra callback: installs SkipManager when a job starts, and summarises when it ends.
+"""The Hydra callback: installs SkipManager and the recorder of stages, and summarises at the end.
 
 Hydra turns an `Exception` of a callback into a warning and runs the task nevertheless. So a job
 whose config cannot be honoured is ended by :class:`RlskipAbort`, and the SkipManager that stays
@@ -25,14 +25,17 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from rlskip import stages
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
-from rlskip.config.option_checks import lost_choices, refuse_replaced_keys
+from rlskip.config.option_checks import is_chosen, lost_choices, refuse_replaced_keys
+from rlskip.config.record import read_record
+from rlskip.config.settings import read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, Tally, new_job_id, tally
-from rlskip.skip.manager import SkipManager, read_settings
+from rlskip.skip.manager import SkipManager
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +59,9 @@ class OwnKeysCallback(Callback):
 
 
 class SkipCallback(OwnKeysCallback):
-    """Every `+skip=...` option adds it, under the key ``hydra.callbacks.rlskip``."""
+    """Every option of `skip` and `record` adds it, under the key ``hydra.callbacks.rlskip``."""
 
-    groups = ("skip",)
+    groups = ("skip", "record")
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Turn legacy flags off: only here is `config` the object that the task gets."""
@@ -66,7 +69,7 @@ class SkipCallback(OwnKeysCallback):
         if not legacy_flags(config):
             return
         try:
-            settings = read_settings(config)
+            settings = read_skip(config)
         except RlskipError:
             return  # on_job_start reports it
         if "rollout" in settings.roles:
@@ -77,12 +80,14 @@ class SkipCallback(OwnKeysCallback):
         super().on_multirun_start(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Install SkipManager, or end the job."""
+        """Install SkipManager and the recorder, or end the job."""
         try:
             os.environ[JOB_VARIABLE] = new_job_id()
             os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
             os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
-            settings = read_settings(config)
+            settings = read_skip(config)
+            # Without the option, a key `record` is the application's own.
+            recording = read_record(config if is_chosen(config, "record") else None)
             if "rollout" in settings.roles:
                 # The task has its own copy of the config by now.
                 refuse_legacy_flags(config)
@@ -91,8 +96,11 @@ class SkipCallback(OwnKeysCallback):
             SkipManager._start(settings, flushes=True, checks=here)
             if SkipManager.skip_instances:
                 launcher.before_job(settings)
+            stages.start(recording, lambda: SkipManager.step)
         except Exception as error:
             _end(config, error)
+        if settings.node is None and recording.enable:
+            return  # it was not chosen
         lost = "; ".join(map(str, lost_choices(settings)))
         if not SkipManager.skip_instances:
             log.warning("rlskip: NOTHING is skipped or cached in this job: %s", lost or "see above")
@@ -105,17 +113,21 @@ class SkipCallback(OwnKeysCallback):
             SkipManager.flush()
         except Exception:
             log.exception("rlskip: the last dumps were not written")
+        recorded = stages.directory()
+        stages.stop()
         roles = dict(SkipManager.skip_instances)
-        unwritten = {role: SkipManager._unwritten(role) for role in roles}
         uncalled = SkipManager._uncalled()
         SkipManager.reset()
         job = os.environ.pop(JOB_VARIABLE, "")
         for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
             os.environ.pop(variable, None)
-        if not roles:
+        if not (roles or recorded):
             return
         dump_dirs = {role: skip.local_config.dump_dir for role, skip in roles.items()}
-        tallies = {role: n + unwritten[role] for role, n in tally(dump_dirs, job).items()}
+        tallies = tally(dump_dirs, job)
+        for role, skip in roles.items():
+            if skip.recorder is not None:
+                tallies[role] += skip.recorder.unwritten
         launcher.after_job(
             job_return,
             consulted=any(counts.consulted for counts in tallies.values()),
@@ -125,6 +137,9 @@ class SkipCallback(OwnKeysCallback):
             if counts.consulted:
                 level = logging.WARNING if counts.lost else logging.INFO
                 log.log(level, "rlskip: role %s: %s", role, counts)
+                if counts.verified.calls:
+                    level = logging.INFO if counts.verified.is_equal else logging.WARNING
+                    log.log(level, "rlskip: role %s: %s", role, counts.verified)
             elif job_return.status == JobStatus.COMPLETED:
                 log.warning(
                     "rlskip: role %s is enabled and was NEVER CONSULTED, so nothing was skipped or "
@@ -133,7 +148,7 @@ class SkipCallback(OwnKeysCallback):
                 )  # fmt: skip
         if any(counts.misses > counts.lost and not counts.hits for counts in tallies.values()):
             log.info("rlskip: run it again to replay: %s", _command(config))
-        _write_summary(Path(config.hydra.runtime.output_dir), job, tallies)
+        _write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Log one table of all jobs of the sweep."""
@@ -197,9 +212,12 @@ def _quiet_console() -> Iterator[None]:
         yield
 
 
-def _write_summary(output_dir: Path, job: str, tallies: dict[str, Tally]) -> None:
+def _write_summary(
+    output_dir: Path, job: str, tallies: dict[str, Tally], recorded: Path | None
+) -> None:
     summary = {
         "job": job,
+        "stages": None if recorded is None else str(recorded),
         "written": time.time(),
         "roles": {role: attrs.asdict(counts) for role, counts in tallies.items()},
     }

@@ -103,7 +103,7 @@ class TrajectoryKey:
     index: int = attrs.field(validator=_id)
 
     def __str__(self) -> str:
-        return f"{self.uid}_{self.session_id}_{self.index}"
+        return trajectory_key(self.uid, self.session_id, self.index)
 
     @classmethod
     def of_attempt(cls, uid: str, session_id: int, index: int, attempt: int) -> TrajectoryKey:
@@ -124,6 +124,11 @@ class TrajectoryKey:
         raise KeyFormatError(
             f"{key!r} is not a trajectory key", remedy="expected {uid}_{session_id}_{index}"
         )
+
+
+def trajectory_key(uid: str, session_id: int, index: int) -> str:
+    """The key of a row, as :class:`TrajectoryKey` has it, without a check of its parts."""
+    return f"{uid}_{session_id}_{index}"
 
 
 def session_key(uid: str, session_id: int) -> str:
@@ -148,6 +153,12 @@ def split_session(key: str) -> tuple[str, int] | None:
     uid, _, number = key.rpartition(_MARKER)
     session_id = _number(number) if uid else None
     return None if session_id is None else (uid, session_id)
+
+
+def uid_of(key: str) -> str | None:
+    """The uid in the key of a row or a marker; None for any other key."""
+    form = split_trajectory(key) or split_session(key)
+    return None if form is None else form[0]
 
 
 # -- the tags to write ---------------------------------------------------------------------

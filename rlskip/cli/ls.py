@@ -13,8 +13,9 @@ from rlskip._human import age, duration, size
 from rlskip.cli.screen import Answer, table, text
 from rlskip.config.steps import compact
 from rlskip.jobs.records import StepTallies, tally_steps
+from rlskip.runs.find import find_runs
 from rlskip.runs.listing import RunLine, StepLine, arranged
-from rlskip.runs.on_disk import Run, find_runs
+from rlskip.runs.opened import Run
 
 
 def ls(

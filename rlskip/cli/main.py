@@ -17,8 +17,8 @@ from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
 from rlskip.errors import RlskipError
 
 if TYPE_CHECKING:
+    from rlskip.batch.decoding import Decoder
     from rlskip.cli.screen import Answer
-    from rlskip.runs.decoding import Decoder
 
 BAD_INPUT, BUG = 2, 3
 
@@ -39,6 +39,9 @@ Dir = Annotated[
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
 ]
+Html = Annotated[Path, typer.Option(help="The page to write.")]
+MaxMb = Annotated[float, typer.Option(min=0.1, help="The largest size of the page.")]
+Success = Annotated[float, typer.Option(help="The reward from which a session succeeds.")]
 
 
 class Order(str, Enum):
@@ -50,6 +53,14 @@ class Order(str, Enum):
     hits = "hits"
 
 
+class Unit(str, Enum):
+    """Of a table that `export` writes."""
+
+    turn = "turn"
+    session = "session"
+
+
+RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step as of show."
 STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
 
 
@@ -122,14 +133,16 @@ def show(
     step: Annotated[str, typer.Argument(help=STEP)],
     directory: Dir = None,
     sessions: Annotated[int, typer.Option(min=0, help="How many to show.")] = 3,
+    success: Success = 0.5,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
     """Show a dump: fields, figures, some sessions."""
     from rlskip.cli.show import show
-    from rlskip.runs.on_disk import find_target
+    from rlskip.runs.find import find_target
 
-    return _put(show(find_target(step, _where(directory)), sessions, _decoder(tokenizer)), as_json)
+    target = find_target(step, _where(directory), _decoder(tokenizer))
+    return _put(show(target, sessions, success), as_json)
 
 
 @app.command()
@@ -145,7 +158,7 @@ def verify(
     Nothing is changed. Exit code 1 if a dump is unusable.
     """
     from rlskip.cli.verify import verify
-    from rlskip.runs.on_disk import find_targets
+    from rlskip.runs.find import find_targets
 
     where = _where(directory)
     return _put(verify(find_targets(what or [], where), where), as_json)
@@ -182,29 +195,57 @@ def prune(
 
 
 @app.command()
-def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help=f"A run or a step. {STEP}")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="B", help="The other; without it, the engine and the trainer of A."),
+    ] = None,
     directory: Dir = None,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="For log-probs and rewards.")] = 0.0,
-    limit: Annotated[int, typer.Option(min=0, help="How many sessions to show.")] = 20,
+    steps: Annotated[str, typer.Option(help="Steps to compare: 3, 1-10, all.")] = "all",
+    rtol: Annotated[
+        float | None, typer.Option(min=0.0, help="Relative tolerance; default: by dtype.")
+    ] = None,
+    atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute tolerance.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many lines to show.")] = 60,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page about both, as report does.")
+    ] = None,
+    max_mb: MaxMb = 5.0,
+    success: Success = 0.5,
+    tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
-    """Compare two runs or two steps.
+    """Find where two trainings first differ.
 
-    Reports which prompts, tokens, log-probs and rewards differ. Exit code 1 if any do.
+    Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
+    code 1 if anything differs. With A alone: the engine's log-probs against the trainer's.
     """
-    from rlskip.cli.diff import diff
-    from rlskip.runs.on_disk import find_target
+    if b is None:
+        from rlskip.cli.engine import compare_engine
 
-    where = _where(directory)
-    pair = find_target(a, where), find_target(b, where)
-    return _put(diff(*pair, tolerance=tolerance, limit=limit), as_json)
+        where = _where(directory)
+        return _put(compare_engine(a, where, steps=steps, decode=_decoder(tokenizer)), as_json)
+    from rlskip.cli.compare import compare
+    from rlskip.cli.report import Output
+    from rlskip.compare.rounding import Rounding
+
+    answer = compare(
+        a,
+        b,
+        _where(directory),
+        steps=steps,
+        rounding=Rounding(rtol, atol),
+        limit=limit,
+        decode=_decoder(tokenizer),
+        out=None if html is None else Output(html, max_mb, success),
+    )
+    return _put(answer, as_json)
 
 
 @app.command(name="import")
 def import_dumps(
-    source: Annotated[Path, typer.Argument(help="verl's dump_dir, a run in it, or a file.")],
+    source: Annotated[Path, typer.Argument(help="A file, or a directory of files.")],
     directory: Dir = None,
     run: Annotated[
         str | None,
@@ -216,7 +257,7 @@ def import_dumps(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Import the dumps of verl's own skip."""
+    """Import rollouts of other programs."""
     from rlskip.cli.imports import import_
 
     answer = import_(source, _where(directory), run=run, step=step, trust_pickle=trust_pickle)
@@ -226,67 +267,111 @@ def import_dumps(
 @app.command()
 def export(
     what: Annotated[str, typer.Argument(help=f"A run or a step. {STEP}")],
-    to: Annotated[str, typer.Option(help="verl or jsonl.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="jsonl, messages, verifiers (lines), parquet, verl, verl-text, atif (files)."
+        ),
+    ],
     directory: Dir = None,
     out: Annotated[
-        Path | None, typer.Option(help="verl: a directory; jsonl: a file, else stdout.")
+        Path | None, typer.Option(help="A file or a directory; of lines the default is stdout.")
     ] = None,
+    by: Annotated[Unit, typer.Option(help="What a row of a table is.")] = Unit.turn,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
-    """Write dumps for verl, or as JSON lines."""
-    from rlskip.cli.export import export_to_jsonl, export_to_verl
-    from rlskip.interop.to_verl import ExportError
-    from rlskip.runs.on_disk import find_target
+    """Write rollouts for other programs."""
+    from rlskip.cli.export import export
+    from rlskip.runs.find import find_target
 
-    target = find_target(what, _where(directory))
-    if to == "jsonl":
-        answer = export_to_jsonl(target, out, _decoder(tokenizer))
-    elif to == "verl" and out is not None:
-        answer = export_to_verl(target, out)
-    elif to == "verl":
-        raise ExportError("it is missing", "--out", "give a directory")
-    else:
-        raise ExportError(f"{to!r} is not a format", "--to", "give verl or jsonl")
+    target = find_target(what, _where(directory), _decoder(tokenizer))
+    answer = export(target, to, out, by.value)
     return 0 if answer is None else _put(answer, as_json)
+
+
+@app.command()
+def rescore(
+    what: Annotated[str, typer.Argument(help=f"A run or a step. {STEP}")],
+    reward: Annotated[str, typer.Option(help="The function: package.module:name.")],
+    directory: Dir = None,
+    steps: Annotated[str, typer.Option(help="Steps to score: 3, 1-10, all.")] = "all",
+    only_failed: Annotated[
+        bool, typer.Option("--only-failed", help="Only sessions with 0, or less than the best.")
+    ] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Verdicts for each session; their mean counts.")
+    ] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Calls that are under way at a time.")] = 8,
+    tokenizer: Tokenizer = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The data set, for columns that the run lacks.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where verdicts are kept; default ~/.rlskip/verdicts.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="A dump_dir for a run with the new scores.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Run a reward function over cached rollouts.
+
+    Each verdict is asked for once, by all jobs. Exit code 1 if a session has no new score.
+    """
+    from rlskip.cli.rescore import rescore
+    from rlskip.runs.find import find_target
+
+    decode = _decoder(tokenizer, skip_special=True)
+    answer = rescore(
+        find_target(what, _where(directory), decode),
+        reward,
+        steps=steps,
+        only_failed=only_failed,
+        repeat=repeat,
+        workers=workers,
+        data=data,
+        cache=cache,
+        write=write,
+    )
+    return _put(answer, as_json)
 
 
 @app.command()
 def report(
     where: Annotated[Path | None, typer.Argument(help="A run, or a dump_dir with one.")] = None,
-    html: Annotated[Path, typer.Option(help="The page to write.")] = Path("rlskip.html"),
+    html: Html = Path("rlskip.html"),
     directory: Dir = None,
-    sessions: Annotated[int, typer.Option(min=0, help="How many to show.")] = 50,
+    max_mb: MaxMb = 5.0,
+    success: Success = 0.5,
     tokenizer: Tokenizer = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="The dispatch.timeline_dir of the job.")
-    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write it again while the run goes on, until Ctrl-C.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Write an HTML page about a run."""
-    from rlskip.cli.report import report
-    from rlskip.runs.on_disk import the_run
+    """Write a page about a run."""
+    from rlskip.cli.report import Output, follow_run, report
+    from rlskip.runs.find import the_run
 
-    answer = report(
-        the_run(_where(where or directory).resolve()),
-        html,
-        sessions=sessions,
-        decoder=_decoder(tokenizer),
-        timeline_dir=timeline,
-    )
-    return _put(answer, as_json)
+    decode = _decoder(tokenizer)
+    run = the_run(_where(where or directory).resolve(), decode)
+    out = Output(html, max_mb, success)
+    if follow:
+        follow_run(run, out, decode, as_json=as_json)
+    return _put(report(run, out, decode), as_json)
 
 
 def _where(directory: Path | None) -> Path:
     return (directory or Path(DEFAULT_DUMP_DIR)).expanduser()
 
 
-def _decoder(tokenizer: Path | None) -> Decoder | None:
+def _decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:
     if tokenizer is None:
         return None
-    from rlskip.runs.decoding import Decoder
+    from rlskip.batch.decoding import Decoder
 
-    return Decoder(tokenizer)
+    return Decoder(tokenizer, skip_special=skip_special)
 
 
 def _put(answer: Answer, as_json: bool) -> int:

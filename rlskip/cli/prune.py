@@ -12,7 +12,7 @@ from rlskip._human import age, size
 from rlskip.cli.screen import Answer, progress, table, text
 from rlskip.config.dump_dir import parse_size
 from rlskip.errors import ConfigError
-from rlskip.runs.on_disk import find_runs
+from rlskip.runs.find import find_runs
 from rlskip.runs.pruning import Old, choose, remove
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")

@@ -10,75 +10,59 @@ from rich.console import RenderableType
 
 from rlskip._human import age, duration, number, short, size
 from rlskip.cli.screen import Answer, facts, table, text
-from rlskip.runs.counts import Counts
-from rlskip.runs.decoding import Decoder
-from rlskip.runs.fields import Field, describe
-from rlskip.runs.on_disk import Dump, Selection
-from rlskip.runs.trajectories import (
-    Columns,
-    plain,
-    real_columns,
-    rollout_columns,
-    trajectories_at,
-    values,
-)
+from rlskip.runs.columns import plain
+from rlskip.runs.fields import Field, fields_of
+from rlskip.runs.figures import QUARTILES, Counter, by_interest, by_step, step_figures
+from rlskip.runs.find import Target
+from rlskip.runs.on_disk import Dump
+from rlskip.runs.rollouts import SessionRows
 from rlskip.store import DumpMeta
 
 _SHOWN = 400  # characters of a cell
 
 
-def show(target: Selection, sessions: int, decoder: Decoder | None) -> Answer:
-    """All dumps of `target` (a step has several if it has parts or shards)."""
+def show(target: Target, sessions: int, success: float) -> Answer:
+    """All dumps of `target` (a step has several if it has parts or shards).
+
+    `sessions` of each dump are shown: one of every group, then of the best and the worst.
+    """
     data, view = [], []
-    for dump in target.dumps():
-        columns = rollout_columns(dump.load(into="numpy"))
-        counts = Counts.of(columns)
-        fields = [describe(name, column) for name, column in real_columns(columns).items()]
-        one = {
-            "dump": dump.name,
-            "directory": str(dump.place.directory),
-            "meta": attrs.asdict(dump.meta) if dump.meta else None,
-            "rows": columns.n,
-            "sessions": len(counts.sessions),
-            "groups": counts.groups,
-            "mean_reward": counts.mean_reward,
-            "mean_length": counts.mean_length,
-            "fields": [attrs.asdict(field) for field in fields],
-            "whole": {name: plain(value) for name, value in columns.whole.items()},
-            "sample": _sample(columns, counts, sessions, decoder),
-        }
-        data.append(one)
-        view += _view(target, dump, one, fields)
+    for step, counted in by_step(Counter().count(target.run, target.dumps())):
+        of_step = step_figures(counted, success)
+        for one in counted:
+            rollouts = target.read(one.dump)
+            every, known = rollouts.sessions, one.sessions
+            order = [] if known is None else by_interest(known.group, known.reward).tolist()
+            fields = fields_of(rollouts.columns)
+            found = {
+                "dump": one.dump.name,
+                "directory": str(one.dump.place.directory),
+                "meta": attrs.asdict(one.dump.meta, filter=_is_recorded) if one.dump.meta else None,
+                "rows": len(rollouts),
+                "figures": step_figures([one], success),
+                "step_figures": of_step,
+                "fields": [attrs.asdict(field) for field in fields],
+                "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
+                "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
+            }
+            data.append(found)
+            view += _view(target, one.dump, found, fields)
+        if len(counted) > 1:
+            view += [text(f"step {step}, {len(counted)} dumps", "bold"), facts(_figures(of_step))]
     return Answer(data, view)
 
 
-def _sample(
-    columns: Columns, counts: Counts, number: int, decoder: Decoder | None
-) -> list[dict[str, Any]]:
-    """The last row of each of the first sessions: it has all turns before it in its prompt."""
-    sessions = counts.sessions[:number]
-    rows = trajectories_at(columns, [one.rows[-1] for one in sessions])
-    if not rows:
-        cells = {name: values(column) for name, column in columns.columns.items()}
-        last = (one.rows[-1] for one in sessions)
-        return [{name: plain(column[i]) for name, column in cells.items()} for i in last]
-    sample = []
-    for i, (row, one) in enumerate(zip(rows, sessions, strict=True)):
-        line = attrs.asdict(row)
-        line |= {"session_reward": counts.rewards[i], "session_length": counts.lengths[i]}
-        line |= {"group": one.group, "session": one.number, "turns": len(one.rows)}
-        if decoder is not None:
-            line["prompt_text"] = decoder(row.prompt)
-            line["response_text"] = decoder(row.response)
-        sample.append(line)
-    return sample
+def _sampled(session: SessionRows) -> dict[str, Any]:
+    """The last row of a session, which has all turns before it in its prompt."""
+    figures = {"turns": len(session.rows), "session_reward": session.reward}
+    return {**session.turns[-1], **figures, "session_length": session.length}
 
 
 # -- for people ------------------------------------------------------------------------------
 
 
 def _view(
-    target: Selection, dump: Dump, data: dict[str, Any], fields: list[Field]
+    target: Target, dump: Dump, data: dict[str, Any], fields: list[Field]
 ) -> list[RenderableType]:
     shown = table("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", "")
     for field in fields:
@@ -99,13 +83,11 @@ def _view(
     return view + [part for line in data["sample"] for part in _row_view(line)]
 
 
-def _head(target: Selection, dump: Dump, data: dict[str, Any]) -> RenderableType:
+def _head(target: Target, dump: Dump, data: dict[str, Any]) -> RenderableType:
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
-        ("sessions", f"{data['sessions']} in {data['groups']} groups"),
-        ("mean reward", number(data["mean_reward"]) or None),
-        ("mean length", number(data["mean_length"]) or None),
+        *_figures(data["figures"]),
         ("on disk", size(dump.size)),
     ]
     meta = dump.meta
@@ -121,6 +103,26 @@ def _head(target: Selection, dump: Dump, data: dict[str, Any]) -> RenderableType
     return facts(pairs)
 
 
+def _figures(of: dict[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [("sessions", f"{of['sessions']} in {of['groups']} groups")]
+    for name in ("reward", "length"):
+        if of[name] is not None:
+            quartiles = ", ".join(number(of[f"{name}_{which}"]) for which in QUARTILES)
+            found.append((f"mean {name}", f"{number(of[name])} (quartiles {quartiles})"))
+    if of["pass_1"] is not None:
+        found.append(("pass@1", number(of["pass_1"])))
+    if of["no_signal"] is not None:
+        found += [(f"pass@{of['k']}", number(of["pass_k"])),
+                  ("no signal", f"{100 * of['no_signal']:.3g} % of the groups")]  # fmt: skip
+    if of["truncated"]:
+        found.append(("truncated", f"{100 * of['truncated']:.3g} % of the sessions"))
+    return found
+
+
+def _is_recorded(field: attrs.Attribute[Any], value: Any) -> bool:
+    return field.name != "ignored"  # of an identity: what a call does not compare
+
+
 def _identity(meta: DumpMeta) -> str:
     found = meta.identity
     if found is None:
@@ -132,16 +134,17 @@ def _identity(meta: DumpMeta) -> str:
 
 
 def _row_view(line: dict[str, Any]) -> list[RenderableType]:
-    if "session_length" not in line:
-        return [facts((name, short(str(value), _SHOWN)) for name, value in line.items())]
-    head = f"row {line['index']}, group {line['group']}, session {line['session']}"
+    if line["response"] is None:
+        known = {name: value for name, value in line.items() if value is not None}
+        return [facts((name, short(str(value), _SHOWN)) for name, value in known.items())]
+    head = f"row {line['row']}, group {line['group']}, session {line['session']}"
     if line["turns"] > 1:
         head += f", the last of {line['turns']} turns"
     if line["session_reward"] is not None:
         head += f", reward {number(line['session_reward'])}"
     response, mask = line["response"], line["mask"]
     pairs: list[tuple[str, Any]] = [
-        ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"]), _SHOWN)),
+        ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"] or []), _SHOWN)),
         ("  response", short(line.get("response_text") or _tokens(response), _SHOWN)),
     ]
     if mask is not None and not all(mask):

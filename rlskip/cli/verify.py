@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -11,7 +12,8 @@ from rich.console import RenderableType
 from rlskip._human import size
 from rlskip.cli.screen import Answer, progress, table, text
 from rlskip.format.dump_errors import AbsentDumpError
-from rlskip.runs.on_disk import NoSuchPlaceError, Selection
+from rlskip.runs.find import Target
+from rlskip.runs.opened import NoSuchPlaceError
 
 
 @attrs.frozen
@@ -24,7 +26,7 @@ class Verdict:
     problem: str | None
 
 
-def verify(targets: list[Selection], where: Path) -> Answer:
+def verify(targets: Sequence[Target], where: Path) -> Answer:
     """Verify all dumps of `targets`; nothing is changed. Exit code 1 if a dump is unusable.
 
     Raises NoSuchPlaceError if there is none; `where` is what was looked through.

@@ -1,7 +1,7 @@
 """The facts of a plain Hydra application: one whose config has verl's keys, as far as it has them.
 
-This is the only module outside ``hosts/verl`` that knows them. ``docs/skip.md`` shows the tables of
-what is compared; a test compares both.
+This is the only module outside ``hosts/verl`` that knows them. ``docs/keys.md`` shows the tables of
+what is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 DATA = "data"
 TOTAL_STEPS = "trainer.total_training_steps"
 
-# A key stands for itself and for what is below it. Seeds are never compared: another draw from
+# A key includes all keys below it. Seeds are never compared: another draw from
 # the same distribution is an equally good sample.
 COMPARED: dict[str, tuple[str, ...]] = {
     ROLLOUT: (
@@ -77,6 +77,7 @@ _KEYS = {
     "n": f"{ROLLOUT}.n",
     "val_n": f"{ROLLOUT}.val_kwargs.n",
 }
+_TOKENIZER = tuple(f"actor_rollout_ref.model.{name}" for name in ("tokenizer_path", "path"))
 _SAMPLING = ("temperature", "top_p", "top_k")
 _ALIASES = {
     "rollout_level": "trainer.v1.rollout_level_dispatch",
@@ -140,6 +141,7 @@ def application_facts(config: Any) -> HostFacts:
         samples_dynamically=look_up(config, "algorithm.filter_groups.enable") is True,
         model=look_up(config, "actor_rollout_ref.model.path"),
         engine=look_up(config, f"{ROLLOUT}.name"),
+        tokenizer=look_up_first(config, _TOKENIZER, None),
         shaping=shaping,
         val_shaping={**shaping, **own},
         noticed=(ROLLOUT, DATA),

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.check import Problem, did_you_mean, read
+from rlskip.config.check import Problem, did_you_mean, parsed, read
 from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError
 
@@ -17,10 +17,6 @@ _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _TARGET = re.compile(rf"({_NAMES}):({_NAMES})")
 # After the first name, a part may also be a key of a mapping or an index.
 _PATH = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
-
-
-class TargetError(ConfigError):
-    """A string that does not name a function."""
 
 
 @attrs.frozen
@@ -32,10 +28,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, where: str = "") -> Target:
-        """Parse `text`, the value of config key `where`; raises :class:`TargetError`."""
+        """Parse `text`, the value of config key `where`; raises ConfigError."""
         match = _TARGET.fullmatch(text)
         if match is None:
-            raise TargetError(
+            raise ConfigError(
                 f"{text!r} does not name a function",
                 where,
                 'write "package.module:Class.method" or "package.module:function"',
@@ -58,10 +54,10 @@ class AttachConfig:
     target: str = ""
 
     # Path of the step, or a package.module:function that takes the call's arguments and returns
-    # the step, or None if the call must not be skipped. Null: the step of SkipManager.set_step.
+    # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
     step: str | None = None
 
-    # Path of the prompts; null: the argument named prompts, else the first one after self.
+    # Path of the prompts; null: the argument called prompts, else the first after self.
     prompts: str | None = None
 
     # Paths of other values that must be equal for a dump to replace the call.
@@ -70,9 +66,14 @@ class AttachConfig:
     # Names of arguments that are not compared, although they are plain data.
     ignore: list[str] = field(default_factory=list)
 
-    # For rollout_tq: the path of the queue, its partition, and the phase of this function.
+    # What the fields of the function's rows hold, where their names do not tell: {reward: won}.
+    rows: dict[str, Any] = field(default_factory=dict)
+
+    # For rollout_tq: the path of the queue.
     queue: str | None = None
+    # For rollout_tq: the partition; null: train.
     partition_id: str | None = None
+    # For rollout_tq: what this function does, submit or sample; null: submit.
     phase: str | None = None
 
 
@@ -116,9 +117,9 @@ def _read_one(
         problems.append(Problem(at, what, 'write "package.module:Class.method"'))
         return AttachConfig()
     config = read(AttachConfig, entry, at, problems)
-    _check_target(config.target, target_at, problems)
+    parsed(Target.parse, config.target, target_at, problems)
     if config.step and ":" in config.step:
-        _check_target(config.step, f"{at}.step", problems)
+        parsed(Target.parse, config.step, f"{at}.step", problems)
     paths = {"prompts": config.prompts, "queue": config.queue}
     paths |= {f"identity.{i}": path for i, path in enumerate(config.identity)}
     if config.step and ":" not in config.step:
@@ -140,13 +141,6 @@ def _read_one(
         problems.append(Problem(at, what, "one function is one stage"))
     seen.setdefault(config.target, at)
     return config
-
-
-def _check_target(text: str, at: str, problems: list[Problem]) -> None:
-    try:
-        Target.parse(text)
-    except TargetError as error:
-        problems.append(Problem(at, error.what, error.remedy))
 
 
 def role_options(config: AttachConfig) -> dict[str, Any]:

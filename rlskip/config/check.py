@@ -23,8 +23,6 @@ from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
 
-_READ = "_rlskip_read"
-
 
 @attrs.frozen
 class Problem:
@@ -48,16 +46,8 @@ def raise_all(problems: list[Problem]) -> None:
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-@attrs.frozen
-class Node:
-    """A node of a config: its full key, and its plain mapping, which is None if there is none."""
-
-    key: str
-    values: dict[str, Any] | None
-
-
-def find_node(config: Any, name: str, schema: type | None = None) -> Node:
-    """The node `name` of a config, as a plain mapping with interpolations resolved.
+def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
+    """The node `name` of a config, as a plain mapping with interpolations resolved; None without.
 
     It is at the top level, or below a node `rlskip`, which an application has whose own key is
     called `name` (:mod:`rlskip._nodes`).
@@ -86,10 +76,9 @@ def find_node(config: Any, name: str, schema: type | None = None) -> Node:
             "give a DictConfig, a mapping or a dataclass",
         )
     try:
-        node, key = config, name
+        node = config
         if schema is None or not isinstance(config, schema):
             below = _entry(_entry(config, ABOVE), name)
-            key = name if below is None else f"{ABOVE}.{name}"
             node = _entry(config, name) if below is None else below
             place(name, below=below is not None)
         if isinstance(node, DictConfig):
@@ -104,9 +93,9 @@ def find_node(config: Any, name: str, schema: type | None = None) -> Node:
             "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + or_own_key(name),
         )
     if node is None or isinstance(node, Mapping):
-        return Node(key, None if node is None else dict(node))
+        return None if node is None else dict(node)
     if _is_node(node):
-        return Node(key, dataclasses.asdict(node))
+        return dataclasses.asdict(node)
     raise ConfigError(
         f"expected a mapping, got {node!r}", name, or_own_key(name).removeprefix("; ")
     )
@@ -170,30 +159,11 @@ def _entry(holder: Any, name: str) -> Any:
     return getattr(holder, name, None) if _is_node(holder) else None
 
 
-def mark_read(config: T, *, given: bool = True) -> T:
-    """Mark a dataclass as checked and complete: its reader returns it as it is.
-
-    `given` tells whether the config that was read has the node.
-    """
-    setattr(config, _READ, given)
-    return config
-
-
-def was_read(config: Any) -> bool:
-    """Whether :func:`mark_read` marked `config`."""
-    return hasattr(config, _READ)
-
-
-def was_given(config: Any) -> bool:
-    """Whether `config` was read from a node, and does not only hold defaults."""
-    return getattr(config, _READ, True) is True
-
-
 def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Problem]) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
     A key that is wrong or missing keeps the schema's default, so that reading continues. Fields
-    may have ``metadata={"choices": (...)}`` or ``metadata={"min": number}``.
+    may have ``metadata={"choices": (...)}``, or numbers under ``min`` and ``max``.
     """
     hints = typing.get_type_hints(schema)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
@@ -252,6 +222,9 @@ def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
     least = metadata.get("min")
     if least is not None and value is not None and value < least:
         return f"must be at least {least}, got {value!r}"
+    most = metadata.get("max")
+    if most is not None and value is not None and value > most:
+        return f"must be at most {most}, got {value!r}"
     return None
 
 

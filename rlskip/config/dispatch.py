@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import session_facts
-from rlskip.config.check import (
-    Problem,
-    find_node,
-    mark_read,
-    parsed,
-    raise_all,
-    read,
-    was_read,
-)
+from rlskip.config.check import Problem, find_node, parsed, raise_all, read
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.config.facts import HostFacts
 
@@ -28,21 +20,24 @@ _not_negative = {"min": 0}
 class DispatchConfig:
     """How a batch of prompts becomes sessions on workers."""
 
-    # true: sessions are dispatched one by one, as dispatch.policy says. false: a prompt's sessions
-    # stay on one worker. verl has the same key.
+    # true: sessions are dispatched one by one, as dispatch.policy says. false: the sessions of a
+    # prompt stay on one worker. verl has the same key.
     rollout_level: bool = False
 
-    # Sessions that run at once on one worker; null: any number. verl has the same key.
+    # Sessions that run at once on one worker; null: any number, on a blocking worker 16. verl has
+    # the same key.
     max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
 
     # Sessions that run at once on all workers together; null: any number.
     max_concurrent_rollouts: int | None = field(default=None, metadata=_positive)
 
     # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
-    # longest_first, or a custom function as package.module:function.
+    # longest_first, or a custom function as package.module:function. Always chunk without
+    # rollout_level.
     policy: str = "least_loaded"
 
-    # Where workers run: local (in this process) or ray (actors).
+    # Where workers run: local (in this process) or ray (actors). This key and the next apply to
+    # ``RolloutDispatcher.from_config``, which makes the pool.
     pool: str = field(default="local", metadata={"choices": POOLS})
 
     # Number of workers; null: the host's number, else 4.
@@ -64,21 +59,22 @@ class DispatchConfig:
     # null: the host's seed, else 0.
     seed: int | None = field(default=None, metadata=_not_negative)
 
-    # Seconds that one attempt at a session may take; null: no limit.
+    # Seconds that one attempt at a session may take; null: no limit, also none for an async worker
+    # that blocks the event loop.
     session_timeout_s: float | None = field(default=3600.0, metadata={"min": 0.001})
 
-    # Further attempts after an infrastructure failure: a lost worker, a deadline, a network error.
+    # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.
     max_retries: int = field(default=2, metadata=_not_negative)
 
     # Further attempts after a data failure: any other error that the worker raised.
     max_data_retries: int = field(default=1, metadata=_not_negative)
 
-    # Record finished sessions in a journal next to the step's dump, so that a killed step resumes;
-    # under verl's V1 trainer with rollout_level only.
+    # Journal finished sessions next to the step's dump, so that a killed step resumes; under
+    # verl's V1 trainer with rollout_level only.
     journal: bool = False
 
-    # Fields that identify a prompt in batches and dumps: longest_first uses them to look up how
-    # long the prompt's sessions were in the dumps of earlier runs. []: no look-up.
+    # Fields that identify a prompt in batches and dumps: with them longest_first finds how long
+    # the prompt's sessions were in the dumps of earlier runs. []: dumps are not read.
     history_fields: list[str] = field(default_factory=list)
 
     # Directory for a timeline of each batch, as Chrome trace JSON and PNG; null: no timeline.
@@ -104,7 +100,7 @@ def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig
     ----------
     config
         A full config (a DictConfig, a mapping or a dataclass), where `dispatch` may be absent; a
-        :class:`DispatchConfig`; or None. What this function returned is returned as it is.
+        :class:`DispatchConfig`; or None. What this function returned reads as itself.
     facts
         What the host says of the run; None: what a plain application's config says.
 
@@ -113,9 +109,7 @@ def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig
     ConfigError
         Names *every* problem.
     """
-    if isinstance(config, DispatchConfig) and was_read(config):
-        return config
-    node = find_node(config, "dispatch", DispatchConfig).values or {}
+    node = find_node(config, "dispatch", DispatchConfig) or {}
     facts = facts or session_facts(config)
     problems: list[Problem] = []
     for key, (alias, value) in facts.aliases.items():
@@ -138,4 +132,4 @@ def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig
     if dispatch.timeline_dir is not None:
         parsed(parse_dump_dir, dispatch.timeline_dir, "dispatch.timeline_dir", problems)
     raise_all(problems)
-    return mark_read(dispatch)
+    return dispatch

@@ -28,8 +28,8 @@ SHAPING_NAMES = (
 )  # fmt: skip
 """Names by which any application calls what shapes a rollout: the last names of a key."""
 
-# Nodes of what generates no rollouts of training, where the same names stand for something else.
-_OTHERS = frozenset(
+# Nodes of what generates no rollouts of training, where the same names mean something else.
+OTHER_NODES = frozenset(
     ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval")
 )
 
@@ -66,6 +66,8 @@ class HostFacts:
         The host's keys that make it validate, each with the value that keeps it from that.
     model, engine
         Names of the model and of the kind of inference engine.
+    tokenizer
+        The path or the name of the tokenizer.
     shaping, val_shaping
         The values that shape a rollout, in training and in validation, by dotted key. A dump that
         was made with others is a mismatch.
@@ -103,6 +105,7 @@ class HostFacts:
     validates: Mapping[str, Any] = attrs.field(factory=dict)
     model: str | None = None
     engine: str | None = None
+    tokenizer: str | None = None
     shaping: Mapping[str, Any] = attrs.field(factory=dict)
     val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
     noticed: tuple[str, ...] = ()
@@ -149,4 +152,4 @@ class HostFacts:
         if any(key.startswith(f"{node}.") for node in self.noticed):
             return True
         named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES)
-        return named and _OTHERS.isdisjoint(key.split("."))
+        return named and OTHER_NODES.isdisjoint(key.split("."))

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import (
-    Problem,
-    find_node,
-    look_up,
-    mark_read,
-    raise_all,
-    read,
-    was_read,
-)
+from rlskip.config.check import Problem, find_node, look_up, raise_all, read
 
 # SkyRL's name for `merge.stepwise_output`.
 HOST_FLAG = "generator.merge_stepwise_output"
@@ -23,7 +15,8 @@ HOST_FLAG = "generator.merge_stepwise_output"
 class MergeConfig:
     """How the turns of a trajectory become rows to train on; see :mod:`rlskip.merge`."""
 
-    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change.
+    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change. Also
+    # SkyRL's ``generator.merge_stepwise_output``.
     stepwise_output: bool = False
 
     # adjacent: a turn may continue the turn before it. chain: it may continue any earlier turn of
@@ -36,8 +29,8 @@ class MergeConfig:
     # A merge that would exceed max_seq_len: split (stop at the turn before), error, or warn.
     on_overlong: str = field(default="split", metadata={"choices": ("split", "error", "warn")})
 
-    # Train on packs of at most this many positions, in which each token that rows share is computed
-    # once; see rlskip.merge.pack. null: on rows.
+    # Train on packs of at most this many positions, in which each token that rows share is
+    # computed once; see rlskip.merge.pack. null: on rows.
     pack_tokens: int | None = field(default=None, metadata={"min": 1})
 
 
@@ -51,16 +44,14 @@ def read_merge(config: Any) -> MergeConfig:
     ----------
     config
         A full config (a DictConfig, a mapping or a dataclass) with a node `merge` or `generator`;
-        a :class:`MergeConfig`; or None. What this function returned is returned as it is.
+        a :class:`MergeConfig`; or None. What this function returned reads as itself.
 
     Raises
     ------
     ConfigError
         Names *every* problem by its full key.
     """
-    if isinstance(config, MergeConfig) and was_read(config):
-        return config
-    node = find_node(config, "merge", MergeConfig).values or {}
+    node = find_node(config, "merge", MergeConfig) or {}
     problems: list[Problem] = []
     settings = read(MergeConfig, node, "merge", problems)
     host = look_up(config, HOST_FLAG)
@@ -71,4 +62,4 @@ def read_merge(config: Any) -> MergeConfig:
         problems.append(Problem("merge.stepwise_output", what, "set one of them"))
     raise_all(problems)
     settings.stepwise_output |= bool(host)
-    return mark_read(settings)
+    return settings

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from rlskip._nodes import ABOVE
+from rlskip._nodes import ABOVE, as_typed
 from rlskip.config.check import Problem, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import ACTIONS, BUILT_IN_ROLES
@@ -42,12 +42,17 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
         elif action == "replay" and settings.start_engine:
             problems.append(_overridden(settings, "skip.start_engine", "true", option))
-        elif action == "repeat" and local.action != action:
-            problems.append(_overridden(settings, f"skip.{role}.action", "cache", option))
+        elif action in ("repeat", "verify") and local.action != action:
+            problems.append(_overridden(settings, f"skip.{role}.action", str(local.action), option))
     if not problems and not settings.roles:
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
     return problems
+
+
+def is_chosen(config: Any, group: str) -> bool:
+    """Whether the job chose an option of a group."""
+    return bool(_options(config, group))
 
 
 def refuse_replaced_keys(config: Any, groups: Iterable[str]) -> None:
@@ -128,7 +133,7 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
 
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:
     """`option` sets `key`, and something after it in the composition sets it to `value`."""
-    key = settings.at + key.removeprefix("skip")
+    key = as_typed(key)
     given = look_up(settings.facts.config, "hydra.overrides.task") or []
     typed = [o for o in given if o.lstrip("+").startswith(f"{key}=")]
     if typed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import session_facts
-from rlskip.config.check import Problem, find_node, mark_read, raise_all, read, was_read
+from rlskip.config.check import Problem, find_node, raise_all, read
 from rlskip.config.facts import HostFacts
 
 
@@ -21,8 +21,8 @@ class ReplayConfig:
         default="raise", metadata={"choices": ("raise", "drop", "refill", "min_viable")}
     )
 
-    # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group with
-    # fewer raises.
+    # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group
+    # with fewer raises.
     min_viable: int | None = field(default=None, metadata={"min": 1})
 
     # With on_incomplete: refill, how often one prompt is replaced before its group raises.
@@ -59,7 +59,7 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
     ----------
     config
         A full config (a DictConfig, a mapping or a dataclass), a :class:`ReplayConfig`, or None.
-        What this function returned is returned as it is.
+        What this function returned reads as itself.
     facts
         What the host says of the run; None: what a plain application's config says.
 
@@ -68,11 +68,9 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
     ConfigError
         Names *every* problem by its full key.
     """
-    if isinstance(config, ReplayConfig) and was_read(config):
-        return config
-    node = find_node(config, "replay", ReplayConfig).values
+    node = find_node(config, "replay", ReplayConfig) or {}
     problems: list[Problem] = []
-    settings = read(ReplayConfig, node or {}, "replay", problems)
+    settings = read(ReplayConfig, node, "replay", problems)
     facts = facts or session_facts(config)
     for name, known in (("n", facts.n), ("val_n", facts.val_n)):
         if getattr(settings, name) is None and known is not None:
@@ -82,7 +80,7 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
             setattr(settings, name, getattr(of_host, name))
     problems += _contradictions(settings)
     raise_all(problems)
-    return mark_read(settings, given=node is not None)
+    return settings
 
 
 def _contradictions(settings: ReplayConfig) -> list[Problem]:

@@ -34,7 +34,9 @@ from rlskip.config.skip import (
     VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
+    SkipAction,
     SkipManagerConfig,
+    role_specs,
 )
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
@@ -67,8 +69,6 @@ class SkipSettings:
     ----------
     facts
         What the host says of the run; only `config` where no role is on.
-    at
-        The full key of the node: ``skip``, or ``rlskip.skip``.
     roles
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
@@ -81,18 +81,17 @@ class SkipSettings:
     """
 
     facts: HostFacts
-    at: str = "skip"
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
 
-    def switch_on(self, role: str, registry: Mapping[str, RoleSpec]) -> SkipSettings:
+    def switch_on(self, role: str) -> SkipSettings:
         """The settings of the same node with `role` on as well; complete them for the host."""
         node = self.node or {}
         own = {**(node.get(role) or {}), "enable": True}
         on = {**node, "enable": True, role: own}
-        return read_values(on, registry, self.facts.config, self.at)
+        return read_values(on, self.facts.config)
 
     def gives(self, key: str, role: str) -> bool:
         """Whether the node gives `key` for `role`, or for all."""
@@ -120,18 +119,14 @@ class SkipSettings:
         return attrs.evolve(self, facts=facts, roles=roles)
 
 
-def read_skip(
-    config: Any, registry: Mapping[str, RoleSpec], facts: HostFacts | None = None
-) -> SkipSettings:
-    """Read the `skip` node of a config.
+def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
+    """Read the `skip` node of a config against the registered roles.
 
     Parameters
     ----------
     config
         A full config (a DictConfig, a mapping or a dataclass), a :class:`SkipManagerConfig`, or
         SkipSettings, which are not read again.
-    registry
-        The registered roles.
     facts
         What the host says of the run; None: what a plain application's config says. A host that
         knows them later passes ``HostFacts()``, then the settings with the facts.
@@ -144,27 +139,23 @@ def read_skip(
     if isinstance(config, SkipSettings):
         return config if facts is None else config.complete(facts)
     node = find_node(config, "skip", SkipManagerConfig)
-    if node.values is None:
-        return SkipSettings(HostFacts(config), at=node.key)
-    if isinstance(node.values.get("skip"), Mapping):
+    if node is None:
+        return SkipSettings(HostFacts(config))
+    if isinstance(node.get("skip"), Mapping):
         what = "an option file was composed into `skip` instead of next to it"
         raise ConfigError(what, "skip.skip", "choose it with +skip=<option>, without @skip")
-    whole = {"skip": node.values} if isinstance(config, SkipManagerConfig) else config
-    settings = read_values(_without_host_defaults(node.values), registry, whole, node.key)
+    whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
+    settings = read_values(_without_host_defaults(node), whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
 
 
-def read_values(
-    node: dict[str, Any], registry: Mapping[str, RoleSpec], config: Any, at: str = "skip"
-) -> SkipSettings:
+def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
     """The settings of a `skip` mapping, whose null keys are not filled from a host's facts yet.
 
     Parameters
     ----------
     node
-        The mapping at key `at` of `config`, without the defaults that verl fills in.
-    registry
-        The registered roles.
+        The mapping at ``skip`` in `config`, without the defaults that verl fills in.
 
     Raises
     ------
@@ -174,8 +165,9 @@ def read_values(
     shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
 
     problems: list[Problem] = []
+    registry = role_specs()
     bare = _without_class(node, shared_keys, registry)
-    registry = {**registry, **bare}
+    registry |= bare
     shared_node = {key: node[key] for key in node if key in shared_keys}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
     # Here as well as in each role, because each role may have its own value.
@@ -207,6 +199,8 @@ def read_values(
                     problems.append(Problem(f"skip.{key}.enable", what, remedy))
                 role.enable = replays_validation
                 _place_beside(roles, role)
+                if "rollout_tq" in roles and roles["rollout_tq"].enable:  # queued as training is
+                    spec = attrs.evolve(spec, actions=registry["rollout_tq"].actions)
             _inherit(role, shared, key, spec, problems)
             roles[key] = role
     # What is wrong in a shared key was found again in each role that inherits it.
@@ -214,7 +208,7 @@ def read_values(
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
-    return SkipSettings(HostFacts(config), at, on, attach, node, shared.start_engine or not on)
+    return SkipSettings(HostFacts(config), on, attach, node, shared.start_engine or not on)
 
 
 def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:
@@ -243,7 +237,8 @@ def _inherit(
         if f.name not in own:
             setattr(role, f.name, getattr(shared, f.name))
     never_runs = f"{typed('on_miss')}=error"
-    if not shared.start_engine:
+    # A role of another name may be a stage without an engine: there `generate` can be set.
+    if not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own):
         never_runs = "skip.start_engine=false"
         if role.enable and "on_miss" in own and role.on_miss != "error":
             what = f"{never_runs} leaves no inference engine to generate with"
@@ -256,12 +251,17 @@ def _inherit(
     if role.action in PLANNED_ACTIONS:
         what = f"{role.action!r} is planned, but not implemented yet"
         problems.append(Problem(typed("action"), what, f"use one of {', '.join(ACTIONS)}"))
-    elif role.action not in spec.actions:
+    elif role.action not in spec.actions and (role.enable or "action" in own):
         what = f"role {name} does not support {role.action!r}"
         problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
-    if role.enable and (role.on_miss, role.on_mismatch) == ("error", "regenerate"):
+    if role.enable and role.match == "prompt" and role.restore_rng:
+        what = f"a batch of several dumps has no one state of the generators, and {typed('match')} "
+        problems.append(Problem(typed("restore_rng"), f"{what}is prompt", "choose one of them"))
+    runs = [f"{typed('on_mismatch')}=regenerate"] * (role.on_mismatch == "regenerate")
+    runs += [f"{typed('action')}=verify"] * (role.action == SkipAction.VERIFY)
+    if role.enable and role.on_miss == "error" and runs:
         key, _, value = never_runs.partition("=")
-        what = f"{value} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
+        what = f"{value} never runs the stage, and {runs[0]} runs it"
         problems.append(Problem(key, what, "choose one of them"))
 
 
@@ -283,7 +283,7 @@ def _without_class(
 def _unknown(key: str, shared_keys: Collection[str], registry: Mapping[str, RoleSpec]) -> Problem:
     remedy = did_you_mean(key, [*sorted(shared_keys), *registry], "skip")
     if remedy.startswith("known"):  # 22 names would hide the rest
-        remedy = f"docs/skip.md lists all keys{or_own_key('skip')}"
+        remedy = f"docs/keys.md lists all keys{or_own_key('skip')}"
     return Problem(f"skip.{key}", "unknown key", remedy)
 
 

@@ -21,28 +21,30 @@ class SkipAction(str, enum.Enum):
 
     CACHE = "cache"
     REPEAT = "repeat"
+    VERIFY = "verify"
     # verl names these, too, and implements neither; a config that chooses one is refused.
     RANDOM = "random"
     EMPTY = "empty"
 
 
-ACTIONS = ("cache", "repeat")
+ACTIONS = ("cache", "repeat", "verify")
 PLANNED_ACTIONS = ("random", "empty")
 
 _actions = {"choices": ACTIONS + PLANNED_ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate", "ignore")}
 _validation = {"choices": ("generate", "replay")}
-_match = {"choices": ("step", "run")}
+_match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
+_share = {"min": 0, "max": 1}
 
 
 @dataclass
 class RoleConfig:
     """One role under `skip`. None means that the role takes the value of ``skip.<key>``."""
 
-    # Whether this role skips at all.
+    # Whether this role skips at all; an option sets it.
     enable: bool = False
 
     # Steps that are eligible; at any other step the stage runs as if rlskip were not installed.
@@ -50,43 +52,55 @@ class RoleConfig:
     steps: Any = None
 
     # Directory of the dumps. ~ is expanded; a relative path starts at the original working
-    # directory.
+    # directory; URLs are refused.
     dump_dir: str | None = None
 
-    # cache: replay the step's own dump. repeat: if it has none, replay another step's.
+    # cache: replay the step's own dump. repeat: if it has none, replay another step's. verify: as
+    # cache, but the stage runs as well, and what it returns is compared with the dump.
     action: str | None = field(default=None, metadata=_actions)
 
-    # No usable dump: generate (run the stage, then dump), or error (the stage is never called).
+    # verify: the share of calls that are compared, from 0 to 1, chosen by what they ask for: the
+    # same calls in every run.
+    verify_share: float | None = field(default=None, metadata=_share)
+
+    # No usable dump: generate (run the stage, then dump), or error (the stage is never called, and
+    # steps without a dump are named before the first step).
     on_miss: str | None = field(default=None, metadata=_on_miss)
 
-    # A dump of other prompts or other sampling: error, regenerate (run and replace), or ignore.
+    # A dump of other prompts or other sampling: error (the run ends and names what differs),
+    # regenerate (run and replace; the old dump is quarantined), or ignore (replay it).
     on_mismatch: str | None = field(default=None, metadata=_on_mismatch)
 
-    # Where a call's dump is looked for: step (its own step), or run (the run's other steps, too).
+    # Where a call's dump is looked for: step (its own step), run (the run's other steps, too), or
+    # prompt (each of its prompts, in any step of the run). If it is not set, role rollout has run
+    # with the dynamic sampling of verl and SkyRL.
     match: str | None = field(default=None, metadata=_match)
 
     # Keys of the config whose values must be those the dump was made with, besides the host's own:
     # [sampling.temperature].
     identity: list[str] | None = None
 
-    # Fields to leave out of a replayed result, so that the host computes them again (rewards).
+    # Fields to leave out of a replayed result, so that the host computes them again: [rm_scores].
+    # A field of a dataclass or a named tuple becomes None.
     drop_fields: list[str] | None = None
 
     # Restore the global python, numpy and torch generators to their state after the stage.
     restore_rng: bool | None = None
 
-    # Write dumps in a background thread: true, false, or auto (true under the Hydra callback,
-    # which flushes at the end of the job).
+    # Write dumps in a background thread, so that the training thread only copies them: true,
+    # false, or auto (true under the Hydra callback, which flushes at the end of the job).
+    # async_rollout and rollout_tq always write at once.
     background_write: Any = field(default=None, metadata=_background)
 
-    # Seconds to wait for another job that generates the same step; 0: never.
-    # (async_rollout never waits.)
+    # Of several jobs that lack the same step one generates it, and the others wait for it at most
+    # this many seconds; 0: never. async_rollout and rollout_tq never wait.
     wait_s: float | None = field(default=None, metadata={"min": 0})
 
     # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
 
-    # Total size of the dumps: bytes, or a string such as 200GB; null: any size.
+    # Total size of the dumps: bytes, or a string such as 200GB; null: any size. The step just
+    # written always stays.
     max_size: int | str | None = None
 
     # First half of the name of the run's directory; null: the host's name of the experiment, else
@@ -117,7 +131,7 @@ class RolloutValSkipConfig(RoleConfig):
     Steps are the trainer's global steps: 0 before training.
     """
 
-    # Not inherited: ``skip.steps`` lists steps of training.
+    # Not inherited, because ``skip.steps`` lists steps of training.
     steps: Any = "all"
 
 
@@ -130,6 +144,7 @@ class SkipManagerConfig(RoleConfig):
     steps: Any = "all"
     dump_dir: str = DEFAULT_DUMP_DIR
     action: str = field(default="cache", metadata=_actions)
+    verify_share: float = field(default=1.0, metadata=_share)
     on_miss: str = field(default="generate", metadata=_on_miss)
     on_mismatch: str = field(default="error", metadata=_on_mismatch)
     match: str = field(default="step", metadata=_match)
@@ -139,7 +154,8 @@ class SkipManagerConfig(RoleConfig):
     background_write: Any = field(default="auto", metadata=_background)
     wait_s: float = field(default=3600.0, metadata={"min": 0})
 
-    # false: the host starts no inference engine, and on_miss is error in every role.
+    # false: the host starts no inference engine, and on_miss is error in every role that generates,
+    # and in each other that sets none. Only under `skip` itself, as are the next two keys.
     start_engine: bool = True
 
     # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
@@ -158,6 +174,7 @@ class SkipManagerConfig(RoleConfig):
     # Rollouts travel through a queue and are sampled from a replay buffer.
     rollout_tq: RoleConfig = field(default_factory=RoleConfig)
 
+    # One call generates a batch of a validation; `validation: replay` turns it on.
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 
@@ -195,6 +212,24 @@ class RoleSpec:
 BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
     "rollout": RoleSpec(),
     "async_rollout": RoleSpec(online_step=True),
-    "rollout_tq": RoleSpec(options=QUEUE_OPTIONS),
+    # A group is sampled when it is complete: what else ran for it would be another mechanism.
+    "rollout_tq": RoleSpec(actions=("cache", "repeat"), options=QUEUE_OPTIONS),
     VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
 }
+
+#: The class of each role that has one of the user's own, a :class:`rlskip.BaseSkip`.
+SKIP_REGISTRY: dict[str, Any] = {}
+
+
+def role_specs() -> dict[str, RoleSpec]:
+    """What is known of every role, built in or registered."""
+    own = {
+        role: RoleSpec(
+            cls.config_class,
+            tuple(action.value for action in cls.support_actions),
+            cls.stage_options,
+            cls.support_online_step,
+        )
+        for role, cls in SKIP_REGISTRY.items()
+    }
+    return {**BUILT_IN_SPECS, **own}

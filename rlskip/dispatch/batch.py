@@ -91,14 +91,13 @@ class Prompt(SessionGroup):
 
 
 @attrs.define(eq=False)
-class Attempt:
-    """An attempt at a session, and what its coroutine waits for. Times are those of the batch."""
+class Attempt(Answer[Any]):
+    """An attempt at a session, whose coroutine awaits it. Times are those of the batch."""
 
     worker: int
     unit: Unit
     queued: float
     started: float
-    outcome: Answer[Any] = attrs.field(factory=Answer)
 
     @property
     def prompt(self) -> Prompt:
@@ -107,11 +106,11 @@ class Attempt:
     def returned(self, future: asyncio.Future[Any]) -> None:
         """Its worker has returned or raised, perhaps after the attempt was given up."""
         error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if not self.outcome.done:
+        if not self.done:
             if error is None:
-                self.outcome.set(future.result())
+                self.set(future.result())
             else:
-                self.outcome.fail(error)
+                self.fail(error)
         elif error is None:
             self.prompt.batch.late += 1
             logger.info("dropped a late result of %s", self)
@@ -147,6 +146,7 @@ class BatchHandle:
         self.spans: list[Span] | None = None
         self.progress: Progress | None = None
         self.began = time.perf_counter()
+        self.queued = 0.0  # when its sessions began to wait for workers
         self.seconds: float | None = None
         self.sessions = self.unwritten = self.unsettled = self.resumed = self.attempts = 0
         self.late = self.tokens = 0
@@ -255,7 +255,7 @@ def read_batch(
         sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
         if n is None or n < 1:
             raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
-        if "uid" not in sample:
+        if not str(sample.get("uid", "")):
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         prompt = Prompt(
             prompt=i,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
@@ -11,7 +13,9 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
+from rlskip.dispatch.units import BatchError
 from rlskip.keys import TrajectoryKey
+from rlskip.queue import TrajectoryQueue
 from rlskip.replay import ReplayBuffer
 
 Rows = tuple[TensorDict, dict[str, float]]
@@ -20,14 +24,25 @@ Rows = tuple[TensorDict, dict[str, float]]
 
 @attrs.frozen
 class Collector:
-    """Collects batches through `buffer`; each access to the queue may take `seconds`."""
+    """Collects batches of `queue` through `buffer`; each access may take `seconds`."""
 
+    queue: TrajectoryQueue
     buffer: ReplayBuffer
     seconds: float
 
     def own_rows(self, batch: BatchHandle, begin: Callable[[BatchHandle], None]) -> Rows:
-        """`begin` a batch, and take its rows; if there is an error, it leaves nothing behind."""
+        """`begin` a batch, and take its rows; if there is an error, it leaves nothing behind.
+
+        Raises BatchError where another call collects a prompt of the same uid: their rows would
+        have the same keys.
+        """
         uids = {prompt.uid for prompt in batch.prompts}  # and those that will replace them
+        with _claimed(self.queue, batch.partition, [*uids]):
+            return self._own_rows(batch, begin, uids)
+
+    def _own_rows(
+        self, batch: BatchHandle, begin: Callable[[BatchHandle], None], uids: set[str]
+    ) -> Rows:
         try:
             timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
             begin(batch)
@@ -50,6 +65,31 @@ class Collector:
         rows = _with_ids(timeouts.bounded(seconds, self.buffer.get, taken), taken.keys)
         timeouts.bounded(seconds, self.buffer.clear, taken)
         return rows, metrics
+
+
+# By queue: the partitions and uids of the batches that are collected now.
+_claims: WeakKeyDictionary[TrajectoryQueue, set[tuple[str, str]]] = WeakKeyDictionary()
+_claiming = threading.Lock()
+
+
+@contextlib.contextmanager
+def _claimed(queue: TrajectoryQueue, partition: str, uids: Collection[str]) -> Iterator[None]:
+    """Within the block nobody else in this process collects these prompts."""
+    claims = {(partition, uid) for uid in uids}
+    with _claiming:
+        claimed = _claims.setdefault(queue, set())
+        if taken := sorted(claims & claimed):
+            raise BatchError(
+                f"another call collects a prompt of the uid {taken[0][1]!r} now",
+                "uid",
+                "give the prompts of batches that are collected at once uids of their own",
+            )
+        claimed |= claims
+    try:
+        yield
+    finally:
+        with _claiming:
+            claimed -= claims
 
 
 def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:

@@ -2,7 +2,7 @@
 
 Workers share the event loop. Code of theirs may cancel every task that it finds there
 (``for task in asyncio.all_tasks(): task.cancel()``), as clean-up code of frameworks does. A
-coroutine that :func:`run` runs is no task: no worker sees it, and nothing but the answer that it
+coroutine that :func:`run` runs is not a task: no worker sees it, and nothing but the answer that it
 awaits resumes it.
 """
 
@@ -12,9 +12,14 @@ import asyncio
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
+import attrs
+
+from rlskip.dispatch.failures import InfrastructureFailure
+
 T = TypeVar("T")
 
 
+@attrs.define(eq=False)
 class Answer(Generic[T]):
     """A result that one coroutine awaits.
 
@@ -22,13 +27,10 @@ class Answer(Generic[T]):
     coroutine at once, within the call.
     """
 
-    __slots__ = ("_coroutine", "_error", "_value", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._coroutine: Coroutine[Answer[Any], None, None] | None = None
+    done: bool = attrs.field(default=False, init=False)
+    _value: T | None = attrs.field(default=None, init=False)
+    _error: BaseException | None = attrs.field(default=None, init=False)
+    _coroutine: Coroutine[Answer[Any], None, None] | None = attrs.field(default=None, init=False)
 
     def set(self, value: T) -> None:
         """Resume the coroutine with a value."""
@@ -67,16 +69,16 @@ def run(coroutine: Coroutine[Answer[Any], None, None]) -> None:
     answer._coroutine = coroutine
 
 
-def within(
-    loop: asyncio.AbstractEventLoop, seconds: float, future: asyncio.Future[Any]
-) -> Answer[bool]:
-    """Whether a future of the event loop is done within `seconds`; it is not cancelled if not."""
-    answer: Answer[bool] = Answer()
-    timer = loop.call_later(seconds, answer.set, False)
+async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
+    """Why a future of the event loop failed, or that `what` did not answer within `seconds`.
 
-    def done(_: asyncio.Future[Any]) -> None:
-        timer.cancel()
-        answer.set(True)
-
-    future.add_done_callback(done)
-    return answer
+    None once it has a result. A future that takes longer is not cancelled.
+    """
+    answer: Answer[object] = Answer()
+    timer = future.get_loop().call_later(seconds, answer.set, None)
+    future.add_done_callback(answer.set)
+    await answer
+    timer.cancel()
+    if not future.done():
+        return InfrastructureFailure(f"{what} did not answer within {seconds:g} s")
+    return future.exception()  # type: ignore[return-value]

@@ -193,6 +193,8 @@ class RolloutDispatcher:
         ------
         IncompleteRolloutError, ReplayTimeoutError
             As :meth:`ReplayBuffer.sample` raises them.
+        BatchError
+            As :meth:`submit` raises it; or another call collects a prompt of the same uid now.
         Exception
             What kept a batch from being written to the queue.
         """
@@ -203,7 +205,8 @@ class RolloutDispatcher:
             raise BatchError("no step is given", "step", "pass step=... to collect")
         partition = partition or (VAL if validate else TRAIN)
         seconds = timeouts.write_seconds(self.config)
-        collector = Collector(timeouts.bounded(seconds, lambda: self.buffer), seconds)
+        buffer = timeouts.bounded(seconds, lambda: self.buffer)
+        collector = Collector(self.queue, buffer, seconds)
         if batch is not None and batch_size is None:
             return collector.own_rows(batch, self._begin)
         if batch is not None:

@@ -22,11 +22,7 @@ class InfrastructureFailure(SessionFailure):
 
 
 class WorkerLostError(InfrastructureFailure):
-    """The worker of the session died. `gone`: it is not replaced."""
-
-    def __init__(self, what: str, where: str = "", remedy: str = "", gone: bool = False) -> None:
-        super().__init__(what, where, remedy)
-        self.gone = gone
+    """The worker of the session died."""
 
 
 _INFRASTRUCTURE = (OSError, MemoryError, TimeoutError, asyncio.TimeoutError)

@@ -1,34 +1,34 @@
 """The session journal: the finished sessions of a step whose dump does not exist yet.
 
-There is one file per step, next to the step's dump, which is removed once the dump exists. It is
-a sequence of frames, one a session::
+There is one file per step, next to the step's dump, which is removed once the dump exists. Each
+session is a line of text, its *frame*, between two line ends::
 
-    head    32 bytes   magic, length of the body, checksum of the body
-    body               one record, in the format of a dump's file
+    checksum    XXH3-128 of what follows the space, in hex
+    identity    what the session was generated under: JSON
+    record      key and value of the session: a dump's file in base64
 
-Each record holds its session and the identity that it was generated under, so every frame
-stands alone. The file is only ever appended to, by any number of processes. An interrupted write
-leaves a torn frame, and a damaged disk an altered one; a reader skips it, finds the next frame by
-its magic, and copies the bytes in between to a quarantined file.
+Every frame stands alone. The file is only ever appended to, by any number of processes. An
+interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it, and
+copies it to a quarantined file.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import fcntl
+import functools
 import io
+import json
 import logging
 import os
-import struct
-import tempfile
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import attrs
 import xxhash
 
 from rlskip._files import open_folder
@@ -41,14 +41,15 @@ from rlskip.store.layout import quarantine_name
 
 logger = logging.getLogger(__name__)
 
-_HEAD = struct.Struct("<8sQ16s")
-_MAGIC = b"rlsjrn2\n"
-_BLOCK = 1 << 20
+Entry = tuple[Identity, Hashable, Any]
+"""What a frame holds: the identity that the session was generated under, its key and its value."""
 
 MAX_BYTES = 64 << 30
 """Larger journals are refused without being read."""
 MAX_KEPT_BYTES = 256 << 20
 """More damaged bytes than this are not copied; they stay in the journal only."""
+MAX_FRAME = 1 << 30
+"""A larger session is not journaled, and a longer line is damage."""
 
 
 class SessionJournal:
@@ -68,6 +69,8 @@ class SessionJournal:
     ----------
     entries
         The sessions of earlier processes: key to value, as :meth:`append` takes them.
+    hangs
+        Set by who appends once an append has not returned in time: nothing more is appended.
 
     Raises
     ------
@@ -78,7 +81,9 @@ class SessionJournal:
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
         self.entries: dict[Hashable, Any] = {}
+        self.hangs = False
         self._identity = identity
+        self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
         self._busy = threading.Lock()
         if read:
@@ -97,7 +102,7 @@ class SessionJournal:
         frames, refused = [], None
         for key, value in entries.items():
             try:
-                frames.append(_frame(self._identity, key, value))
+                frames.append(_frame(self._written_as, key, value))
             except Exception as error:  # a value may be anything
                 refused = error
         data = b"".join(frames)
@@ -143,21 +148,23 @@ class SessionJournal:
         except FileNotFoundError:
             return
         with file:
-            refused, allowed, damage = set(), set(), []
-            for start, end, sessions in frames(file.fileno(), str(self.path)):
-                if sessions is None:
-                    damage.append((start, end))
+            refused, allowed, damage, damaged = set(), set(), [], 0
+            for _, frame, entry in frames(file, str(self.path)):
+                if entry is None:
+                    damaged += len(frame)
+                    damage += [frame] if damaged <= MAX_KEPT_BYTES else []
                     continue
-                must, warn = self._identity.differences(sessions.identity)
+                identity, key, value = entry
+                must, warn = self._identity.differences(identity)
                 refused.update(must)
                 if not must:
                     allowed.update(warn)
-                    self.entries.update(sessions.entries)
+                    self.entries[key] = value
             if allowed:
                 differs = "; ".join(sorted(allowed))
                 logger.warning("%s: resumed although it differs: %s", self.path, differs)
-            if damage:
-                self._keep(file.fileno(), damage)
+            if damaged:
+                self._keep(b"".join(damage), damaged)
             if refused:
                 differs = "; ".join(sorted(refused))
                 kept = None if self.entries else self._quarantine(file)
@@ -165,13 +172,11 @@ class SessionJournal:
                 where = "" if kept is None else f". It is kept as {kept}"
                 logger.warning(text, self.path, differs, where)
 
-    def _keep(self, handle: int, damage: list[tuple[int, int]]) -> None:
+    def _keep(self, data: bytes, total: int) -> None:
         """Copy damaged bytes to a file whose name depends on them, so that it is written once."""
-        total = sum(end - start for start, end in damage)
         if total > MAX_KEPT_BYTES:
             logger.warning("%s: skipped %d damaged bytes", self.path, total)
             return
-        data = b"".join(os.pread(handle, end - start, start) for start, end in damage)
         name = quarantine_name(self.path.name, xxhash.xxh3_64_hexdigest(data))
         try:
             with (
@@ -195,93 +200,56 @@ class SessionJournal:
         return kept.name
 
 
-@attrs.frozen
-class Sessions:
-    """The content of a frame."""
-
-    identity: Identity
-    entries: dict[Hashable, Any]
-
-
-def _frame(identity: Identity, key: Hashable, value: Any) -> bytes:
+def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
     packer = Packer()
-    record = packer.node({"identity": identity.as_json(), "entries": [[key, value]]})
+    record = packer.node([key, value])
     body = io.BytesIO()
     container.write(body, {"record": record}, packer.arrays, packer.cost)
-    data = body.getvalue()
-    return _HEAD.pack(_MAGIC, len(data), xxhash.xxh3_128_digest(data)) + data
+    text = b"%s %s" % (identity, base64.b64encode(body.getbuffer()))
+    if len(text) > MAX_FRAME:
+        raise OSError(errno.EFBIG, f"a session of {len(text)} bytes is too large")
+    # A line end on either side: a frame without its own end costs no other one.
+    return b"\n%s %s\n" % (_checksum(text), text)
 
 
-def frames(handle: int, where: str) -> Iterator[tuple[int, int, Sessions | None]]:
-    """Each range of a journal with its sessions; None for ranges that cannot be read."""
-    for start, end, whole in _ranges(handle):
-        found: Sessions | None = None
+def _checksum(text: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(text).encode()
+
+
+def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | None]]:
+    """The frames of a journal: where each begins, and what it holds; None if it is damaged.
+
+    Sound frames that this process cannot load are left out, with a warning.
+    """
+    at = 0
+    for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
+        start, at = at, at + len(line)
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if not checksum:  # between two frames
+            continue
+        entry: Entry | None = None
         try:
-            if whole:
-                body = os.pread(handle, end - start - _HEAD.size, start + _HEAD.size)
-                record = _record(body, where)
-                found = Sessions(Identity.from_json(record["identity"]), dict(record["entries"]))
+            if checksum == _checksum(text):
+                entry = _entry(text, where)
         except (UnreadableDumpError, UnknownTypeError, MemoryError) as error:
-            # The frame is sound: its sessions are not resumed now, and are no damage to keep.
+            # The frame is sound: its session is not resumed now, and there is no damage to keep.
             logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
             continue
         except Exception as error:  # the nodes of a file may be anything
             logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
-        yield start, end, found
+        yield start, line, entry
 
 
-def _ranges(handle: int) -> Iterator[tuple[int, int, bool]]:
-    """A journal's frames, and the ranges between them; whether each is a frame."""
-    size, at, bad = os.fstat(handle).st_size, 0, 0
-    while at < size:
-        end = _end_of_frame(handle, at, size)
-        if end is None:
-            at = _next_magic(handle, at + 1, size)
-            continue
-        if bad < at:
-            yield bad, at, False
-        yield at, end, True
-        at = bad = end
-    if bad < size:
-        yield bad, size, False
+def _entry(text: bytes, where: str) -> Entry:
+    identity, _, record = text.rpartition(b" ")
+    key, value = unpacker(container.Reader(base64.b64decode(record), where)).root("record")
+    hash(key)
+    return _identity(identity), key, value
 
 
-def _end_of_frame(handle: int, at: int, size: int) -> int | None:
-    """Where the frame at `at` ends; None if there is no whole frame."""
-    head = os.pread(handle, _HEAD.size, at)
-    if len(head) < _HEAD.size:
-        return None
-    magic, length, checksum = _HEAD.unpack(head)
-    start = at + _HEAD.size
-    if magic != _MAGIC or start + length > size:
-        return None
-    digest = xxhash.xxh3_128()
-    for offset in range(start, start + length, _BLOCK):
-        digest.update(os.pread(handle, min(_BLOCK, start + length - offset), offset))
-    return start + length if digest.digest() == checksum else None
-
-
-def _next_magic(handle: int, at: int, size: int) -> int:
-    """Where the next magic is, or `size`."""
-    for offset in range(at, size, _BLOCK):
-        found = os.pread(handle, _BLOCK + len(_MAGIC) - 1, offset).find(_MAGIC)
-        if found >= 0:
-            return offset + found
-    return size
-
-
-def _record(body: bytes, where: str) -> Any:
-    with _memory_file() as file:  # a Reader reads files
-        file.write(body)
-        file.flush()
-        return unpacker(container.Reader(file, where)).root("record")
-
-
-def _memory_file() -> Any:
-    """A file in memory if the system has them: they need no usable TMPDIR."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("rlskip-journal"), "w+b")
-    return tempfile.TemporaryFile()
+@functools.lru_cache(maxsize=4)  # all frames of a run have one
+def _identity(written: bytes) -> Identity:
+    return Identity.from_json(json.loads(written))
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:

@@ -11,10 +11,16 @@ fields. It returns None when it has written its rows to the queue itself, under
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from array import array
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,17 +165,46 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
-def kept(value: Any) -> Any:
-    """What a worker returned, its buffers copied: the next session may write into them.
+_MAPPINGS = (dict, OrderedDict, defaultdict, UserDict)
 
-    Objects of other types stay as they are; code of theirs might block the event loop.
+
+def kept(result: Any) -> Any:
+    """What a worker returned, its buffers copied: the next session may write into them."""
+    if is_tensor_collection(result):
+        return own(result)
+    if isinstance(result, Mapping):
+        return {name: _kept(item) for name, item in dict(result).items()}
+    return [kept(row) for row in result] if isinstance(result, (list, tuple)) else result
+
+
+def _kept(value: Any) -> Any:
+    """A part of a row, copied.
+
+    Objects of a program's own types stay as they are, but for dataclasses and kinds of lists and
+    mappings that are copied as usual: code of theirs might block the event loop.
     """
-    if type(value) is dict:
-        return {name: kept(item) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(kept(item) for item in value)
+    kind = type(value)
+    if kind in _MAPPINGS:
+        made = copy.copy(value)
+        made.update({name: _kept(item) for name, item in value.items()})
+        return made
+    if kind in (list, tuple):
+        return kind(_kept(item) for item in value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, map(_kept, value))
+    if kind is deque:
+        return deque(map(_kept, value), value.maxlen)
+    if kind in (set, array):
+        return copy.copy(value)
+    if kind is SimpleNamespace:
+        return SimpleNamespace(**_kept(vars(value)))
     if isinstance(value, (torch.Tensor, np.ndarray, bytearray)) or is_tensor_collection(value):
         return own(value)
+    if (isinstance(value, (list, dict)) or is_dataclass(kind)) and not hasattr(
+        kind, "__deepcopy__"
+    ):
+        with contextlib.suppress(Exception):  # the queue says what it does not take
+            return own(value)
     return value
 
 
@@ -186,8 +221,9 @@ def as_rows(result: Any) -> Rows:
     if not rows:
         raise DataFailure("the worker returned no trajectory")
     for i, row in enumerate(rows):
-        if not row:
+        names = list(row.keys())  # to iterate over a TensorDict gives its rows
+        if not names:
             raise DataFailure(f"row {i} has no fields")
-        if not all(isinstance(name, str) for name in row):
+        if not all(isinstance(name, str) for name in names):
             raise DataFailure(f"the names of the fields of row {i} are not all strings")
     return [dict(row) for row in rows]

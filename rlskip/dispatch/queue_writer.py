@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
-from weakref import WeakSet
 
 import attrs
 
-from rlskip.dispatch.coroutines import Answer, run, within
+from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.timeouts import DaemonThreads
@@ -29,9 +28,11 @@ STRIKES = 3
 """After this many writes in a row without an answer, nothing is written until one returns."""
 
 
-@attrs.frozen(eq=False)
-class Leaving:
+@attrs.define(eq=False)
+class Leaving(Answer["Exception | None"]):
     """What is written once a session, or a prompt, has finished.
+
+    It is answered with None once all is written, else with the error.
 
     Parameters
     ----------
@@ -43,8 +44,6 @@ class Leaving:
         Markers, and new statuses of prompts, by key: readers see them after the rows.
     journal, entries
         The journal, or None, and what is added to it.
-    written
-        Answered with None once all is written, else with the error.
     """
 
     partition: str
@@ -52,30 +51,33 @@ class Leaving:
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
-    written: Answer[Exception | None] = attrs.field(factory=Answer)
 
 
 class QueueWriter:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
     A write that takes longer is given up: its thread is abandoned, and another one takes over.
+    `warn` is called with the place and the cause where sessions are not journaled.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, queue: TrajectoryQueue, seconds: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        queue: TrajectoryQueue,
+        seconds: float,
+        warn: Callable[[object, str], None],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and each is answered once, with or without an error.
         self._loop = loop
         self._queue = queue
         self._seconds = seconds
+        self._warn = warn
         self._gathered: deque[Leaving] = deque()
         self._writing: Coroutine[Any, Any, None] | None = None
         self._thread = DaemonThreads(1, "rlskip-queue")
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
         self._journal = DaemonThreads(1, "rlskip-journal")
-        self._warned: WeakSet[SessionJournal] = WeakSet()
-        self._hung: WeakSet[SessionJournal] = WeakSet()
 
     def write(self, leaving: Leaving) -> Answer[Exception | None]:
         """Write it soon, after all that was given before."""
@@ -83,7 +85,7 @@ class QueueWriter:
         if self._writing is None:
             self._writing = self._write_all()
             self._loop.call_soon(run, self._writing)  # what else comes in this turn joins
-        return leaving.written
+        return leaving
 
     async def _write_all(self) -> None:
         while self._gathered:
@@ -106,7 +108,7 @@ class QueueWriter:
             alone = error is not None and len(batch) > 1
             result = await self._try([leaving]) if alone else error
             try:
-                leaving.written.set(result)
+                leaving.set(result)
             except Exception:
                 logger.exception("a written session could not be counted")
 
@@ -116,9 +118,10 @@ class QueueWriter:
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
             write = self._thread.run(self._put, batch)
-            if await within(self._loop, self._seconds, write):
+            error = await failure_of(write, self._seconds, "the queue")
+            if write.done():
                 self._stuck.clear()
-                return write.exception()  # type: ignore[return-value]
+                return error
             self._stuck.append(write)
             self._thread.close()
             self._thread = DaemonThreads(1, "rlskip-queue")
@@ -145,21 +148,14 @@ class QueueWriter:
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
         for leaving in batch:
             journal = leaving.journal
-            if journal is not None and leaving.entries and journal not in self._hung:
+            if journal is not None and leaving.entries and not journal.hangs:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
             append = self._journal.run(journal.append, added)
-            if await within(self._loop, self._seconds, append):
-                if (error := append.exception()) is not None:
-                    self._warn(journal, text_of(error))
-            else:
-                self._hung.add(journal)
+            error = await failure_of(append, self._seconds, "the disk")
+            if not append.done():
+                journal.hangs = True
                 self._journal.close()
                 self._journal = DaemonThreads(1, "rlskip-journal")
-                self._warn(journal, f"the disk did not answer within {self._seconds:g} s")
-
-    def _warn(self, journal: SessionJournal, cause: str) -> None:
-        # Without a journal a killed step starts over, but its rows still reach the queue.
-        if journal not in self._warned:
-            self._warned.add(journal)
-            logger.warning("%s: sessions are not journaled: %s", journal.path, cause)
+            if error is not None:
+                self._warn(journal.path, text_of(error))

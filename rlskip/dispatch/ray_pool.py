@@ -155,7 +155,7 @@ class _Seat:
     def start(self, job: Job) -> asyncio.Future[Rows]:
         future: asyncio.Future[Rows] = self._loop.create_future()
         if self.actor is None:
-            future.set_exception(WorkerLostError(f"worker {self._number} is lost", gone=True))
+            future.set_exception(WorkerLostError(f"worker {self._number} is lost"))
             return future
         number = next(self._ids)
         self._running[number] = future
@@ -278,7 +278,7 @@ class _Seat:
             self._sit()
         self._pool.changed(self._number, "lost" if gone else "away")
         for future in running.values():
-            future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}", gone=gone))
+            future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}"))
 
 
 class _Actor:

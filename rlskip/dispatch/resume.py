@@ -62,15 +62,15 @@ class Journaled:
     tags: Sequence[Mapping[str, Any]] = ()
     uid: str | None = None
 
-    def packed(self) -> dict[str, Any]:
+    def packed(self) -> tuple[Any, ...]:
         """What a journal holds of it."""
-        return attrs.asdict(self, recurse=False)
+        return self.rows, self.tags, self.uid
 
     @classmethod
     def unpacked(cls, entry: Any) -> Journaled | None:
         """The session that a journal holds; None for what is not one."""
         with contextlib.suppress(Exception):  # a file may hold anything
-            found = cls(**entry) if isinstance(entry, Mapping) else cls(entry)
+            found = cls(*entry)
             rows = as_rows(found.rows)
             if rows and (not found.tags or len(found.tags) == len(rows)):
                 return attrs.evolve(found, rows=rows, tags=[dict(tag) for tag in found.tags])
@@ -224,8 +224,8 @@ def resumable(
     for prompt in batch.prompts:
         for session in sorted(prompt.open) if prompt.journal_key else ():
             keys = (prompt.uid, session), (*(prompt.journal_key or ()), session)
-            entries = (Journaled.unpacked(journal.entries.get(key)) for key in keys)
-            entry = next(filter(None, entries), None)
+            entries = (journal.entries[key] for key in keys if key in journal.entries)
+            entry = next(filter(None, map(Journaled.unpacked, entries)), None)
             if entry is None:
                 continue
             if why_not := journals.why_not(entry, batch.step):

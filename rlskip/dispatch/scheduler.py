@@ -98,24 +98,18 @@ class Scheduler:
         """The workers that are not lost."""
         return list(self._load)
 
-    def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> list[Unit]:
-        """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0.
-
-        Returns them as units.
-        """
-        units = []
+    def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> None:
+        """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
         attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
         for session, attempt in attempts.items():
             unit = Unit(group, session, self._number, attempt)
             self._number += 1
-            units.append(unit)
             place = self._place(unit)
             if place.worker is None:
                 group._waiting.append(unit)
             else:
                 self._pin(place.worker, place.rank, unit)
         self._queue(group)
-        return units
 
     def next(self) -> tuple[int, Unit] | None:
         """The worker and session to start next; None without a pending session or a free slot."""

@@ -13,12 +13,11 @@ import attrs
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import Attempt, BatchHandle, Prompt
-from rlskip.dispatch.coroutines import Answer, run, within
+from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
     SessionFailure,
-    WorkerLostError,
     as_failure,
     kind_of,
     portable,
@@ -32,7 +31,7 @@ from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.timeline import Progress, write_timeline
 from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
-from rlskip.keys import TrajectoryKey, row_tag, session_key, session_tag
+from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
@@ -85,8 +84,9 @@ class Sessions:
         journals: Journals | None,
     ) -> None:
         # A batch is in `batches` until all its markers are written or it was given up. A session
-        # that waits for a worker has a seat, one that has a worker counts in the scheduler's
-        # `in_flight` until it is reported, and neither is left once no batch is.
+        # waits in the scheduler until it has a worker, and then has a coroutine. It counts in the
+        # scheduler's `in_flight` until it is reported, or it has a seat and waits for another
+        # worker. Neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool
@@ -97,9 +97,13 @@ class Sessions:
         self._journals = journals
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._writer = QueueWriter(loop, queue, self._seconds)
+        self._writer = QueueWriter(loop, queue, self._seconds, self._warn_of_journal)
         self._threads = DaemonThreads(4, "rlskip-files")
-        self._seats: dict[Unit, Answer[int]] = {}  # of the sessions that wait for a worker
+        self._seats: dict[Unit, Answer[int]] = {}  # of the sessions that are tried again
+        # When each attempt that runs is given up, the earliest first; one alarm serves all of them,
+        # because nearly every one ends long before.
+        self._deadlines: dict[Attempt, float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
@@ -147,19 +151,18 @@ class Sessions:
 
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
         opened = self._threads.run(journals.open, batch.step)
-        if not await within(self._loop, self._seconds, opened):
-            opened.cancel()
-            self._warn_of_journal(batch, f"the disk did not answer within {self._seconds:g} s")
-        elif (error := opened.exception()) is not None:
-            self._warn_of_journal(batch, text_of(error))
-        else:
+        error = await failure_of(opened, self._seconds, "the disk")
+        if error is None:
             batch.journal = opened.result()
+        else:
+            opened.cancel()
+            self._warn_of_journal(f"step {batch.step}", text_of(error))
 
-    def _warn_of_journal(self, batch: BatchHandle, cause: str) -> None:
+    def _warn_of_journal(self, where: object, cause: str) -> None:
         # Without a journal a killed step starts over; the step itself goes on.
         if cause != self._unjournaled:
             self._unjournaled = cause
-            logger.warning("sessions of step %d are not journaled: %s", batch.step, cause)
+            logger.warning("%s: sessions are not journaled: %s", where, cause)
 
     async def _write_roots(self, batch: BatchHandle) -> None:
         tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
@@ -180,8 +183,8 @@ class Sessions:
             if batch.cancelled:
                 continue
             attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
-            for unit in self._scheduler.add(prompt, attempts):
-                run(self._session(unit))
+            self._scheduler.add(prompt, attempts)
+        batch.queued = batch.elapsed()
         if batch.cancelled:
             self._end_all(batch, "cancelled")
 
@@ -190,24 +193,22 @@ class Sessions:
         title = f"step {batch.step} ({batch.partition}): {batch.sessions} sessions"
         directory = self._config.timeline_dir or "."
         drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)
-        in_time = await within(self._loop, self._seconds, drawn)
-        failed = drawn.exception() if in_time else TimeoutError("it took too long")
+        failed = await failure_of(drawn, self._seconds, "the disk")
         if failed is not None:
             text = "the timeline of step %d was not written"
             logger.error(text, batch.step, exc_info=failed)
 
     # -- a session, from the queue of sessions to its marker -----------------------------------
 
-    async def _session(self, unit: Unit) -> None:
-        """Wait for a worker, run the session there, try again, and leave rows and marker."""
+    async def _session(self, worker: int, unit: Unit) -> None:
+        """Run a session on its worker, try again on another, and leave rows and marker."""
         prompt: Prompt = unit.group  # type: ignore[assignment]
         batch, session = prompt.batch, unit.session
         failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
         outcome: _Outcome | None = None
+        queued = batch.queued
         try:
             while outcome is None:
-                queued = batch.elapsed()
-                worker = await self._seat(unit)
                 attempt = Attempt(worker, unit, queued, batch.elapsed())
                 try:
                     rows, tokens = await self._attempt(attempt)
@@ -216,8 +217,9 @@ class Sessions:
                 except Exception as error:
                     again = self._after_failure(attempt, error, failures)
                     if isinstance(again, Unit):
-                        unit = again
+                        unit, queued = again, batch.elapsed()
                         self._loop.call_soon(self._pump)  # once it waits for its seat
+                        worker = await self._seat(batch, unit)
                     else:
                         outcome = _Outcome(unit.attempt, error=again)
                 else:
@@ -231,17 +233,15 @@ class Sessions:
         run(self._leave(prompt, session, outcome))
         self._pump()
 
-    async def _seat(self, unit: Unit) -> int:
-        """The worker that the scheduler assigns to a session, once it is its turn."""
-        prompt: Prompt = unit.group  # type: ignore[assignment]
+    async def _seat(self, batch: BatchHandle, unit: Unit) -> int:
+        """The worker that the scheduler assigns to another attempt, once it is its turn."""
         seat: Answer[int] = Answer()
         self._seats[unit] = seat
-        prompt.batch.waiting[seat] = None
+        batch.waiting[seat] = None
         try:
             return await seat
         finally:
-            self._seats.pop(unit, None)
-            prompt.batch.waiting.pop(seat, None)
+            del self._seats[unit], batch.waiting[seat]
 
     async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
         """Run a session on its worker until it returns, its deadline passes or its batch ends.
@@ -250,23 +250,24 @@ class Sessions:
         """
         batch = attempt.prompt.batch
         future = self._start(attempt)
-        seconds = self._config.session_timeout_s
-        timer = None if seconds is None else self._loop.call_later(seconds, self._expire, attempt)
+        if (seconds := self._config.session_timeout_s) is not None:
+            self._deadlines[attempt] = self._loop.time() + seconds
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(seconds, self._expire)
         batch.attempts += 1
-        batch.waiting[attempt.outcome] = None
+        batch.waiting[attempt] = None
         try:
-            result = await attempt.outcome
+            result = await attempt
             if isinstance(result, Unjournaled):
-                self._warn_of_journal(batch, result)
+                self._warn_of_journal(f"step {batch.step}", result)
             return _rows_and_tokens(result)
         except _BatchEndedError as ended:
             attempt.note(0, str(ended))
             self._scheduler.done(attempt.worker, attempt.unit)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
-            batch.waiting.pop(attempt.outcome, None)
+            self._deadlines.pop(attempt, None)
+            del batch.waiting[attempt]
             if not future.done():
                 self._stop(attempt, future)
 
@@ -294,11 +295,15 @@ class Sessions:
         future.add_done_callback(attempt.returned)
         return future
 
-    def _expire(self, attempt: Attempt) -> None:
-        """Give up an attempt that has passed its deadline."""
-        seconds = self._config.session_timeout_s
-        late = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        attempt.outcome.fail(InfrastructureFailure(late))
+    def _expire(self) -> None:
+        """Give up the attempts that have passed their deadline."""
+        now, seconds = self._loop.time(), self._config.session_timeout_s
+        late = [attempt for attempt, at in self._deadlines.items() if at <= now]
+        then = next((at for at in self._deadlines.values() if at > now), None)
+        self._alarm = None if then is None else self._loop.call_at(then, self._expire)
+        for attempt in late:
+            cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+            attempt.fail(InfrastructureFailure(cause))
 
     def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
@@ -326,8 +331,6 @@ class Sessions:
         unit, failure = attempt.unit, as_failure(error)
         what = text_of(failure)
         attempt.note(0, what)
-        if isinstance(failure, WorkerLostError) and getattr(failure, "gone", False):
-            self._scheduler.change(attempt.worker, "lost")
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         failures[machine] += 1
@@ -369,8 +372,8 @@ class Sessions:
         if batch.unwritten == 0:
             batch.marked.set(None)
 
-    async def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Exception | None:
-        """Journal, then rows, then marker; returns why they are not written."""
+    def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Answer[Exception | None]:
+        """Journal, then rows, then marker; the answer is why they are not written."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
         if outcome.error is not None:
             batch.failed[prompt.uid, session] = outcome.error
@@ -378,20 +381,17 @@ class Sessions:
         own_tags = outcome.tags or [{}] * len(rows or ())
         count = None if rows is None else len(rows)
         marker = session_key(prompt.uid, session)
-        try:
-            leaving = Leaving(
-                partition=batch.partition,
-                rows={
-                    str(TrajectoryKey(prompt.uid, session, index)): (row, {**own, **tag})
-                    for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
-                },
-                tags={marker: session_tag(session, attempt, outcome.error, count)},
-                journal=batch.journal,
-                entries=to_journal(prompt, session, rows, outcome.tags),
-            )
-        except Exception as odd:  # more rows than an attempt may have
-            return odd
-        return await self._writer.write(leaving)
+        leaving = Leaving(
+            partition=batch.partition,
+            rows={
+                trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
+                for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
+            },
+            tags={marker: session_tag(session, attempt, outcome.error, count)},
+            journal=batch.journal,
+            entries=to_journal(prompt, session, rows, outcome.tags),
+        )
+        return self._writer.write(leaving)
 
     # -- whose turn it is ------------------------------------------------------------------------
 
@@ -400,11 +400,10 @@ class Sessions:
         try:
             while (found := self._scheduler.next()) is not None:
                 worker, unit = found
-                seat = self._seats.get(unit)
-                if seat is None:  # its batch has ended
-                    self._scheduler.done(worker, unit)
+                if unit in self._seats:
+                    self._seats[unit].set(worker)
                 else:
-                    seat.set(worker)
+                    run(self._session(worker, unit))
         except Exception as error:
             self.abort_all(error)
         if not self._scheduler.alive:
@@ -445,7 +444,7 @@ class Sessions:
         for waits in list(batch.waiting):
             waits.fail(_BatchEndedError(cause))
         for prompt in batch.prompts:
-            for session in sorted(prompt.open):  # those that had not begun to wait
+            for session in sorted(prompt.open):  # those without a worker
                 run(self._leave(prompt, session, _Outcome(0, error=cause)))
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip._nodes import as_typed
 from rlskip.config.check import find_node, look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
-from rlskip.config.settings import SkipSettings
-from rlskip.config.skip import RoleConfig, SkipManagerConfig
+from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.skip import RoleConfig, role_specs
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -26,10 +27,9 @@ from rlskip.errors import RlskipError
 from rlskip.hosts.verl.preflight import problems, without_effect
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.runs.on_disk import Run
-from rlskip.skip.manager import read_settings
+from rlskip.runs.opened import Run
 from rlskip.skip.preflight import differences, preflight
-from rlskip.skip.role import Role, role_specs
+from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
 
 _SHOWN_STEPS = 100_000
@@ -121,9 +121,8 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
         remedy = "install rlskip into that command's environment; see `--info plugins` of it"
         return nothing, [Finding("skip", ERROR, what, remedy)]
     try:
-        found = find_node(config, "skip", SkipManagerConfig)
-        foreign = _foreign(found.values or {})
-        settings = read_settings(_without(config, found.key, foreign))
+        foreign = _foreign(find_node(config, "skip") or {})
+        settings = read_skip(_without(config, as_typed("skip"), foreign))
     except RlskipError as error:
         return nothing, [_refusal("skip", error)]
     notes = [
@@ -201,7 +200,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     listed = _listed(skip, facts.steps, dumps)
-    # The first call of a step stands for it.
+    # The first call represents its step.
     sound = {dump.step: dump.meta.identity for dump in reversed(dumps) if dump.meta is not None}
     there = sorted(sound.keys() & {*listed})
     if role.action == "repeat" and sound:

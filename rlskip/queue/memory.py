@@ -74,13 +74,15 @@ class MemoryQueue(TrajectoryQueue):
             held = self._partitions.setdefault(partition, {})
             watches = tuple(self._watches)
             for key, row, tag in zip(keys, rows, tags, strict=True):
-                old = held.get(key, _EMPTY)
-                if _is_late(old.tag, tag):
+                old = held.get(key)
+                if old is not None and _is_late(old.tag, tag):
                     log.info("partition %r: dropped a late write to %r", partition, key)
                     continue
                 for watch in watches:
-                    watch.note(partition, key, existed=key in held)
-                held[key] = _merged(old, row, tag)
+                    watch.note(partition, key, existed=old is not None)
+                # Nothing of an earlier attempt is kept.
+                kept = _EMPTY if old is None or _is_late(tag, old.tag) else old
+                held[key] = _Entry({**kept.tag, **tag}, {**kept.row, **row})
             entries = [held[key] for key in keys]
             self._changed.notify_all()
         return KVBatchMeta(
@@ -184,12 +186,6 @@ def _is_late(held: Tag, tag: Tag) -> bool:
     """Whether `tag` names an earlier attempt than the one that wrote the key."""
     before, now = attempt_of(held), attempt_of(tag)
     return before is not None and now is not None and now < before
-
-
-def _merged(old: _Entry, row: Row, tag: Tag) -> _Entry:
-    """`old` after a put; nothing of an earlier attempt is kept."""
-    kept = _EMPTY if _is_late(tag, old.tag) else old
-    return _Entry({**kept.tag, **tag}, {**kept.row, **row})
 
 
 def _common_fields(entries: Sequence[_Entry]) -> list[str]:

@@ -36,6 +36,7 @@ from rlskip.keys import (
     attempt_of,
     integer,
     session_key,
+    trajectory_key,
 )
 from rlskip.queue import Tag
 
@@ -100,7 +101,7 @@ class PromptGroup:
     def keys(self) -> list[str]:
         """Every key of the group: root, rows and session markers."""
         keys = [] if self.root is None else [self.uid]
-        keys += [self._key(*place) for place in self.rows]
+        keys += [trajectory_key(self.uid, *place) for place in self.rows]
         return keys + [session_key(self.uid, session_id) for session_id in self.markers]
 
     def finished(self) -> bool:
@@ -176,16 +177,12 @@ class PromptGroup:
         """The rows of the sessions that succeeded, by session and index."""
         for session_id, rows in self.tally()[0].items():
             for index in sorted(rows):
-                yield self._key(session_id, index), rows[index]
+                yield trajectory_key(self.uid, session_id, index), rows[index]
 
     def all_rows(self) -> Iterator[tuple[str, Tag]]:
         """Every row that there is, by session and index."""
         for place in sorted(self.rows):
-            yield self._key(*place), self.rows[place]
-
-    def _key(self, session_id: int, index: int) -> str:
-        # Formats as TrajectoryKey does, without validating again a million ids read from keys.
-        return f"{self.uid}_{session_id}_{index}"
+            yield trajectory_key(self.uid, *place), self.rows[place]
 
 
 def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
