@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gzip
 import json
 import logging
 import os
+import re
 import runpy
 import select
 import shutil
@@ -26,12 +29,14 @@ from rlskip._nodes import NODES, place
 with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
     from hypothesis import HealthCheck, settings
 
-    # On a busy machine, any example may take long.
+    # On a busy machine, any example may take long. What a fixture gives may serve all examples.
+    in_ci = os.environ.get("HYPOTHESIS_PROFILE") == "ci"
     settings.register_profile(
         "rlskip",
+        max_examples=100 if in_ci else 40,
         deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-        derandomize=os.environ.get("HYPOTHESIS_PROFILE") == "ci",  # the same examples each time
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        derandomize=in_ci,  # the same examples each time
     )
     settings.load_profile("rlskip")
 
@@ -69,20 +74,22 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def nodes_at_the_top() -> Iterator[None]:
-    """Forget after each test which nodes its config had below `rlskip`, as the process does not."""
-    yield
-    for name in NODES:
-        place(name, below=False)
-
-
-@pytest.fixture(autouse=True)
-def levels_of_loggers() -> Iterator[None]:
-    """Restore after each test the level of rlskip's logger, which verl's host sets for the job."""
+def state_of_the_process() -> Iterator[None]:
+    """Forget after each test what a job leaves in its process: a manager, nodes, a log level."""
     logger = logging.getLogger("rlskip")
     level = logger.level
     yield
+    if (manager := sys.modules.get("rlskip.skip.manager")) is not None:
+        manager.SkipManager.reset()
+    for name in NODES:  # those that its config had below `rlskip`
+        place(name, below=False)
     logger.setLevel(level)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is one of the job `job`."""
+    monkeypatch.setenv("RLSKIP_JOB", "job")
 
 
 # -- processes -------------------------------------------------------------------------------
@@ -174,6 +181,39 @@ def python() -> Iterator[Python]:
     server.wait(60)
 
 
+@pytest.fixture(scope="session")
+def python_of() -> Callable[[str], str]:
+    """``python_of("trl")``: the python of that environment (`.ci/env`); without it a skip."""
+
+    def find(environment: str) -> str:
+        variable = f"RLSKIP_{environment.replace('-', '_').upper()}"
+        python = os.environ.get(variable, "")
+        if not Path(python).is_file():
+            pytest.skip(f"{variable}={python!r} is no file; `.ci/env {environment}` makes a python")
+        return python
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def wheel_of() -> Callable[[str], Path]:
+    """``wheel_of("verl-0.9.1")``: a wheel from PyPI; RLSKIP_TEST_WHEELS names where it is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
+
+    def find(name: str) -> Path:
+        wheel = folder / f"{name}-py3-none-any.whl"
+        if not wheel.exists():
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", folder]
+            which = ["--only-binary=:all:", "--python-version=3.12", name.replace("-", "==")]
+            done = subprocess.run([*pip, *which], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{wheel.name} could not be fetched: {done.stderr.strip()[-200:]}")
+        return wheel
+
+    return find
+
+
 # -- applications ----------------------------------------------------------------------------
 
 # So that no test depends on the second at which it started.
@@ -249,8 +289,11 @@ class App:
         command = [path, *flags, "app.py", *arguments]
         return Started(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
 
-    def run(self, *arguments: str, **more: Any) -> Run:
-        return self.start(*arguments, **more).finish()
+    def run(self, *arguments: str, fails: bool = False, **more: Any) -> Run:
+        """Run it to its end, which must be a success, or a failure if it `fails`."""
+        run = self.start(*arguments, **more).finish()
+        assert (run.returncode != 0) is fails, run.said
+        return run
 
     @property
     def generated(self) -> list[int]:
@@ -276,6 +319,26 @@ def make_app(tmp_path: Path, python: Python) -> Callable[..., App]:
 def app(make_app: Callable[..., App]) -> App:
     """An application without a `skip` node."""
     return make_app()
+
+
+@pytest.fixture
+def make_verl(tmp_path: Path) -> Callable[..., str]:
+    """``make_verl("0.8.0")``: a folder for PYTHONPATH with an empty verl of that version.
+
+    Its source says whether it loads plug-ins, as verl does from 0.9 on; `loads` says otherwise.
+    """
+
+    def make(version: str, loads: bool | None = None) -> str:
+        loads = not version.startswith(("0.7", "0.8")) if loads is None else loads
+        (tmp_path / "site" / "verl").mkdir(parents=True)
+        source = "# entry_points(group='verl.plugins')" if loads else ""
+        (tmp_path / "site" / "verl" / "__init__.py").write_text(source)
+        info = tmp_path / "site" / f"verl-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+        return str(tmp_path / "site")
+
+    return make
 
 
 # -- the command `rlskip` ----------------------------------------------------------------------
@@ -358,7 +421,44 @@ def adapter() -> Iterator[Any]:
     from rlskip.queue import TransferQueueAdapter
 
     # One CPU for the controller, one for each of the two storage units, one for a task.
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield TransferQueueAdapter()
     transfer_queue.close()
     ray.shutdown()
+
+
+# -- pages ------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Content:
+    """What a page holds for its script: the index, and the chunks with the sessions."""
+
+    index: dict[str, Any]
+    chunks: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, file: Path) -> Content:
+        found = re.findall(r'<script type="text/plain" id="(.*?)">(.*?)</script>', file.read_text())
+        data = {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+        return cls(data["index"], [data[f"chunk-{i}"] for i in range(len(data) - 1)])
+
+    def sessions(self, run: int = 0) -> dict[tuple[int, str, int], dict[str, Any] | None]:
+        """The sessions that are listed, by step, group and number; None for those left out."""
+        of, groups = self.index["runs"][run]["sessions"], self.index["runs"][run]["groups"]
+        found: dict[tuple[int, str, int], dict[str, Any] | None] = {}
+        for i, group in enumerate(of["group"]):
+            key = groups["step"][group], groups["name"][group], of["number"][i]
+            chunk = of["chunk"][i]
+            one = None if chunk < 0 else self.chunks[chunk]["sessions"][of["place"][i]]
+            found[key] = one
+            for part in [] if one is None else one["parts"]:
+                if isinstance(part["ids"], int):
+                    part["ids"] = self.chunks[chunk]["shared"][part["ids"]]
+        return found
+
+
+@pytest.fixture
+def content() -> Callable[[Path], Content]:
+    """``content(file)``: what the page in a file holds."""
+    return Content.of

@@ -17,6 +17,7 @@ from rlskip.keys import (
     split_session,
     split_trajectory,
     status_tag,
+    uid_of,
 )
 
 # Arbitrary text, and uids built from the parts of the grammar itself.
@@ -33,6 +34,7 @@ def test_a_trajectory_key_is_parsed_back(uid, session_id, index):
     key = TrajectoryKey(uid, session_id, index)
     assert TrajectoryKey.parse(str(key)) == key
     assert split_session(str(key)) is None
+    assert uid_of(str(key)) == uid
 
 
 @given(uids, ids)
@@ -40,6 +42,7 @@ def test_a_session_marker_is_parsed_back(uid, session_id):
     key = session_key(uid, session_id)
     assert split_session(key) == (uid, session_id)
     assert split_trajectory(key) is None
+    assert uid_of(key) == uid
 
 
 @given(keys)

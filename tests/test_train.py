@@ -18,6 +18,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from rlskip import SkipManager
+
 ROOT = Path(__file__).parents[1]
 TINY = (
     "trainer.total_training_steps=3",
@@ -42,6 +44,17 @@ def train(python: Any) -> Callable[..., list[dict[str, Any]]]:
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def train_py() -> Any:
+    """The module."""
+    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def learned(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,11 +108,68 @@ def test_the_second_run_generates_nothing_and_equals_the_first(
     assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
 
 
+def test_the_rollouts_are_verified(train: Any, folder: Path, first: list[dict[str, Any]]) -> None:
+    """A run of the same seed samples what it did; one with another learning rate does at step 1."""
+    verify = ("+skip=rollout_verify", "skip.dump_dir=dumps")
+    for name, more in {
+        "verified": (),
+        "faster": ("actor_rollout_ref.actor.optim.lr=0.01",),
+    }.items():
+        metrics = train(folder, name, *verify, *more)
+        assert (learned(metrics) == learned(first)) is (name == "verified")
+        assert [row["success"] for row in metrics] == [row["success"] for row in first]
+        role = json.loads((folder / name / "rlskip_summary.json").read_text())["roles"]["rollout"]
+        found = role["verified"]
+        assert (role["hits"], found["calls"], role["seconds_saved"]) == (3, 3, 0.0)
+        assert (found["same"] == found["rows"]) is (name == "verified")
+        assert bool(found["first"]) is (name == "faster")
+        assert any("optim.lr" in one for one in found["changed"]) is (name == "faster")
+
+
 def test_packs_train_as_rows_do(train: Any, folder: Path, first: list[dict[str, Any]]) -> None:
     packed = train(folder, "packed", *SKIP, "+merge=packed")
     for one, other in zip(first, packed, strict=True):
         for figure in ("loss", "entropy", "clip_share"):
             assert one[figure] == pytest.approx(other[figure], abs=1e-4), figure
+
+
+def test_after_a_reshuffle_and_with_another_batch_size_each_prompt_has_its_rows(
+    train: Any, train_py: Any, tmp_path: Path
+) -> None:
+    def rows_of_games(*overrides: str) -> dict[tuple[int, ...], list[Any]]:
+        """By game the rows that a run of `overrides` trains on."""
+        dotted = [*TINY, f"skip.dump_dir={tmp_path}/dumps", *overrides]
+        cfg = OmegaConf.merge(OmegaConf.load(ROOT / "conf" / "config.yaml"),
+                              {"skip": {"rollout": {"enable": True}}},
+                              OmegaConf.from_dotlist(dotted))  # fmt: skip
+        SkipManager.init(cfg)
+        games: dict[tuple[int, ...], list[Any]] = {}
+        for step in range(1, cfg.trainer.total_training_steps + 1):
+            SkipManager.set_step(step)
+            prompts = train_py.draw_prompts(cfg, step)
+            for row in train_py.generate_rollouts(prompts, object(), cfg, step, None):
+                prompt = prompts[int(row["prompt"])]
+                game = (*prompt["input_ids"].tolist(), int(prompt["hidden"]))
+                games.setdefault(game, []).append(row.exclude("prompt"))
+        SkipManager.reset()
+        return games
+
+    data = "data.games=12"
+    reshuffled = (data, "data.shuffle=1", "skip.match=prompt", "skip.on_miss=error")
+    steps = "trainer.total_training_steps=6"
+    smaller = (data, "data.train_batch_size=2", steps, "skip.match=prompt", "skip.on_miss=error")
+    train(tmp_path, "a", *SKIP, data)
+    train(tmp_path, "b", *SKIP, *reshuffled)
+    train(tmp_path, "c", *TINY, *SKIP, *smaller, tiny=False)
+    assert [counts(tmp_path, name) for name in "abc"] == [(0, 3), (3, 0), (6, 0)]
+    a = rows_of_games(data, "skip.on_miss=error")
+    assert len(a) > 9, "few games are alike"
+    for overrides in (reshuffled, smaller):
+        b = rows_of_games(*overrides)
+        assert a.keys() == b.keys()
+        for game, rows in a.items():
+            for mine, theirs in zip(rows, b[game], strict=True):
+                assert bool((mine == theirs).all()), game
 
 
 @pytest.mark.usefixtures("first")
@@ -119,13 +189,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_session_is_the_same_in_any_company() -> None:
+def test_a_session_is_the_same_in_any_company(train_py: Any) -> None:
     """Dispatch relies on it: sampled alone or with others, a session is equal to the last bit."""
-    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    train_py = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(train_py)
     cfg = OmegaConf.load(ROOT / "conf" / "config.yaml")
     torch.manual_seed(0)
     policy = train_py.make_policy(cfg)
@@ -182,3 +247,28 @@ def test_the_policy_learns_and_a_replay_costs_nothing(train: Any, tmp_path: Path
     assert learned(first) == learned(second)
     spent = [sum(row["time/rollout_s"] for row in run) for run in (first, second)]
     assert spent[1] < 0.1 * spent[0], spent  # benchmarks.step_time measures it
+
+
+def test_the_games_rewards_are_reproduced_and_a_run_of_others_trains(
+    train: Any, folder: Path, first: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(folder))
+    (run,) = (folder / "dumps").glob("guess_*/*")
+    again = rlskip("rescore", run, "--reward", "train:reward", "--json")
+    assert again.code == 0, again.err
+    assert again.json["sessions"] == 3 * 4 * 4
+    assert again.json["changed"] == 0, "to the last bit"
+    (folder / "other.py").write_text(
+        "def reward(completions):\n    return [8 - len(c) for c in completions]\n"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    wrote = rlskip("rescore", run, "--reward", "other:reward", "--write", folder / "rescored")
+    assert wrote.code == 0, wrote.err
+    replayed = train(folder, "short", "+skip=rollout_replay", "skip.dump_dir=rescored")
+    assert counts(folder, "short") == (3, 0)
+    for one, other in zip(first, replayed, strict=True):
+        assert (one["success"], one["turns"]) == (other["success"], other["turns"])
+        assert one["reward"] != other["reward"]
+    assert [row["loss"] for row in first] != [row["loss"] for row in replayed]

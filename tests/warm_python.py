@@ -1,13 +1,14 @@
 """A Python that has imported torch and forks for each program that conftest.py asks it to run.
 
-Importing torch and tensordict takes seconds of CPU time, and more than a hundred tests start
-programs that do. A program runs in a fork that has imported nothing of rlskip or Hydra. It begins
-with its own arguments, environment, directory, streams and ``__main__``, and ends as any Python
-does.
+Importing torch, tensordict and Hydra takes seconds of CPU time, and more than a hundred tests start
+programs that do. A program runs in a fork that has imported nothing of rlskip and in which Hydra
+has looked for no plug-in. It begins with its own arguments, environment, directory, streams and
+``__main__``, and ends as any Python does.
 """
 
 import builtins
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import sys
 import types
 
 import blosc2  # noqa: F401
+import hydra._internal.hydra  # noqa: F401
 import numpy as np
 import tensordict  # noqa: F401
 import torch  # noqa: F401
@@ -24,6 +26,7 @@ import torch  # noqa: F401
 def next_program():
     """Wait for requests; return the program to run in the fork that is to run it."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    gc.freeze()  # or each program goes through all that was imported, once more as it ends
     while True:
         message, files, *_ = socket.recv_fds(requests, 1 << 20, 4)
         if not message:

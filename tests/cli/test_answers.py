@@ -16,7 +16,9 @@ from rlskip.cli.screen import Answer, put, table
 from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
-VERBS = ("doctor", "ls", "show", "verify", "prune", "diff", "import", "export", "report")
+VERBS = (
+    "doctor", "ls", "show", "verify", "prune", "compare", "import", "export", "rescore", "report",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -65,25 +67,24 @@ def test_help_breaks_no_word(rlskip: Any, verb: str, monkeypatch: pytest.MonkeyP
 def test_show_and_report_count_sessions_over_their_turns(
     rlskip: Any, turns: Path, tmp_path: Path
 ) -> None:
-    (shown,) = rlskip("show", 1, "-d", turns, "--json").json
-    assert (shown["rows"], shown["sessions"], shown["groups"]) == (12, 4, 2)
-    assert (shown["mean_reward"], shown["mean_length"]) == (0.5, 3)
+    (shown,) = rlskip("show", 1, "-d", turns, "--sessions", 4, "--json").json
+    figures = shown["figures"]
+    assert (shown["rows"], figures["sessions"], figures["groups"]) == (12, 4, 2)
+    assert (figures["reward"], figures["length"]) == (0.5, 3)
     first = shown["sample"][0]
-    assert (first["index"], first["turns"], first["prompt"]) == (2, 3, [9, 0, 5, 5])
+    assert (first["row"], first["turns"], first["prompt"]) == (2, 3, [9, 0, 5, 5])
     page = tmp_path / "page.html"
     report = rlskip("report", turns, "--html", page, "--json").json
-    assert (report["sessions_counted"], report["groups_counted"]) == (4, 2)
-    assert "4 of 4 sessions; from 0 to 1, 0.5 on average" in page.read_text()
-    assert "session 1, 3 turns, reward 1" in page.read_text()
+    assert (report["sessions"], report["groups"], report["shown"]) == (4, 2, 4)
 
 
 def test_json_lines_keep_each_column_and_tell_groups(rlskip: Any, turns: Path) -> None:
     out = rlskip("export", 1, "-d", turns, "--to", "jsonl").out
     rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["prompt"] for row in rows] == [0] * 6 + [1] * 6
-    assert rows[1]["rlskip_prompt"] == [9, 0, 5]
+    assert [row["own_prompt"] for row in rows] == [0] * 6 + [1] * 6
+    assert rows[1]["prompt"] == [9, 0, 5]
     assert rows[1]["input_ids"] == [9, 0, 5, 7]
-    assert [row["uid"] for row in rows] == ["0"] * 6 + ["1"] * 6
+    assert [row["group"] for row in rows] == ["0"] * 6 + ["1"] * 6
     assert [(row["session"], row["turn"]) for row in rows] == [
         (session, turn) for _ in range(2) for session in range(2) for turn in range(3)
     ]
@@ -109,14 +110,14 @@ def test_the_dumps_of_a_custom_role_are_a_run_of_their_own(rlskip: Any, dumps: P
     assert shown[RUN] == [1, 2, 3]
 
 
-def test_diff_labels_its_sides_and_survives_a_damaged_dump(
+def test_compare_labels_its_sides_and_survives_a_damaged_dump(
     rlskip: Any, dumps: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(dumps / RUN, tmp_path / "copy" / RUN)
     data = bytearray((dumps / RUN / "2" / "gen_batch.dp").read_bytes())
     data[40] ^= 1
     (dumps / RUN / "2" / "gen_batch.dp").write_bytes(data)
-    answer = rlskip("diff", dumps / RUN, tmp_path / "copy" / RUN, "--json")
+    answer = rlskip("compare", dumps / RUN, tmp_path / "copy" / RUN, "--json")
     assert answer.code == 1
     assert answer.json["a"] == f"{RUN} in {dumps}"
     assert answer.json["b"] == f"{RUN} in {tmp_path / 'copy'}"
@@ -127,7 +128,7 @@ def test_diff_labels_its_sides_and_survives_a_damaged_dump(
 @pytest.mark.parametrize(
     "command",
     ["ls D", "ls D --steps", "show 1 -d D/R", "verify -d D", "prune D --keep-last 1",
-     "diff D/R D/O", "diff 1 2 -d D/R"],
+     "compare D/R D/O", "compare 1 2 -d D/R"],
 )  # fmt: skip
 def test_no_word_is_broken_on_a_narrow_screen(
     rlskip: Any, dumps: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -186,22 +187,19 @@ def test_ls_sorts_filters_and_limits_runs_and_dumps(rlskip: Any, dumps: Path) ->
     assert rlskip("ls", dumps, "-d", "/nowhere").code == 0
 
 
-def test_the_log_and_every_command_agree_on_sizes(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("job")
+def test_the_log_and_every_command_agree_on_sizes(rlskip: Any, tmp_path: Path) -> None:
     from rlskip.jobs.records import tally
 
     @package.SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> list[int]:
         return [10 * prompt for prompt in prompts]
 
-    monkeypatch.setenv("RLSKIP_JOB", "job")
     config = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
     package.SkipManager.init({"skip": config})
     for step in (1, 2):
         package.SkipManager.set_step(step)
         generate([step])
-    package.SkipManager.reset()
     written = tally({"rollout": str(tmp_path)}, "job")["rollout"].bytes_written
     (run,) = rlskip("ls", tmp_path, "--json").json
     assert run["size"] == written

@@ -13,39 +13,40 @@ import pytest
 HEAVY = {"torch", "tensordict", "ray", "numpy", "hydra", "omegaconf", "blosc2", "wrapt"}
 
 
-def loaded(source: str) -> set[str]:
-    program = f"{source}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+def loaded(*sources: str) -> list[set[str]]:
+    """What a new Python has loaded after each of these."""
+    shown = "import json, sys; print('LOADED' + json.dumps(sorted(sys.modules)))"
+    program = "\n".join(f"{source}\n{shown}" for source in sources)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    return [set(json.loads(line.removeprefix("LOADED"))) for line in lines]
 
 
 def test_importing_rlskip_brings_no_command_line() -> None:
-    assert not loaded("import rlskip, rlskip.hooks") & {"typer", "rich", "rlskip.cli"}
+    (modules,) = loaded("import rlskip, rlskip.hooks")
+    assert not modules & {"typer", "rich", "rlskip.cli"}
 
 
-@pytest.mark.parametrize(
-    ("command", "may_load"),
-    [
-        ("--help", ""),
-        ("show --help", ""),
-        ("ls .", ""),
-        ("ls . --steps", ""),
-        ("prune . --keep-last 1", ""),
-        # To read a dump, numpy is enough.
-        ("verify -d .", "numpy blosc2"),
-        ("show 2 -d RUN", "numpy blosc2"),
-        ("diff RUN RUN", "numpy blosc2"),
-        ("report RUN --html page.html", "numpy blosc2"),
-        ("export 1 -d RUN --to jsonl", "numpy blosc2"),
-    ],
-)
+NOTHING = ["--help", "show --help", "ls .", "ls . --steps", "prune . --keep-last 1"]
+# To read a dump, numpy is enough.
+READS = [
+    "verify -d .",
+    "show 2 -d RUN",
+    "compare RUN RUN",
+    "report RUN --html page.html",
+    "export 1 -d RUN --to jsonl",
+]
+
+
+@pytest.mark.parametrize(("commands", "may_load"), [(NOTHING, ""), (READS, "numpy blosc2")])
 def test_a_command_loads_what_it_needs(
-    dumps: Path, monkeypatch: pytest.MonkeyPatch, command: str, may_load: str
+    dumps: Path, monkeypatch: pytest.MonkeyPatch, commands: list[str], may_load: str
 ) -> None:
     monkeypatch.chdir(dumps)
-    arguments = command.replace("RUN", "grpo_tiny/GBS4_N2_in6_out8").split()
-    modules = loaded(f"from rlskip.cli.main import main; assert not main({arguments})")
-    assert "rlskip.cli.main" in modules
-    assert modules & HEAVY <= set(may_load.split())
+    run = "from rlskip.cli.main import main; assert not main({})"
+    words = [command.replace("RUN", "grpo_tiny/GBS4_N2_in6_out8").split() for command in commands]
+    for command, modules in zip(commands, loaded(*map(run.format, words)), strict=True):
+        assert "rlskip.cli.main" in modules
+        assert modules & HEAVY <= set(may_load.split()), command

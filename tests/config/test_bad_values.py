@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
@@ -16,16 +16,13 @@ from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig, RoleSpec
+from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig
 from rlskip.errors import RlskipError
 
-REGISTRY = {role: RoleSpec(options=frozenset({"queue"})) for role in BUILT_IN_ROLES}
-
-
 READERS: dict[str, tuple[Callable[[Any], Any], type]] = {
-    "skip": (lambda config: read_skip(config, REGISTRY), SkipManagerConfig),
-    "skip.rollout": (lambda config: read_skip(config, REGISTRY), RoleConfig),
-    "skip.attach.rollout": (lambda config: read_skip(config, REGISTRY), AttachConfig),
+    "skip": (read_skip, SkipManagerConfig),
+    "skip.rollout": (read_skip, RoleConfig),
+    "skip.attach.rollout": (read_skip, AttachConfig),
     "dispatch": (read_dispatch, DispatchConfig),
     "merge": (read_merge, MergeConfig),
     "replay": (read_replay, ReplayConfig),
@@ -66,7 +63,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @pytest.mark.parametrize("at", READERS)
 @given(data=st.data())
 def test_a_value_is_read_or_refused_by_its_key(at: str, data: st.DataObject) -> None:

@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import (
-    RoleConfig,
-    RolloutValSkipConfig,
-    SkipManagerConfig,
-)
+from rlskip import RoleConfig, SkipAction, SkipManagerConfig
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import RoleSpec
+from rlskip.config.skip import SKIP_REGISTRY, role_specs
 from rlskip.errors import ConfigError, NotInstalledError
 
 
@@ -28,13 +24,17 @@ class CriticConfig(RoleConfig):
     warm: int = 3
 
 
-REGISTRY = {
-    "rollout": RoleSpec(),
-    "async_rollout": RoleSpec(),
-    "rollout_tq": RoleSpec(),
-    "rollout_val": RoleSpec(RolloutValSkipConfig),
-    "critic": RoleSpec(CriticConfig, ("cache",)),
-}
+class Critic:
+    config_class = CriticConfig
+    support_actions = (SkipAction.CACHE,)
+    stage_options: frozenset[str] = frozenset()
+    support_online_step = False
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SKIP_REGISTRY, "critic", Critic)
+
 
 HOST = {
     "trainer": {"experiment_name": "exp", "project_name": "proj"},
@@ -43,12 +43,12 @@ HOST = {
 }
 
 
-def read_roles(config: Any, registry: dict[str, RoleSpec]) -> dict[str, RoleConfig]:
-    return read_skip(config, registry).roles
+def read_roles(config: Any) -> dict[str, RoleConfig]:
+    return read_skip(config).roles
 
 
 def rollout(skip: dict[str, Any], host: dict[str, Any] | None = None) -> Any:
-    return read_roles({**(host or {}), "skip": skip}, REGISTRY)["rollout"]
+    return read_roles({**(host or {}), "skip": skip})["rollout"]
 
 
 def test_a_role_inherits_shared_keys() -> None:
@@ -87,20 +87,20 @@ def test_roles_and_shared_keys_have_the_same_names() -> None:
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
 def test_null_keys_come_from_the_host(wrap: Any) -> None:
     config = wrap({**copy.deepcopy(HOST), "skip": {"rollout": {"enable": True}}})
-    role = read_roles(config, REGISTRY)["rollout"]
+    role = read_roles(config)["rollout"]
     assert (role.experiment_name, role.project_name) == ("exp", "proj")
     assert (role.gbs, role.n, role.prompt_len, role.response_len) == (32, 8, 64, 16)
     config["data"]["gen_batch_size"] = 48
-    assert read_roles(config, REGISTRY)["rollout"].gbs == 48
+    assert read_roles(config)["rollout"].gbs == 48
 
 
 def test_a_step_of_the_v1_trainer_has_train_batch_size_prompts() -> None:
     """gen_batch_size is what it fetches at a time."""
     config = {**copy.deepcopy(HOST), "skip": {"rollout_tq": {"enable": True}}}
     config["data"]["gen_batch_size"] = 1
-    assert read_roles(config, REGISTRY)["rollout_tq"].gbs == 32
+    assert read_roles(config)["rollout_tq"].gbs == 32
     del config["data"]["train_batch_size"]
-    assert read_roles(config, REGISTRY)["rollout_tq"].gbs == 1
+    assert read_roles(config)["rollout_tq"].gbs == 1
 
 
 def test_defaults_without_a_host() -> None:
@@ -132,18 +132,18 @@ def test_a_relative_dump_dir_starts_at_the_working_directory(
     ],
 )
 def test_off(skip: dict[str, Any]) -> None:
-    assert read_roles({"skip": skip}, REGISTRY) == {}
+    assert read_roles({"skip": skip}) == {}
 
 
 def test_no_skip_node() -> None:
-    assert read_roles({}, REGISTRY) == {}
-    assert read_roles(OmegaConf.create({"skip": None}), REGISTRY) == {}
+    assert read_roles({}) == {}
+    assert read_roles(OmegaConf.create({"skip": None})) == {}
 
 
 def test_a_skip_manager_config_is_a_whole_node() -> None:
     config = SkipManagerConfig(dump_dir="/d", rollout=RoleConfig(enable=True, steps=[4]))
     for given in (config, {"skip": config}):
-        role = read_roles(given, REGISTRY)["rollout"]
+        role = read_roles(given)["rollout"]
         assert 4 in role.steps
         assert role.dump_dir == "/d"
 
@@ -159,18 +159,18 @@ def test_verls_own_defaults_do_not_override_shared_keys() -> None:
         "rollout_tq": dict(leaf),
         "async_rollout": dict(leaf),
     }
-    roles = read_roles({"skip": node}, REGISTRY)
+    roles = read_roles({"skip": node})
     assert list(roles) == ["rollout"]
     role = roles["rollout"]
     assert 2 in role.steps
     assert (role.action, role.dump_dir) == ("repeat", "/mine")
     # A value that differs from verl's default counts.
     node["rollout"] = {**leaf, "enable": True, "steps": [5]}
-    assert 5 in read_roles({"skip": node}, REGISTRY)["rollout"].steps
+    assert 5 in read_roles({"skip": node})["rollout"].steps
 
 
 def test_a_custom_role_with_its_own_dataclass() -> None:
-    role = read_roles({"skip": {"critic": {"enable": True, "warm": 7}}}, REGISTRY)["critic"]
+    role = read_roles({"skip": {"critic": {"enable": True, "warm": 7}}})["critic"]
     assert isinstance(role, CriticConfig)
     assert role.warm == 7
     assert 1 in role.steps
@@ -180,20 +180,20 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
     skip = {"steps": [1], "on_miss": "error", "validation": "replay"}
     training = {"enable": True, "dump_dir": "/d"}
     config = {**HOST, "data": {"train_batch_size": 4, "gen_batch_size": 1}}
-    roles = read_roles({**config, "skip": {**skip, "rollout_tq": training}}, REGISTRY)
+    roles = read_roles({**config, "skip": {**skip, "rollout_tq": training}})
     assert list(roles) == ["rollout_tq", "rollout_val"]
     role = roles["rollout_val"]
     assert (0 in role.steps, role.on_miss) == (True, "error")
     assert (role.dump_dir, role.gbs) == ("/d", 4), "those of rollout_tq"
     own = {"rollout_val": {"dump_dir": "/v", "steps": "2-4"}}
-    role = read_roles({"skip": {**own, **skip, "rollout": training}}, REGISTRY)["rollout_val"]
+    role = read_roles({"skip": {**own, **skip, "rollout": training}})["rollout_val"]
     assert (role.dump_dir, str(role.steps)) == ("/v", "2-4")
     for off in ({**skip}, {**skip, "validation": "generate", "rollout": training}):
-        assert "rollout_val" not in read_roles({"skip": off}, REGISTRY)
+        assert "rollout_val" not in read_roles({"skip": off})
 
 
 def test_a_role_needs_no_class() -> None:
-    role = read_roles({"skip": {"steps": [2], "reward": {"enable": True}}}, REGISTRY)["reward"]
+    role = read_roles({"skip": {"steps": [2], "reward": {"enable": True}}})["reward"]
     assert type(role) is RoleConfig
     assert str(role.steps) == "2"
 
@@ -214,7 +214,7 @@ def test_a_role_needs_no_class() -> None:
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"warmup": 3}}, "@register_skip('reward', config=...)"),
         ({"reward": {"stesp": 3}}, "did you mean skip.reward.steps?"),
-        ({"my-role": {"enable": True}}, "skip.my-role: unknown key"),
+        ({"my-role": {"enable": True}}, "unknown key\n  -> docs/keys.md lists all keys"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
         ({"rollout": {"action": "random"}}, "'random' is planned, but not implemented yet"),
@@ -230,7 +230,7 @@ def test_a_role_needs_no_class() -> None:
 )
 def test_refused(skip: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": skip}, REGISTRY)
+        read_roles({"skip": skip})
     assert message in str(caught.value)
 
 
@@ -246,15 +246,48 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
 )
 def test_a_wrong_shared_key_is_reported_once(skip: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {**skip, **{role: {} for role in REGISTRY}}}, REGISTRY)
+        read_roles({"skip": {**skip, **{role: {} for role in role_specs()}}})
     assert str(caught.value).startswith(message)
     assert "problems" not in str(caught.value)
 
 
 def test_an_inherited_action_is_reported_at_the_shared_key() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}}, REGISTRY)
+        read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {"enable": True}}})
     assert str(caught.value).startswith("skip.action: role critic does not support 'repeat'")
+    read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}})
+
+
+@pytest.mark.parametrize(
+    ("node", "where"),
+    [
+        ({"rollout_tq": {"enable": True, "action": "verify"}}, "skip.rollout_tq.action"),
+        ({"action": "verify", "rollout_tq": {"enable": True}}, "skip.action"),
+        (
+            {
+                "rollout_tq": {"enable": True},
+                "validation": "replay",
+                "rollout_val": {"action": "verify"},
+            },
+            "skip.rollout_val.action",
+        ),
+        ({"rollout": {"enable": True, "action": "verify"}, "start_engine": False},
+         "skip.start_engine"),
+        ({"rollout": {"enable": True, "action": "verify", "on_miss": "error"}},
+         "skip.rollout.on_miss"),
+        ({"verify_share": 1.5}, "skip.verify_share"),
+        ({"rollout": {"verify_share": -0.5}}, "skip.rollout.verify_share"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_verified_is_refused(node: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_roles({"skip": node})
+    assert caught.value.where == where
+
+
+def test_a_shared_verify_concerns_only_roles_that_are_on() -> None:
+    node = {"action": "verify", "rollout": {"enable": True}, "rollout_tq": {}}
+    assert rollout(node).action == "verify"
 
 
 def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
@@ -267,7 +300,7 @@ def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
     assert "skip.on_mismatch=regenerate" in text
     for other in ({"on_miss": "generate"}, {"on_mismatch": "ignore"}, {"enable": False}):
         skip = {"on_miss": "error", "on_mismatch": "regenerate"}
-        read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}}, REGISTRY)
+        read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}})
 
 
 def test_without_an_engine_nothing_can_be_generated() -> None:
@@ -288,7 +321,7 @@ def test_every_problem_at_once() -> None:
         "async_rollout": {"dump_dir": 3},
     }
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": skip}, REGISTRY)
+        read_roles({"skip": skip})
     text = str(caught.value)
     assert "5 problems" in text
     for key in (
@@ -303,20 +336,20 @@ def test_every_problem_at_once() -> None:
 
 def test_a_plain_string_means_that_the_plug_in_is_missing() -> None:
     with pytest.raises(NotInstalledError, match="did not discover"):
-        read_roles(OmegaConf.create({"skip": "rollout_cache"}), REGISTRY)
+        read_roles(OmegaConf.create({"skip": "rollout_cache"}))
 
 
 def test_an_interpolation_that_does_not_resolve_is_named() -> None:
     config = OmegaConf.create({"skip": {"dump_dir": "${nowhere}"}})
     with pytest.raises(ConfigError, match="nowhere"):
-        read_roles(config, REGISTRY)
+        read_roles(config)
 
 
 def test_a_config_error_survives_pickling() -> None:
     import pickle
 
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {"stepz": 1}}, REGISTRY)
+        read_roles({"skip": {"stepz": 1}})
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.where == "skip.stepz"
@@ -330,14 +363,14 @@ def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
         if wrap is dict:
             config["data"] = OmegaConf.create(config["data"])
         with pytest.raises(ConfigError, match="nowhere") as caught:
-            read_roles(config, REGISTRY)
+            read_roles(config)
         assert caught.value.where == "data.train_batch_size"
 
 
 def test_an_option_inside_the_node_is_named() -> None:
     nested = {"skip": {"rollout": {"enable": True}}, "hydra": {"callbacks": {}}}
     with pytest.raises(ConfigError, match="composed into `skip` instead of next to it") as caught:
-        read_roles({"skip": nested}, REGISTRY)
+        read_roles({"skip": nested})
     assert caught.value.where == "skip.skip"
 
 
@@ -352,7 +385,7 @@ def test_sizes(text: Any, size: int | None) -> None:
 @pytest.mark.parametrize("key", ["steps", "dump_dir", "max_size"])
 def test_a_wrong_shared_key_is_reported_without_any_role(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {key: " "}}, REGISTRY)
+        read_roles({"skip": {key: " "}})
     assert caught.value.where == f"skip.{key}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -131,6 +132,27 @@ def test_a_coroutine_may_call_it(make, make_prompts):
 
     (train, _), (val, _) = asyncio.run(main())
     assert (len(train), len(val)) == (12, 4)
+
+
+@pytest.mark.parametrize("dispatchers", [1, 2])
+def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts, dispatchers):
+    begun, others_tried = threading.Event(), threading.Event()
+
+    async def worker(prompt, sampling, session):
+        begun.set()
+        await asyncio.to_thread(others_tried.wait, 20)
+        return await echo(prompt, sampling, session)
+
+    queue = MemoryQueue()
+    made = [make(worker, queue=queue) for _ in range(dispatchers)]
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(made[0].collect, make_prompts(2), step=1)
+        assert begun.wait(20)
+        with pytest.raises(BatchError, match="'u_0'"):
+            made[-1].collect(make_prompts(1), step=1)
+        others_tried.set()
+        assert len(first.result(20)[0]) == 12
+    assert len(made[-1].collect(make_prompts(1), step=1)[0]) == 6
 
 
 class NoMarkers(MemoryQueue):

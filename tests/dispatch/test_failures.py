@@ -141,7 +141,9 @@ def test_a_pool_that_cannot_stop_a_session_keeps_no_other_waiting(make_prompts, 
 def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, make_prompts, gone):
     async def worker(prompt, sampling, session):
         if session.attempt == 0:
-            raise WorkerLostError("its process died", gone=gone)
+            if gone:
+                dispatcher._pool.changed(0, "lost")
+            raise WorkerLostError("its process died")
         return {"responses": torch.ones(1)}
 
     dispatcher = make_dispatcher(worker, 1, n=1, max_retries=1)
@@ -155,7 +157,8 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
     async def worker(prompt, sampling, session):
         while not both.is_set():
             await asyncio.sleep(0.01)
-        raise WorkerLostError("its process died", gone=True)
+        dispatcher._pool.changed(0, "lost")
+        raise WorkerLostError("its process died")
 
     dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts=1)
     batches = [dispatcher.submit(make_prompts(2), step=step) for step in (1, 2, 3)]

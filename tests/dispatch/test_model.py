@@ -11,15 +11,21 @@ import asyncio
 import random
 import threading
 import time
-from collections import Counter, defaultdict
+from array import array
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
 from rlskip.keys import split_session, split_trajectory
@@ -121,8 +127,45 @@ FINAL = {"refused": refused, "uncopyable": lambda buffer: {"x": buffer, "odd": U
 FAULTS = {**DATA, **MACHINE, **FINAL}
 FINE = {
     "row": lambda buffer: {"x": buffer, "meta": {"again": [buffer]}},
+    "a mapping of another kind": lambda buffer: UserDict(x=buffer),
+    "a TensorDict": lambda buffer: TensorDict({"x": buffer}, []),
     "rows": lambda buffer: [{"x": buffer, "turn": i} for i in range(3)],
 }
+
+
+def aliases(memory: array[int]) -> dict[str, Any]:
+    """What else a row may hold, with the same memory in it."""
+    numbers = np.frombuffer(memory, np.int64)
+    return {
+        "list": [numbers],
+        "ordered": OrderedDict(a=numbers),
+        "default": defaultdict(list, a=numbers),
+        "user": UserDict(a=numbers),
+        "queue": deque([numbers]),
+        "named": Pair(numbers, 0),
+        "space": SimpleNamespace(a=numbers),
+        "array": memory,
+        "own list": OwnList([numbers]),
+        "dataclass": Numbers(numbers),
+    }
+
+
+def numbers_in(value: Any) -> list[int]:
+    value = vars(value) if isinstance(value, (SimpleNamespace, Numbers)) else value
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    return numbers_in(value[0]) if isinstance(value, (list, tuple, deque)) else list(value)
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+class OwnList(list):
+    """A kind of list."""
+
+
+@dataclass
+class Numbers:
+    a: Any
 
 
 @attrs.frozen
@@ -195,12 +238,18 @@ def make_worker(plan: Plan) -> type:
 
         def generate(self, session: Any) -> Any:
             if not hasattr(self.local, "buffer"):
-                self.local.buffer = torch.zeros(4, dtype=torch.int64)
+                memory = array("q", [0] * 4)
+                self.local.buffer = torch.frombuffer(memory, dtype=torch.int64)
+                self.local.again = aliases(memory)
             buffer = self.local.buffer
             caller, batch, prompt = map(int, session.uid.split("-"))
             buffer.copy_(torch.tensor([caller, batch, prompt, session.session_id]))
             what = plan.does(session.uid, session.session_id, session.attempt)
-            return {**FAULTS, **FINE}[what](buffer)
+            result = {**FAULTS, **FINE}[what](buffer)
+            for row in result if isinstance(result, list) else [result]:
+                if what in FINE and what != "a TensorDict":
+                    row["again"] = self.local.again
+            return result
 
     class Blocking(Worker):
         def __call__(self, prompt: Any, sampling: Any, session: Any) -> Any:
@@ -267,6 +316,10 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
                 for _ in range(rows_of(plan, uid, session, rows))
             )
             assert sorted(row.tolist() for row in rows["x"]) == expected
+            if "again" not in rows:  # the row of a TensorDict has none
+                continue
+            for row, again in zip(rows["x"], rows["again"], strict=True):
+                assert all(numbers_in(alias) == row.tolist() for alias in again.values()), again
 
     def rows_of(plan: Plan, uid: str, session: int, rows: Any) -> int:
         if plan.cancels:  # any of its attempts may be the one that counts
@@ -373,5 +426,6 @@ def test_a_row_without_fields_names_its_session(fields):
         with pytest.raises(Exception) as error:
             dispatcher.collect([{"uid": f"u{i}"} for i in range(3)], step=1)
         assert "u1" in str(error.value)
+        assert "u0" not in str(error.value)
         assert "session 2" in str(error.value) or "u1_2_0" in str(error.value)
         assert dispatcher.queue.list("train") == {}

@@ -197,10 +197,8 @@ def unreadable(path):
 def test_a_journal_that_cannot_be_used_costs_one_warning(make_prompts, caplog, what):
     with tempfile.TemporaryDirectory(prefix="r") as folder:  # a socket's path is short
         what(Path(folder, "1.journal"))
-        began = time.monotonic()
         _, report = dispatch(StepStore(folder), make_prompts(2), worker)
         assert (report.succeeded, report.resumed) == (8, 0)
-        assert time.monotonic() - began < 30
         warnings = [r.message for r in caplog.records if "journal" in r.message]
         assert len(warnings) == 1
         if what is link:

@@ -23,7 +23,8 @@ from rlskip.dispatch import (
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 
-LIMIT = 40.0  # seconds for all that a test does: the deadlines add up to 8, what blocks does 60
+LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
+BLOCKS_S = 1000.0  # longer than a test may take
 
 
 class Custom(BaseException):
@@ -46,7 +47,7 @@ def short_deadlines(monkeypatch):
     monkeypatch.setattr(timeouts, "WRITE_S", (0.3, 0.3))
     monkeypatch.setattr(timeouts, "LOOP_S", 0.3)
     monkeypatch.setattr(timeouts, "OPEN_S", 0.5)
-    monkeypatch.setattr(timeouts, "CLOSE_S", 1.0)
+    monkeypatch.setattr(timeouts, "CLOSE_S", 0.3)
 
 
 class Fault:
@@ -61,7 +62,7 @@ class Fault:
         self.hits += 1
         if self.error is not None:
             raise self.error("fault")
-        self.released.wait(60)
+        self.released.wait(BLOCKS_S)
 
     def __repr__(self) -> str:
         return "blocks" if self.error is None else self.error.__name__
@@ -75,16 +76,14 @@ def fault(request):
 
 
 @pytest.fixture
-def timed():
-    """The test, its dispatcher's close() included, takes no longer than LIMIT; all is awaited."""
-    began = time.monotonic()
+def awaited():
+    """The test, its dispatcher's close() included, leaves nothing that was never awaited."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gc.freeze()  # what is there already need not be looked through
         yield
         gc.collect()
         gc.unfreeze()
-    assert time.monotonic() - began < LIMIT
     assert not [w for w in caught if "never awaited" in str(w.message)]
 
 
@@ -149,7 +148,7 @@ PUTS = {
 }
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("what", PUTS)
 def test_a_write_to_the_queue(fault, make_prompts, what):
     queue = Faulty(fault, "put", PUTS[what])
@@ -173,7 +172,7 @@ def test_a_write_to_the_queue(fault, make_prompts, what):
     assert fault.hits
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("name", ["watch", "get", "delete"])
 def test_a_read_of_the_queue_in_collect(fault, make_prompts, name):
     queue = Faulty(fault, name)
@@ -194,7 +193,7 @@ class Uncopyable:
         self.fault()
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 def test_a_row_that_cannot_be_copied_fails_its_session_only(fault, make_prompts):
     async def worker(prompt, sampling, session):
         more = {"odd": Uncopyable(fault)} if session.session_id == 1 else {}
@@ -230,7 +229,7 @@ def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
 # -- workers and pools -----------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 def test_a_worker(fault, queue, make_prompts, kind):
     def blocking(prompt, sampling, session):
@@ -244,26 +243,23 @@ def test_a_worker(fault, queue, make_prompts, kind):
         return blocking(prompt, sampling, session)
 
     worker = blocking if kind == "blocking" else coroutine
-    settings = config(session_timeout_s=2.0 if fault.error is None else 60.0)
+    # An error is noticed at once, and not at the deadline.
+    settings = config(session_timeout_s=2.0 if fault.error is None else 1e6)
     with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
-        began = time.monotonic()
         report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
-        took = time.monotonic() - began
     assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
     assert len(queue.markers()) == 6
     if fault.error is None:
         assert "deadline" in report.failed["u_0", 1]
-    else:  # it is noticed at once, and not at the deadline
-        assert took < 30
-        if fault.error is not asyncio.CancelledError:
-            assert fault.error.__name__ in report.failed["u_0", 1]
+    elif fault.error is not asyncio.CancelledError:
+        assert fault.error.__name__ in report.failed["u_0", 1]
 
 
 def test_without_a_deadline_close_ends_what_a_blocked_event_loop_holds(make_prompts, queue):
     released = threading.Event()
 
     async def worker(prompt, sampling, session):
-        released.wait(60)
+        released.wait(BLOCKS_S)
 
     dispatcher = RolloutDispatcher(LocalPool(worker), queue, config(session_timeout_s=None))
     batch = dispatcher.submit(make_prompts(2), step=1)
@@ -275,12 +271,12 @@ def test_without_a_deadline_close_ends_what_a_blocked_event_loop_holds(make_prom
     released.set()
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue):
     released = threading.Event()
 
     async def worker(prompt, sampling, session):
-        released.wait(60)
+        released.wait(BLOCKS_S)
 
     with RolloutDispatcher(LocalPool(worker, 2), queue, config()) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
@@ -301,7 +297,7 @@ def test_an_event_loop_that_goes_on_just_now_fails_nothing(make_prompts, queue, 
     released, looked, gone_on = threading.Event(), threading.Event(), asyncio.Event()
 
     async def worker(prompt, sampling, session):
-        released.wait(60)
+        released.wait(BLOCKS_S)
         await gone_on.wait()
         return {"responses": torch.ones(3)}
 
@@ -355,7 +351,7 @@ class FaultyPool(LocalPool):
             self.fault()
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
 def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
     if name == "close":  # its deadline is not that of the other calls of a pool
@@ -389,7 +385,7 @@ def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
     assert fault.hits
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("awaited")
 def test_a_policy(fault, make_prompts, queue):
     def policy(session):
         fault()

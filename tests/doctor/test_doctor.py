@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from rlskip.doctor import command as command_module
 from rlskip.doctor import explain as explain_module
 from rlskip.store import Identity, StepStore
+from tests.conftest import PLACES
 
 # What tells a config of verl's; `trainer` is to follow.
 VERL = "actor_rollout_ref: {rollout: {n: 2}}\nray_kwargs: {ray_init: {}}\ntrainer: "
@@ -40,24 +42,32 @@ def said_of(said: Any, topic: str) -> str:
 
 
 @pytest.fixture
-def explain(
-    rlskip: Any, make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """``explain(*overrides, config=...)``: doctor of an application with these overrides."""
+def app(make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of an application that must not be run; the test is there."""
     monkeypatch.delenv("RLSKIP_DIRECTORY", raising=False)
+    app = make_app(config=HOST, task="raise SystemExit('it was run')")
+    monkeypatch.chdir(app.folder)
+    return Path(app.folder)
 
-    def run(*overrides: str, config: str = HOST, app: Any = None) -> Any:
-        app = app or make_app(config=config, task="raise SystemExit('it was run')")
-        monkeypatch.chdir(app.folder)
+
+@pytest.fixture
+def explain(
+    rlskip: Any, app: Path, python: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """``explain(*overrides, config=...)``: doctor of the application with these overrides."""
+    monkeypatch.setattr(command_module, "run_command", lambda command: python.run(*command[1:]))
+
+    def run(*overrides: str, config: str = HOST) -> Any:
+        (app / "conf" / "config.yaml").write_text(config + PLACES)
         said = rlskip("doctor", "--json", "--", sys.executable, "app.py", *overrides)
         assert "it was run" not in said.out + said.err
-        assert not (app.folder / "out").exists(), "Hydra made no output directory"
+        assert not (app / "out").exists(), "Hydra made no output directory"
         return said
 
     return run
 
 
-def save(folder: Path, *steps: int, temperature: float = 1.0, **extra: Any) -> None:
+def save(*steps: int, temperature: float = 1.0, **extra: Any) -> None:
     identity = Identity(
         prompts_hash="x",
         n=2,
@@ -67,7 +77,7 @@ def save(folder: Path, *steps: int, temperature: float = 1.0, **extra: Any) -> N
         extra=extra,
     )
     for step in steps:
-        StepStore(folder / DUMPS).save(step, [step], identity=identity)
+        StepStore(Path(DUMPS).absolute()).save(step, [step], identity=identity)
 
 
 # -- this environment --------------------------------------------------------------------------
@@ -106,21 +116,14 @@ def test_a_dump_dir_that_cannot_be(rlskip: Any) -> None:
     ],
 )  # fmt: skip
 def test_how_verl_is_attached(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rlskip: Any, make_verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     version: str, env: dict[str, str], level: str, what: str,
 ) -> None:  # fmt: skip
     for name in ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    # What pip leaves of verl: its metadata, and how it begins.
-    (tmp_path / "verl").mkdir()
-    loads = "entry_points(group='verl.plugins')" if version == "0.9.1" else ""
-    (tmp_path / "verl" / "__init__.py").write_text(f"# {loads}")
-    info = tmp_path / f"verl-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(make_verl(version))
     said = rlskip("doctor", "-d", tmp_path / "dumps", "--json")
     (found,) = (finding for finding in findings(said) if finding["topic"] == "verl")
     assert (found["level"], found["what"][: len(what)]) == (level, what)
@@ -129,8 +132,10 @@ def test_how_verl_is_attached(
 
 @pytest.mark.verl
 @pytest.mark.parametrize(("version", "level"), [("091", "ok"), ("080", "note")])
-def test_how_the_genuine_verl_is_attached(tmp_path: Path, version: str, level: str) -> None:
-    python = verl_python(version)
+def test_how_the_genuine_verl_is_attached(
+    python_of: Any, tmp_path: Path, version: str, level: str
+) -> None:
+    python = python_of(f"verl{version}")
     env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
     look = (
         "from rlskip.doctor.environment import environment\n"
@@ -146,24 +151,21 @@ def test_how_the_genuine_verl_is_attached(tmp_path: Path, version: str, level: s
 # -- a command ---------------------------------------------------------------------------------
 
 
-def test_it_says_which_steps_would_be_replayed(
-    explain: Callable[..., Any], make_app: Callable[..., Any]
-) -> None:
-    app = make_app(config=HOST, task="raise SystemExit('it was run')")
-    save(app.folder, 1, 2, 4, 9)
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", 'skip.steps="1-4"', app=app)
+def test_it_says_which_steps_would_be_replayed(app: Path, explain: Callable[..., Any]) -> None:
+    save(1, 2, 4, 9)
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", 'skip.steps="1-4"')
     assert said.code == 0
-    assert f"{app.folder}/{DUMPS}" in said_of(said, "rollout"), "relative to where it is typed"
+    assert f"{app}/{DUMPS}" in said_of(said, "rollout"), "relative to where it is typed"
     assert "steps 1,2,4 have dumps and would be replayed" in said_of(said, "rollout")
     assert "steps 3 would be generated and dumped" in said_of(said, "rollout")
     assert "is writable" in said_of(said, "dump dir")
-    strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error", app=app)
+    strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error")
     (hole,) = errors(strict)
     assert hole.startswith("engine: skip.rollout.on_miss=error: steps 3,5 have no usable dump in")
-    replay = explain("+skip=rollout_replay", "skip.dump_dir=dumps", "skip.steps=[1,2]", app=app)
+    replay = explain("+skip=rollout_replay", "skip.dump_dir=dumps", "skip.steps=[1,2]")
     assert "no inference engine will be started" in said_of(replay, "engine")
     assert errors(replay) == []
-    again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
+    again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 
 
@@ -173,77 +175,70 @@ data: {train_batch_size: 4, max_prompt_length: 3, max_response_length: 5}
 """
 
 
-def test_it_says_whether_validation_needs_an_engine(
-    explain: Callable[..., Any], make_app: Callable[..., Any]
-) -> None:
-    app = make_app(config=VERL + VALIDATES, task="raise SystemExit('it was run')")
+def test_it_says_whether_validation_needs_an_engine(explain: Callable[..., Any]) -> None:
+    explain = functools.partial(explain, config=VERL + VALIDATES)
     for step in (1, 2):
-        StepStore(app.folder / DUMPS).save(step, [step])
+        StepStore(Path(DUMPS).absolute()).save(step, [step])
     arguments = ("+skip=rollout_replay", "skip.dump_dir=dumps")
-    generates = explain(*arguments, app=app)
+    generates = explain(*arguments)
     assert len(errors(generates)) == 2
     assert "trainer.val_before_train: validation generates" in errors(generates)[0]
     assert "the job refuses to start" in said_of(generates, "engine")
     arguments += ("skip.validation=replay",)
-    (error,) = errors(explain(*arguments, app=app))
+    (error,) = errors(explain(*arguments))
     assert error.startswith("engine: skip.rollout_val.on_miss=error: steps 0,2 have no usable dump")
     for step in (0, 2):
-        StepStore(app.folder / DUMPS / "rollout_val").save(step, [step])
-    replays = explain(*arguments, app=app)
+        StepStore(Path(DUMPS, "rollout_val").absolute()).save(step, [step])
+    replays = explain(*arguments)
     assert errors(replays) == []
     assert said_of(replays, "engine") == "no inference engine will be started"
     assert "steps 0,2 have dumps and would be replayed" in said_of(replays, "rollout_val")
-    engine = explain("+skip=rollout_cache", *arguments[1:], app=app)
+    engine = explain("+skip=rollout_cache", *arguments[1:])
     assert "an inference engine will be started: skip.start_engine is true" in said_of(
         engine, "engine"
     )
 
 
-def test_it_says_how_the_config_differs_from_the_dumps(
-    explain: Callable[..., Any], make_app: Callable[..., Any]
-) -> None:
-    app = make_app(config=HOST, task="raise SystemExit('it was run')")
-    save(app.folder, 1)
-    save(app.folder, 2, temperature=0.5)
+def test_it_says_how_the_config_differs_from_the_dumps(explain: Callable[..., Any]) -> None:
+    save(1)
+    save(2, temperature=0.5)
     arguments = ("+skip=rollout_cache", "skip.dump_dir=dumps")
-    said = explain(*arguments, app=app)
+    said = explain(*arguments)
     (error,) = errors(said)
     assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
     assert "the job would end there" in error
     assert "steps 1 have dumps and would be replayed" in said_of(said, "rollout")
-    assert explain(*arguments, "skip.on_mismatch=ignore", app=app).code == 0
-    save(app.folder, 3, temperature=0.7)
-    save(app.folder, 4)
-    assert "steps 1 have dumps" in said_of(explain(*arguments, app=app), "rollout"), "it ends at 2"
-    assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments, app=app))] == [
+    ignored = explain(*arguments, "skip.on_mismatch=ignore")
+    assert ignored.code == 0
+    assert "steps 1,2 have dumps and would be replayed" in said_of(ignored, "rollout")
+    save(3, temperature=0.7)
+    save(4)
+    assert "steps 1 have dumps" in said_of(explain(*arguments), "rollout"), "it ends at 2"
+    assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments))] == [
         "dumps of steps 2",
         "dumps of steps 3",
     ]
-    repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps", app=app)
+    repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert errors(repeated) == [], "repeat compares nothing"
 
 
 def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
-    explain: Callable[..., Any], make_app: Callable[..., Any]
+    explain: Callable[..., Any],
 ) -> None:
-    app = make_app(config=HOST, task="raise SystemExit('it was run')")
     key = "trainer.project_name"
-    save(app.folder, 1, **{key: "p", "of the call": 5})
-    save(app.folder, 2, **{key: "another"})
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]", app=app)
+    save(1, **{key: "p", "of the call": 5})
+    save(2, **{key: "another"})
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]")
     (error,) = errors(said)
     assert f"dumps of steps 2: extra.{key}: 'p' now, 'another' in the dump" in error
 
 
-def test_damaged_dumps_are_named_and_left_alone(
-    explain: Callable[..., Any], make_app: Callable[..., Any]
-) -> None:
-    app = make_app(config=HOST, task="raise SystemExit('it was run')")
-    save(app.folder, 1, 2)
-    (app.folder / DUMPS / "2" / "meta.json").write_text("{}")
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", app=app)
+def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any]) -> None:
+    save(1, 2)
+    Path(DUMPS, "2", "meta.json").write_text("{}")
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps")
     assert "unusable, and generated again: 2" in said_of(said, "rollout")
-    assert (app.folder / DUMPS / "2").exists()
+    assert Path(DUMPS, "2").exists()
 
 
 @pytest.mark.parametrize(
@@ -333,8 +328,8 @@ def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None
     assert "there is no /no/such/python" in errors(nowhere)[0]
 
 
-def test_launchers_are_left_out(explain: Callable[..., Any], rlskip: Any) -> None:
-    explain("+skip=rollout_cache")  # goes to the application's folder
+@pytest.mark.usefixtures("app")
+def test_launchers_are_left_out(rlskip: Any) -> None:
     said = rlskip(
         "doctor", "--json", "--", "torchrun", "--nproc-per-node=2", "app.py", "+skip=rollout_cache"
     )
@@ -342,21 +337,11 @@ def test_launchers_are_left_out(explain: Callable[..., Any], rlskip: Any) -> Non
     assert errors(said) == []
 
 
-def verl_python(version: str) -> str:
-    python = os.environ.get(f"RLSKIP_VERL{version}", "")
-    if not Path(python).is_file():
-        pytest.skip(
-            f"RLSKIP_VERL{version} names no python with verl: {python!r}; "
-            f"`.ci/env verl{version}` makes one"
-        )
-    return python
-
-
 @pytest.mark.verl
 def test_verls_own_application(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlskip: Any, python_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = verl_python("091")
+    python = python_of("verl091")
     monkeypatch.chdir(tmp_path)
     command = (python, "-m", "verl.trainer.main_ppo", f"++skip.dump_dir={tmp_path}")
     v1 = rlskip("doctor", "--json", "--", *command, "+skip=rollout_cache")
@@ -376,9 +361,9 @@ def test_verls_own_application(
 
 @pytest.mark.verl
 def test_what_verl_08_would_refuse(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlskip: Any, python_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = verl_python("080")
+    python = python_of("verl080")
     monkeypatch.chdir(tmp_path)
     dumps = f"++skip.dump_dir={tmp_path}"
     sync = (python, "-m", "verl.trainer.main_ppo_sync", dumps, "+skip=rollout_cache")
@@ -397,7 +382,7 @@ def test_what_verl_08_would_refuse(
 @pytest.fixture
 def local_ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 

@@ -27,7 +27,7 @@ from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
 from rlskip.store.writer import Writer
 from rlskip.testing import FaultyFiles
 from tests.clock import MockClock
-from tests.skip.conftest import Loop
+from tests.skip.trainers import Loop
 
 
 @attrs.frozen

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rlskip import SkipManager
-from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.testing import each_fault
 from rlskip.testing.faults import ERRNOS
 from tests.faults.operations import OPERATIONS, Outcome
@@ -18,25 +16,18 @@ from tests.faults.operations import OPERATIONS, Outcome
 FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
 
 
-@pytest.fixture(autouse=True)
-def _job(no_fsync: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(JOB_VARIABLE, "job")
-    yield
-    SkipManager.reset()
-
-
 def _cases() -> Iterator[object]:
-    """By default few errnos, and of the steps of a trainer one, once or lasting."""
+    """By default one errno each, in turn, and of the steps of a trainer once or lasting."""
     for number, (name, lasting) in enumerate(itertools.product(OPERATIONS, (False, True))):
         title = f"{name}, {'lasting' if lasting else 'once'}"
         trains = name.endswith(("cache", "repeat"))
-        few = (FEW[number // 2 % 3],) if trains else FEW
         if not trains or number // 2 % 2 == lasting:
-            yield pytest.param(name, few, lasting, id=title)
+            yield pytest.param(name, (FEW[number // 2 % 3],), lasting, id=title)
         long = pytest.mark.long
         yield pytest.param(name, ERRNOS, lasting, id=f"{title}, every errno", marks=long)
 
 
+@pytest.mark.usefixtures("job", "no_fsync")
 @pytest.mark.parametrize(("name", "errnos", "lasting"), [*_cases()])
 def test_each_fault_leaves_what_is_promised(
     name: str, errnos: tuple[int, ...], lasting: bool,

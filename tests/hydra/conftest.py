@@ -1,42 +1,50 @@
-"""The config directories of real host trainers."""
+"""Configs as Hydra composes them, and the config directories of real host trainers."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+
+def compose_from(folder: Path, name: str, *overrides: str, **more: Any) -> DictConfig:
+    """The primary config `name` of a folder, `hydra` included."""
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose(name, list(overrides), **{"return_hydra_config": True, **more})
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Callable[..., DictConfig]:
+    """``composed("primary yaml", *overrides)``, as an application in another folder would.
+
+    Keywords are other files: ``exp="a: 1"``.
+    """
+
+    def make(primary: str, *overrides: str, **others: str) -> DictConfig:
+        for name, text in {"config": primary, **others}.items():
+            (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+        return compose_from(tmp_path, "config", *overrides)
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def verl_configs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def verl_configs(
+    wheel_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
     """``verl_configs("0.9.1")``: the config directory of that verl, from its wheel."""
 
     def unpack(version: str) -> Path:
         target = tmp_path_factory.getbasetemp() / f"verl-{version}"
         if not target.exists():
-            with zipfile.ZipFile(_wheel(f"verl-{version}-py3-none-any.whl")) as wheel:
+            with zipfile.ZipFile(wheel_of(f"verl-{version}")) as wheel:
                 names = [n for n in wheel.namelist() if n.startswith("verl/") and "/config/" in n]
                 wheel.extractall(target, names)
         return target / "verl" / "trainer" / "config"
 
     return unpack
-
-
-def _wheel(name: str) -> Path:
-    """A wheel from PyPI, cached outside the checkout, in RLSKIP_TEST_WHEELS if that is set."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(os.environ.get("RLSKIP_TEST_WHEELS") or f"{cache}/rlskip-tests").expanduser()
-    if not (folder / name).exists():
-        package, version, *_ = name.split("-")
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        done = subprocess.run(
-            [*command, f"{package}=={version}"], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"{name} could not be fetched: {done.stderr.strip()[-200:]}")
-    return folder / name

@@ -9,47 +9,19 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
-from rlskip import (
-    RoleConfig,
-    RolloutValSkipConfig,
-    SkipManagerConfig,
-)
+from rlskip import RoleConfig, SkipManagerConfig
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import RoleSpec
+from rlskip.config.skip import BUILT_IN_ROLES
+from tests.hydra.conftest import compose_from
 
 CONF = Path(rlskip_conf.__file__).parent
 OPTIONS = sorted(CONF.rglob("*.yaml"))
 SKIP_OPTIONS = sorted(file.stem for file in (CONF / "skip").glob("*.yaml"))
-# The specs of the built-in roles, without importing torch.
-REGISTRY = {
-    "rollout": RoleSpec(),
-    "async_rollout": RoleSpec(),
-    "rollout_tq": RoleSpec(),
-    "rollout_val": RoleSpec(RolloutValSkipConfig),
-}
 
 Compose = Callable[..., DictConfig]
-
-
-@pytest.fixture
-def composed(tmp_path: Path) -> Compose:
-    """``composed("primary yaml", *overrides)``, as an application in another folder would."""
-
-    def make(primary: str, *overrides: str, **others: str) -> DictConfig:
-        for name, text in {"config": primary, **others}.items():
-            (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-        return compose_from(tmp_path, "config", *overrides)
-
-    return make
-
-
-def compose_from(folder: Path, name: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose(name, list(overrides), return_hydra_config=True)
 
 
 def said(config: DictConfig) -> Any:
@@ -57,7 +29,7 @@ def said(config: DictConfig) -> Any:
 
 
 def roles(config: DictConfig) -> dict[str, RoleConfig]:
-    return read_skip(config, REGISTRY).roles
+    return read_skip(config).roles
 
 
 # -- an application without a skip node --------------------------------------------------------
@@ -290,7 +262,7 @@ def _leaves(node: yaml.MappingNode) -> list[int]:
 def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
     schema = said(composed("defaults:\n  - rlskip_schema/skip\n  - _self_\n"))
     expected = dataclasses.asdict(SkipManagerConfig())
-    for name in REGISTRY:
+    for name in BUILT_IN_ROLES:
         expected[name] = {"enable": expected[name]["enable"]}
     expected["rollout_val"] = {"steps": "all"}  # skip.validation enables it
     assert schema == expected

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
 from rlskip.errors import NotInstalledError
+from tests.hydra.conftest import compose_from
 
 
 @SkipManager.annotate(role="rollout")
@@ -23,17 +23,9 @@ def generate(prompts: list[int]) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _no_job() -> Iterator[None]:
-    """No SkipManager, and no job of Hydra's."""
-    SkipManager.reset()
+    """Not in a job of Hydra's."""
     yield
     HydraConfig.instance().cfg = None
-    SkipManager.reset()
-
-
-def composed(folder: Path, *overrides: str, **more: Any) -> Any:
-    (folder / "config.yaml").write_text("a: 1\n", encoding="utf-8")
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose("config", list(overrides), **more)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +46,9 @@ def composed(folder: Path, *overrides: str, **more: Any) -> Any:
     ],
 )
 def test_a_job_without_the_callback_refuses(
-    tmp_path: Path, overrides: list[str], removed: str, remedy: str
+    composed: Any, overrides: list[str], removed: str, remedy: str
 ) -> None:
-    config = composed(tmp_path, *overrides, return_hydra_config=True)
+    config = composed("a: 1\n", *overrides)
     with open_dict(config.hydra):
         config.hydra.mode = RunMode.RUN
         config.hydra.overrides.hydra = [removed] if removed else []
@@ -71,13 +63,14 @@ def test_a_job_without_the_callback_refuses(
 def test_composing_an_option_without_init_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, override: str
 ) -> None:
-    config = composed(tmp_path, override)
+    (tmp_path / "config.yaml").write_text("a: 1\n", encoding="utf-8")
+    config = compose_from(tmp_path, "config", override, return_hydra_config=False)
     for _ in range(2):
         assert generate([1]) == [1]
     (message,) = caplog.messages
     assert f"NOTHING is skipped or cached: {override} was chosen" in message
     assert "call SkipManager.init(cfg)" in message
-    composed(tmp_path)
+    compose_from(tmp_path, "config")
     generate([1])
     SkipManager.init({**config, "skip": {**config.skip, "dump_dir": str(tmp_path / "dumps")}})
     SkipManager.set_step(1)

@@ -9,23 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
-
-REGISTRY = {role: RoleSpec() for role in BUILT_IN_ROLES}
+from tests.hydra.conftest import compose_from
 
 
-def composed(folder: Path, name: str, *overrides: str) -> SkipSettings:
-    with initialize_config_dir(str(folder), version_base=None):
-        return read_skip(compose(name, list(overrides), return_hydra_config=True), REGISTRY)
-
-
-def settings_of(folder: Path, text: str, *overrides: str) -> SkipSettings:
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    return composed(folder, "config", *overrides)
+def settings(folder: Path, name: str) -> SkipSettings:
+    return read_skip(compose_from(folder, name))
 
 
 OFF = "skip: {rollout: {enable: false}}\n"
@@ -67,6 +58,11 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["skip.rollout.action: it is cache, although the option rollout_repeat was chosen"],
         ),
         (
+            "defaults: [skip: rollout_verify, _self_]\nskip: {rollout: {action: repeat}}\n",
+            [],
+            ["skip.rollout.action: it is repeat, although the option rollout_verify was chosen"],
+        ),
+        (
             "a: 1\n",
             ["+skip=rollout_tq_replay", "skip.start_engine=true"],
             ["skip.start_engine: skip.start_engine=true overrides the option rollout_tq_replay"],
@@ -76,8 +72,8 @@ OFF = "skip: {rollout: {enable: false}}\n"
         ("skip: {rollout: {action: repeat}}\n", ["+skip=rollout_cache"], []),
     ],
 )
-def test_what_is_lost(tmp_path: Path, text: str, overrides: list[str], lost: list[str]) -> None:
-    found = list(map(str, lost_choices(settings_of(tmp_path, text, *overrides))))
+def test_what_is_lost(composed: Any, text: str, overrides: list[str], lost: list[str]) -> None:
+    found = list(map(str, lost_choices(read_skip(composed(text, *overrides)))))
     assert len(found) == len(lost), found
     for problem, expected in zip(found, lost, strict=True):
         assert problem.startswith(expected)
@@ -146,18 +142,18 @@ def test_the_option_in_every_primary_config_of_verl(
         "hydra": {"searchpath": search},
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(mine), encoding="utf-8")
-    assert list(composed(folder, "mine").roles) == ["rollout"]
+    assert list(settings(folder, "mine").roles) == ["rollout"]
 
     # In verl's own file, after what sets `skip` ...
     (folder / "edited.yaml").write_text(with_option(text, first=False))
-    after = composed(folder, "edited")
+    after = settings(folder, "edited")
     assert list(after.roles) == ["rollout"]
     assert lost_choices(after) == []
 
     # ... and before it.
     (folder / "edited.yaml").write_text(with_option(text, first=True))
-    before = composed(folder, "edited")
-    if composed(folder, "theirs").facts.config.get("skip") is None:
+    before = settings(folder, "edited")
+    if settings(folder, "theirs").facts.config.get("skip") is None:
         assert list(before.roles) == ["rollout"]
     else:
         (lost,) = lost_choices(before)

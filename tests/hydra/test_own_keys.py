@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import rlskip_conf
 from rlskip import MergeConfig, SkipManager, SkipManagerConfig
@@ -18,32 +18,25 @@ from rlskip._nodes import NODES
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
 from rlskip.config.option_checks import refuse_replaced_keys
+from rlskip.config.record import read_record
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 from rlskip.errors import ConfigError, MissError
 
-REGISTRY = {role: RoleSpec() for role in BUILT_IN_ROLES}
 SKIP_OPTIONS = sorted(file.stem for file in (Path(*rlskip_conf.__path__) / "skip").glob("*.yaml"))
 READERS: dict[str, Callable[[Any], Any]] = {
-    "skip": lambda config: read_skip(config, REGISTRY),
+    "skip": read_skip,
     "dispatch": read_dispatch,
     "replay": read_replay,
     "merge": read_merge,
+    "record": read_record,
 }
-
-
-def composed(folder: Path, text: str, *overrides: str) -> DictConfig:
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose("config", list(overrides), return_hydra_config=True)
 
 
 # -- what an option would replace ---------------------------------------------------------------
 def refused(folder: Path, config: str, overrides: list[str]) -> ConfigError:
     """What the callback refuses of an application that is composed so, before its task."""
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    (folder / "base.yaml").write_text("a: 1\n", encoding="utf-8")
     with initialize_config_dir(str(folder), version_base=None):
         whole = compose("config", overrides, return_hydra_config=True)
         with pytest.raises(ConfigError) as caught:
@@ -91,15 +84,14 @@ def test_an_own_value_ends_the_job_before_it_starts(
 ) -> None:
     app = make_app(config=config)
     (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
-    run = app.run(*arguments)
-    assert run.returncode == 1
+    run = app.run(*arguments, fails=True)
     assert app.generated == []
     assert run.said.count("the application has its own key `skip` (5)") == len(arguments[:1])
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_the_error_for_an_own_node_gives_the_option(node: str, tmp_path: Path) -> None:
-    config = composed(tmp_path, f"{node}: {{eval_batches: 5}}\n", f"+{node}={NODES[node]}")
+def test_the_error_for_an_own_node_gives_the_option(node: str, composed: Any) -> None:
+    config = composed(f"{node}: {{eval_batches: 5}}\n", f"+{node}={NODES[node]}")
     with pytest.raises(ConfigError) as caught:
         READERS[node](config)
     assert caught.value.where == f"{node}.eval_batches"
@@ -108,35 +100,34 @@ def test_the_error_for_an_own_node_gives_the_option(node: str, tmp_path: Path) -
 
 
 # -- below `rlskip` -----------------------------------------------------------------------------
-OWN = "skip: {eval_batches: 5}\ndispatch: spot\nreplay: 3\nmerge: null\n"
+OWN = "skip: {eval_batches: 5}\ndispatch: spot\nreplay: 3\nmerge: null\nrecord: best\n"
 
 
-def test_every_node_may_be_below_rlskip(tmp_path: Path) -> None:
+def test_every_node_may_be_below_rlskip(composed: Any) -> None:
     options = [f"+{node}@rlskip={option}" for node, option in NODES.items()]
-    config = composed(
-        tmp_path, OWN, *options, "rlskip.skip.steps=[3]", "rlskip.merge.strategy=chain"
-    )
+    config = composed(OWN, *options, "rlskip.skip.steps=[3]", "rlskip.merge.strategy=chain")
     own = OmegaConf.to_container(config)
     assert {key: own[key] for key in NODES} == OmegaConf.to_container(OmegaConf.create(OWN))
-    assert str(read_skip(config, REGISTRY).roles["rollout"].steps) == "3"
+    assert str(read_skip(config).roles["rollout"].steps) == "3"
     assert read_dispatch(config).rollout_level
     assert read_replay(config).on_incomplete == "raise"
     assert read_merge(config).strategy == "chain"
+    assert read_record(config).enable
     assert "rlskip" in config.hydra.callbacks
 
 
 @pytest.mark.parametrize("option", SKIP_OPTIONS)
-def test_every_option_of_skip_may_be_below_rlskip(option: str, tmp_path: Path) -> None:
-    config = composed(tmp_path, OWN, f"+skip@rlskip={option}")
+def test_every_option_of_skip_may_be_below_rlskip(option: str, composed: Any) -> None:
+    config = composed(OWN, f"+skip@rlskip={option}")
     role, _, action = option.rpartition("_")
-    settings = read_skip(config, REGISTRY)
+    settings = read_skip(config)
     assert list(settings.roles) == [role]
-    assert settings.roles[role].action == ("repeat" if action == "repeat" else "cache")
+    assert settings.roles[role].action == ("cache" if action == "replay" else action)
     assert settings.start_engine == (action != "replay")
     assert OmegaConf.to_container(config.skip) == {"eval_batches": 5}
 
 
-def test_one_line_keeps_an_option_off(tmp_path: Path) -> None:
+def test_one_line_keeps_an_option_off() -> None:
     own = {"merge": {"eval_batches": 5}}
     with pytest.raises(ConfigError, match=r"\+merge@rlskip=prefix"):
         read_merge(own)
@@ -151,6 +142,9 @@ def test_errors_name_the_keys_as_they_are_typed(tmp_path: Path) -> None:
         caught.value
     )
     assert "\n  - rlskip.skip.rollout.steps: step -1" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        SkipManager.init({"skip": 5, "rlskip": {"skip": 7}})
+    assert caught.value.where == "rlskip.skip"
 
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> list[int]:
@@ -176,7 +170,6 @@ def test_a_job_skips_beside_an_own_node(make_app: Callable[..., Any]) -> None:
     on = ("+skip@rlskip=rollout_cache", "rlskip.skip.dump_dir=dumps")
     for _ in range(2):
         run = app.run(*on)
-        assert run.returncode == 0, run.said
     assert "role rollout: 2 hits, 0 misses" in run.out
     assert app.generated == [1, 2]
 
@@ -208,7 +201,7 @@ def test_a_dataclass(schema: type) -> None:
     given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
     with initialize(version_base=None):
         config = compose("rlskip_test_typed", given, return_hydra_config=True)
-    role = read_skip(config, REGISTRY).roles["rollout"]
+    role = read_skip(config).roles["rollout"]
     assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)
 
 

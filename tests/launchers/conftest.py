@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ class Launcher:
 
 
 @pytest.fixture
-def launcher(request: pytest.FixtureRequest) -> Launcher:
+def launcher(request: pytest.FixtureRequest, python_of: Callable[[str], str]) -> Launcher:
     """The launcher that the test's parameter names; without it the test is skipped."""
     name = request.param
     options = () if name == "basic" else (f"hydra/launcher={name}",)
@@ -28,15 +27,7 @@ def launcher(request: pytest.FixtureRequest) -> Launcher:
         return Launcher(name, options, sys.executable)
     ray = "+hydra.launcher.ray.init"
     options = (*options, f"{ray}.num_cpus=3", f"{ray}.include_dashboard=false")
-    return Launcher(name, options, python_of("RLSKIP_RAY_LAUNCHER", "ray-launcher"))
-
-
-def python_of(variable: str, environment: str) -> str:
-    """The python that `variable` names; without it the test is skipped."""
-    python = os.environ.get(variable)
-    if not python:
-        pytest.skip(f"set {variable}=$(.ci/env {environment})")
-    return python
+    return Launcher(name, options, python_of("ray-launcher"))
 
 
 @pytest.fixture
@@ -51,6 +42,6 @@ def _rows(said: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def hydra14() -> str:
+def hydra14(python_of: Callable[[str], str]) -> str:
     """The python of an environment with the newest pre-release of Hydra 1.4."""
-    return python_of("RLSKIP_HYDRA14", "hydra14")
+    return python_of("hydra14")

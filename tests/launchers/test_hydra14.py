@@ -23,7 +23,6 @@ def test_hydra_1_4_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14:
 def test_the_second_run_generates_nothing(make_app: Callable[..., Any], hydra14: str) -> None:
     app = make_app(python=hydra14)
     first, second = app.run(*ON), app.run(*ON)
-    assert first.returncode == second.returncode == 0, first.said + second.said
     assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
     assert "rlskip: role rollout: 2 hits, 0 misses" in second.out
     assert app.generated == [1, 2]
@@ -35,7 +34,6 @@ def test_a_sweep(
 ) -> None:
     app = make_app(python=hydra14)
     run = app.run("-m", *ON, "a=1,2", f"hydra/launcher={launcher}")
-    assert run.returncode == 0, run.said
     assert app.generated == [1, 2]
     assert sorted(row[2:] for row in sweep_table(run.out)) == [["0", "2"], ["2", "0"]]
 
@@ -43,8 +41,7 @@ def test_a_sweep(
 @pytest.mark.parametrize("override", ["skip.stepz=[1]", "~hydra.callbacks.rlskip"])
 def test_a_bad_config_is_refused(make_app: Callable[..., Any], hydra14: str, override: str) -> None:
     app = make_app(python=hydra14)
-    run = app.run(*ON, override)
-    assert run.returncode == 1
+    run = app.run(*ON, override, fails=True)
     assert "rlskip" in run.err
     assert app.generated == []
 
@@ -62,15 +59,13 @@ def test_the_execution_whitelist(
 ) -> None:
     """Without an entry for rlskip, Hydra ends the application, so nothing runs unskipped."""
     app = make_app(python=hydra14, hydra_main=f", execution_whitelist={whitelist}")
-    run = app.run(*mode, *ON)
+    run = app.run(*mode, *ON, fails=not permitted)
     if permitted:
-        assert run.returncode == 0, run.said
         assert "rlskip: role rollout is on" in run.out
         # Hydra 1.4 warns where an application names no whitelist at all; here it did.
         assert "_target_='rlskip" not in run.err
         assert app.generated == [1, 2]
     else:
-        assert run.returncode == 1
         assert "'rlskip.hooks.SkipCallback' is not in the Hydra execution whitelist" in run.err
         assert app.generated == []
 
@@ -79,7 +74,6 @@ def test_a_job_without_the_refused_callback_is_refused(
     make_app: Callable[..., Any], hydra14: str
 ) -> None:
     app = make_app(python=hydra14, hydra_main=', execution_whitelist=["my_app.*"]')
-    run = app.run(*ON, "~hydra.callbacks.rlskip")
-    assert run.returncode == 1
+    run = app.run(*ON, "~hydra.callbacks.rlskip", fails=True)
     assert "+skip=rollout_cache was chosen for this job" in run.err
     assert app.generated == []

@@ -71,7 +71,6 @@ def test_a_swept_option_without_its_callback_is_refused(
     make_app: Callable[..., Any], launcher: Any
 ) -> None:
     app = make_app(python=launcher.python)
-    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", *launcher.options)
-    assert run.returncode != 0
+    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", *launcher.options, fails=True)
     assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.said
     assert app.generated == []

@@ -2,10 +2,11 @@
 
 from rlskip.cli.imports import import_
 from rlskip.cli.prune import prune
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.interop.bounds import ForeignDumpError
-from rlskip.runs.on_disk import NoSuchPlaceError, find_runs, find_target
-from rlskip.store import StepStore
+from rlskip.runs.find import find_runs, find_target
+from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.store import DumpError, StepStore
 
 
 def select(folder, name="9", runs=1):
@@ -28,7 +29,31 @@ def prune_without_limit(folder):
     prune(folder, **limits, quarantined=False, yes=False)
 
 
+def read_field(folder, fields):
+    run = folder / "e_p" / "GBS1_N1_in1_out1"
+    StepStore(run).save(1, {"responses": [[1]], "score": [1.0]})
+    list(Run(run).iter_rows(fields))
+
+
 CASES = [
+    (
+        "a field that no row has",
+        lambda folder: read_field(folder, ["reward", "socre"]),
+        DumpError,
+        "DIR/e_p/GBS1_N1_in1_out1/1/gen_batch.dp",
+        """\
+DIR/e_p/GBS1_N1_in1_out1/1/gen_batch.dp: it has no field 'socre'
+  -> its own fields are responses, score""",
+    ),
+    (
+        "text without a tokenizer",
+        lambda folder: read_field(folder, ["response_text"]),
+        RlskipError,
+        "step 1",
+        """\
+step 1: the dump names no tokenizer
+  -> name one: rlskip.open(path, tokenizer=...)""",
+    ),
     (
         "an absent step",
         select,
@@ -45,7 +70,7 @@ e0_p/GBSany_Nany_inany_outany/9: this step has no dump
         "DIR",
         """\
 DIR: 2 runs have dumps here
-  -> name one with --dir: e0_p/GBSany_Nany_inany_outany, e1_p/GBSany_Nany_inany_outany""",
+  -> name one (--dir, runs[name]): e0_p/GBSany_Nany_inany_outany, e1_p/GBSany_Nany_inany_outany""",
     ),
     (
         "no directory",

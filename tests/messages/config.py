@@ -2,12 +2,11 @@
 
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, RoleSpec
 from rlskip.errors import ConfigError, NotInstalledError
 
 
 def read(**skip):
-    return read_skip({"skip": skip}, {role: RoleSpec() for role in BUILT_IN_ROLES})
+    return read_skip({"skip": skip})
 
 
 CASES = [
@@ -58,7 +57,7 @@ skip.rollout.dump_dir: 's3://bucket' is a URL, and not a directory of a file sys
     ),
     (
         "an option that Hydra did not find",
-        lambda _: read_skip({"skip": "rollout_cache"}, {}),
+        lambda _: read_skip({"skip": "rollout_cache"}),
         NotInstalledError,
         "skip",
         """\

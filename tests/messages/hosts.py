@@ -7,10 +7,10 @@ from omegaconf import OmegaConf
 
 from rlskip import SkipManager
 from rlskip._wrap import AttachError
+from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts import trl
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.skip.manager import read_settings
 
 ON = {"rollout": {"enable": True}}
 
@@ -24,9 +24,24 @@ def attach(name, **skip):
     return lambda folder: trl.attach(trainer(name), {"skip": {"dump_dir": str(folder), **skip}})
 
 
+def takes_environments(environments, **given):
+    raise NotImplementedError
+
+
+def attach_environments(folder):
+    made = trainer("GRPOTrainer")
+    vars(made).update(
+        state=None, model=SimpleNamespace(), _generate=print, _metrics={},
+        environment_factories={None: object}, _environment_pool={None: [object()]},
+        reward_funcs=[takes_environments], reward_func_names=["solved"],
+    )  # fmt: skip
+    made.args.train_batch_size = 4
+    trl.attach(made, {"skip": {"dump_dir": str(folder), **ON}})
+
+
 def v1_of_verl(folder):
     config = OmegaConf.create({"trainer": {"use_v1": True}, "skip": {"dump_dir": "/d", **ON}})
-    judge(config, read_settings(config))
+    judge(config, read_skip(config))
 
 
 def changed_keys(folder):
@@ -58,6 +73,17 @@ replace them
 rlskip.hosts.trl.attach: SFTTrainer has no state, model, _generate, _metrics
   -> pass a trainer of TRL 1.x that generates: GRPOTrainer, RLOOTrainer, DistillationTrainer, \
 SDPOTrainer, SDFTTrainer, OnlineDPOTrainer, GKDTrainer""",
+    ),
+    (
+        "a reward that reads an environment's state",
+        attach_environments,
+        ConfigError,
+        "rlskip.hosts.trl.attach",
+        """\
+rlskip.hosts.trl.attach: the reward solved takes environments, whose state a replay does not \
+restore, because it skips the calls that change it
+  -> compute the reward from `completions`, which hold the calls of tools and their results, or \
+train without skip""",
     ),
     (
         "a role that TRL never calls",

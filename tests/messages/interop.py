@@ -1,4 +1,4 @@
-"""Of verl's files: names that no rollouts need, and what is no dump."""
+"""Of other programs' files: names that no rollouts need, what is no dump, what has no text."""
 
 import os
 import pickle
@@ -6,7 +6,12 @@ import pickle
 import torch
 
 from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.exports import chats
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
+from rlskip.interop.samples import find, import_samples
+from rlskip.interop.to_verl import ExportError
+from rlskip.runs.opened import Run
+from rlskip.store import StepStore
 
 
 class Call:
@@ -25,7 +30,53 @@ def read_queue(folder, value):
     read_queue_batch(folder / "tq_batch.pt")
 
 
+def read_samples(folder, name, value):
+    file = folder / name
+    torch.save(value, file) if name.endswith(".pt") else file.write_text(value)
+    list(import_samples(find(file), folder / "in", "e_p/GBS1_N1_in1_out1", None))
+
+
+def export_chats(folder):
+    run = folder / "e_p" / "GBS1_N1_in1_out1"
+    StepStore(run).save(3, [{"uid": "a", "prompt_ids": [1], "completion_ids": [2]}])
+    list(chats(Run(run)))
+
+
 CASES = [
+    (
+        "an archive without samples of slime",
+        lambda folder: read_samples(folder, "a.pt", {"rollout_id": 1, "data": {}}),
+        ForeignDumpError,
+        "DIR/a.pt",
+        """\
+DIR/a.pt: it does not hold samples of slime or miles
+  -> give a file of --save-debug-rollout-data or --save-debug-train-data""",
+    ),
+    (
+        "samples of no step",
+        lambda folder: read_samples(folder, "a.pt", {"samples": []}),
+        ForeignDumpError,
+        "DIR/a.pt",
+        """\
+DIR/a.pt: neither it nor its name tells the step
+  -> give it with --step""",
+    ),
+    (
+        "a line that is not JSON",
+        lambda folder: read_samples(folder, "1.jsonl", "{"),
+        ForeignDumpError,
+        "DIR/1.jsonl",
+        "DIR/1.jsonl: line 1 is not JSON",
+    ),
+    (
+        "no text",
+        export_chats,
+        ExportError,
+        "3-a-0",
+        """\
+3-a-0: it records no chat messages, and token ids are not text
+  -> give the tokenizer: --tokenizer DIRECTORY""",
+    ),
     (
         "a function",
         lambda folder: read(folder, Call()),

@@ -3,6 +3,7 @@
 import logging
 
 from rlskip import SkipManager
+from rlskip.batch.row_fields import RowsError
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.call import StepNotSetError
 from rlskip.skip.role import RoleError, register_skip
@@ -43,7 +44,41 @@ def no_step(folder):
     generate([1])
 
 
+def asked_again(folder):
+    again(folder)
+    start(folder, match="prompt", on_miss="error")
+    step(1, [2])
+    step(2, [2, 3])
+
+
+def unknown_field(folder):
+    start(folder)
+    SkipManager.set_step(1)
+    SkipManager.annotate(role="rollout", rows={"reward": "won"})(lambda prompts: {"said": [5]})([1])
+
+
 CASES = [
+    (
+        "prompts that the run lacks",
+        asked_again,
+        MissError,
+        "skip.rollout.on_miss=error",
+        """\
+skip.rollout.on_miss=error: step 2 has no usable dump for this call (1 of 2 prompts are in no dump \
+of the run, 1 of 2 prompts are asked for more often than they were dumped), and the stage must not \
+run
+  -> generate it once with skip.on_miss=generate, or name other steps than 2; dumps are looked \
+for in DIR""",
+    ),
+    (
+        "a description of rows that does not fit",
+        unknown_field,
+        RowsError,
+        "annotate(rows=...)",
+        """\
+annotate(rows=...): the stage's result has no field won
+  -> name some of its fields: said""",
+    ),
     (
         "a step without a dump",
         miss,

@@ -11,17 +11,16 @@ Each other module of this directory is for one room, and has a list ``CASES``. A
 
 from __future__ import annotations
 
+import pickle
 import re
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
 from rlskip.errors import RlskipError
-from rlskip.jobs.records import JOB_VARIABLE
 
 ROOMS = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem[:5] != "test_"]
 CASES = [
@@ -31,14 +30,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(JOB_VARIABLE, "job")
-    SkipManager.reset()
-    yield
-    SkipManager.reset()
-
-
+@pytest.mark.usefixtures("job")
 @pytest.mark.parametrize(("cause", "kind", "where", "text"), CASES)
 def test_message(
     cause: Callable[[Path], Any],
@@ -62,3 +54,5 @@ def test_message(
         assert type(caught.value) is kind
         assert neutral(caught.value.where) == where
         assert neutral(str(caught.value)) == text
+        sent = pickle.loads(pickle.dumps(caught.value))  # as between processes
+        assert (type(sent), str(sent)) == (kind, str(caught.value))

@@ -108,8 +108,8 @@ def driver_in(directory: Path) -> int:
 
 def journaled(dumps: Path) -> set[tuple[str, int]]:
     with (dumps / f"{STEP}.journal").open("rb") as file:
-        read = [found for *_, found in frames(file.fileno(), "here") if found is not None]
-    return {(entry["uid"], key[-1]) for found in read for key, entry in found.entries.items()}
+        read = [found for *_, found in frames(file, "here") if found is not None]
+    return {(uid, key[-1]) for _, key, (_, _, uid) in read}
 
 
 def wait_for(there: Callable[[], bool]) -> None:

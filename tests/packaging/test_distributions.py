@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -35,9 +36,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    # Whoever runs the tests may have put the checkout on PYTHONPATH.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(*command: str | Path, cwd: Path, **more: str) -> str:
+    # Whoever runs the tests may have put the checkout on PYTHONPATH, or may release it.
+    hidden = ("PYTHONPATH", "RLSKIP_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in hidden} | more
     command = tuple(map(str, command))
     done = subprocess.run(
         command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False
@@ -69,10 +71,12 @@ def test_the_wheel_holds_what_it_must(build: Callable[[str], Path]) -> None:
         entry_points = wheel.read(f"{info}/entry_points.txt").decode()
         about = wheel.read(f"{info}/METADATA").decode()
     for source in ("rlskip", "rlskip_conf", "hydra_plugins"):
-        files = (file for file in (ROOT / source).rglob("*") if file.suffix in (".py", ".yaml"))
+        kinds = (".py", ".yaml", ".html", ".js", ".css")
+        files = (file for file in (ROOT / source).rglob("*") if file.suffix in kinds)
         assert {str(file.relative_to(ROOT)) for file in files} <= names
     assert "rlskip/py.typed" in names
-    assert f"{info}/licenses/LICENSE" in names
+    for text in ("LICENSE", "rlskip/report/assets/uPlot-LICENSE.txt"):
+        assert f"{info}/licenses/{text}" in names
     # It is a namespace that other plug-ins live in, too.
     assert "hydra_plugins/__init__.py" not in names
     # Without it, Hydra 1.4 does not find the option files.
@@ -86,7 +90,7 @@ def test_the_wheel_holds_what_it_must(build: Callable[[str], Path]) -> None:
     assert "[hydra.plugins]\nrlskip = hydra_plugins.rlskip_plugin:RlskipSearchPathPlugin" in (
         entry_points
     )
-    assert "License-Expression: Apache-2.0" in about
+    assert "License-Expression: Apache-2.0 AND MIT" in about
 
 
 def test_the_sdist_holds_what_its_tests_and_readme_need(build: Callable[[str], Path]) -> None:
@@ -94,7 +98,7 @@ def test_the_sdist_holds_what_its_tests_and_readme_need(build: Callable[[str], P
         names = {name.partition("/")[2] for name in sdist.getnames()}
         prefixes = {name.partition("/")[0] for name in sdist.getnames()}
         about = next(name for name in sdist.getnames() if name.endswith("/PKG-INFO"))
-        metadata = sdist.extractfile(about).read().decode()  # type: ignore[union-attr]
+        shown = sdist.extractfile(about).read().decode()  # type: ignore[union-attr]
     assert prefixes == {f"rlskip-{__version__}"}, "README unpacks it by this name"
     for name in ("pyproject.toml", "LICENSE", "README.md", "constraints.txt", "rlskip/py.typed"):
         assert name in names
@@ -102,8 +106,20 @@ def test_the_sdist_holds_what_its_tests_and_readme_need(build: Callable[[str], P
     links = re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     relative = {link for link in links if "://" not in link}
     assert relative <= names
-    # On an index page relative links lead nowhere: with a home, README links to it.
-    assert not relative or "Project-URL:" not in metadata
+    assert not re.search(r"\]\((?!#|https://)", shown), "they lead nowhere on an index page"
+    assert "Project-URL:" not in shown, "it is built without RLSKIP_HOME"
+
+
+def test_with_a_home_links_and_pictures_lead_there() -> None:
+    home = "https://git.example/team/rlskip"
+    shown = run(sys.executable, "-m", "hatchling", "metadata", cwd=ROOT, RLSKIP_HOME=f"{home}/")
+    about = json.loads(shown)
+    links = re.findall(r"\]\(([^)#\s]+)", about["readme"]["text"])
+    assert f"{home}/blob/v{__version__}/docs/skip.md" in links
+    assert f"{home}/raw/v{__version__}/docs/verl_steps.png" in links
+    assert all(link.startswith("https://") for link in links)
+    assert about["urls"]["Source"] == home
+    assert all(url.startswith(home) for url in about["urls"].values())
 
 
 def test_the_entry_point_of_hydra_1_4() -> None:

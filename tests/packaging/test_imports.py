@@ -14,13 +14,17 @@ HEAVY = ("torch", "tensordict", "ray", "numpy", "blosc2", "xxhash")
 
 APP = """
 import json, sys
-import hydra
+import hydra, hydra._internal.hydra
+
+metadata_of_hydra = "importlib.metadata" in sys.modules
 
 @hydra.main(version_base=None, config_path=None)
 def main(cfg):
     loaded = lambda: sorted({name.partition(".")[0] for name in sys.modules})
     ours = lambda: sorted(name for name in sys.modules if name.startswith("rlskip"))
     seen = {"bare": loaded(), "ours": ours()}
+    seen["metadata"] = "importlib.metadata" in sys.modules
+    seen["metadata_of_hydra"] = metadata_of_hydra
     from rlskip import RoleConfig, SkipManager
 
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)
@@ -50,6 +54,7 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
         "rlskip_conf",
     }
     assert not set(HEAVY) & set(seen["bare"])
+    assert seen["metadata"] == seen["metadata_of_hydra"]
     # A decorated function of a job that skips nothing needs none of them either.
     assert not set(HEAVY) & set(seen["decorated"])
 
@@ -58,5 +63,13 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
 def test_every_name_that_a_package_offers_loads(package: str) -> None:
     module = importlib.import_module(package)
     assert all(hasattr(module, name) for name in module.__all__)
+    assert {*module.__all__} <= {*dir(module)}
     with pytest.raises(AttributeError, match=package):
         _ = module.another
+
+
+def test_the_first_use_of_a_name_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlskip.skip
+
+    monkeypatch.delattr(rlskip, "SkipManager", raising=False)
+    assert rlskip.SkipManager is rlskip.skip.SkipManager

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
@@ -115,9 +115,7 @@ def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(ro
     [MemoryQueue, SharedQueue, pytest.param(None, marks=pytest.mark.ray, id="TransferQueue")],
 )
 @given(history=histories())
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100)
 def test_the_last_attempt_is_returned_or_its_group_named(
     request, make_queue, keys, counted, history
 ):

@@ -261,7 +261,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count=40)
 
 
 @pytest.mark.ray
@@ -271,5 +271,5 @@ def test_the_same_on_a_real_transfer_queue(adapter):
         make_queue = staticmethod(lambda: adapter)
         states_rows = True  # else rows of two attempts under shared keys make a group incomplete
 
-    few = settings(max_examples=12, stateful_step_count=25, deadline=None)
+    few = settings(max_examples=12, stateful_step_count=25)
     run_state_machine_as_test(OnTransferQueue, settings=few)
