@@ -4,6 +4,7 @@ startup_ms        start-up time that installing rlskip adds to a bare Hydra appl
 off_ns            time that the decorator adds to a call while its role is off
 unlisted_ns       the same with the role on and a step that is not among the 128 listed ones
 uninitialised_ns  the same before SkipManager.init
+record_off_ns     time that rlskip.record takes while recording is off
 
 Every figure is the difference of two best times, with rlskip minus without. Calls of a method with
 one positional argument are measured in wall time. Whole processes are measured in processor time,
@@ -31,7 +32,7 @@ from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.hosts.verl.names import PLUGIN, PLUGINS_VARIABLE
 
-GOALS = {"startup_ms": 30, "off_ns": 200, "unlisted_ns": 600}
+GOALS = {"startup_ms": 15, "off_ns": 200, "unlisted_ns": 600, "record_off_ns": 200}
 STEPS = list(range(1, 129))
 UNLISTED = 1000
 CALLS = (
@@ -146,6 +147,14 @@ def added_ns(rounds: int) -> Iterator[tuple[str, float, float | None]]:
         SkipManager.reset()
 
 
+def record_off_ns(rounds: int) -> float:
+    """Return the nanoseconds of a call that records nothing."""
+    names = {"rlskip": rlskip, "value": 1.0}
+    called = Timer("rlskip.record('loss', value, rows=None)", globals=names)
+    (seconds,) = best_of(rounds, lambda: called.timeit(CALLS))
+    return seconds / CALLS * 1e9
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
@@ -163,6 +172,8 @@ def main() -> None:
             Row(f"{name}_ns", ours, "ns", goal=goal(f"{name}_ns")),
             Row(f"{name}_ns_verl", ours, "ns", peer=verl),
         ]
+    off = record_off_ns(20 * options.rounds)
+    rows.append(Row("record_off_ns", off, "ns", goal=goal("record_off_ns")))
     report(rows, versions("hydra-core", "verl"), options.json)
 
 

@@ -1,4 +1,4 @@
-"""What a replay saves in verl: three steps generated, replayed, and replayed without an engine.
+"""What a replay saves in verl: 20 steps generated, replayed, and replayed without an engine.
 
 run_replayed         CPU seconds of the whole run that replays with an engine; peer: generates
 run_no_engine        the same without an engine; peer: generates
@@ -22,9 +22,9 @@ from benchmarks._processes import Cost, run
 from benchmarks._report import Row, arguments, report, versions
 from benchmarks.engine import of_harness
 
-Parts = dict[str, list[float]]  # seconds of the start, and of each step's two parts
+Parts = dict[str, float]  # CPU seconds of the start, of generation, and of the rest of the steps
 
-STEPS = 3
+STEPS = 20
 RUNS = {"generated": "cache", "replayed": "cache", "replayed, no engine": "replay"}
 COLOURS = {"start_up": "0.75", "generation": "#e08a3c", "rest": "#1f6fb4"}
 OVERRIDES = [
@@ -42,10 +42,9 @@ def train(python: Path, harness: Path, folder: Path, name: str) -> Parts:
     """Train once."""
     out = folder / name.replace(", ", "_").replace(" ", "_")
     steps = range(1, STEPS + 1)
-    listed = ",".join(map(str, steps))
     command = [
         "bash", harness / "run_verl.sh", "v0", f"+skip=rollout_{RUNS[name]}",
-        f"skip.dump_dir={folder / 'dumps'}", f"skip.steps=[{listed}]", *OVERRIDES,
+        f"skip.dump_dir={folder / 'dumps'}", *OVERRIDES,
     ]  # fmt: skip
     env = {"VENV": str(python.parents[1]), "ASSETS": str(folder), "STEPS": str(STEPS)}
     env |= {"OUT": str(out), "RAY_TMP": str(folder / "ray")}
@@ -61,48 +60,51 @@ def train(python: Path, harness: Path, folder: Path, name: str) -> Parts:
         place = text.index(mark)
         return next(cpu for size, cpu in samples if size > place)
 
-    marks = [cpu_at(b"Training Progress")]
-    parts: Parts = {"start_up": [marks[0]], "generation": [], "rest": []}
+    mark = cpu_at(b"Training Progress")
+    parts: Parts = {"start_up": mark, "generation": 0, "rest": 0}
     for step in steps:
         line = re.search(rb"step:%d - .*" % step, text)
         assert line
         seconds = dict(re.findall(rb"timing_s/(gen|step):([\d.e+-]+)", line[0]))
         share = float(seconds[b"gen"]) / float(seconds[b"step"])
-        marks.append(cpu_at(b"step:%d - " % step))
-        spent = marks[-1] - marks[-2]
-        parts["generation"].append(spent * share)
-        parts["rest"].append(spent * (1 - share))
+        before, mark = mark, cpu_at(b"step:%d - " % step)
+        parts["generation"] += (mark - before) * share
+        parts["rest"] += (mark - before) * (1 - share)
     return parts
 
 
 def plot(runs: dict[str, Parts], file: Path) -> None:
-    """Draw the start and each step of the runs side by side."""
+    """Draw a bar for each run."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(runs), figsize=(9, 3.2), sharey=True, layout="constrained")
-    for axes, (name, parts) in zip(panels, runs.items(), strict=True):
-        steps = len(parts["rest"])
-        axes.bar([0], parts["start_up"], width=0.8, color=COLOURS["start_up"], label="start-up")
-        places = range(1, steps + 1)
-        axes.bar(places, parts["generation"], color=COLOURS["generation"], label="generation")
-        axes.bar(
-            places, parts["rest"], bottom=parts["generation"], color=COLOURS["rest"], label="rest"
+    figure, axes = plt.subplots(figsize=(8, 2.2), layout="constrained")
+    names, begun = list(runs), [0.0] * len(runs)
+    for part, colour in COLOURS.items():
+        seconds = [parts[part] for parts in runs.values()]
+        axes.barh(names, seconds, left=begun, color=colour, label=part.replace("_", "-"))
+        begun = [x + y for x, y in zip(begun, seconds, strict=True)]
+    for place, whole in enumerate(begun):
+        axes.annotate(
+            f" {whole:.0f} s",
+            (whole, place),
+            va="center",
+            xytext=(2, 0),
+            textcoords="offset points",
         )
-        axes.set_xticks(range(steps + 1), ["start", *(f"step {step}" for step in places)])
-        axes.set_title(f"{name}: {total(parts):.0f} s", loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    panels[0].set_ylabel("CPU seconds")
-    panels[-1].legend(frameon=False, loc="upper right", fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set_xlabel(f"CPU seconds of {STEPS} steps of verl with vLLM")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
     figure.savefig(file, dpi=150)
     plt.close(figure)
 
 
 def total(parts: Parts) -> float:
-    return sum(map(sum, parts.values()))
+    return sum(parts.values())
 
 
 def rows(runs: dict[str, Parts]) -> list[Row]:
@@ -110,8 +112,8 @@ def rows(runs: dict[str, Parts]) -> list[Row]:
     seconds = {
         "run_replayed": (total(replayed), total(made)),
         "run_no_engine": (total(without), total(made)),
-        "generation_replayed": (sum(replayed["generation"]), sum(made["generation"])),
-        "start_up_no_engine": (sum(without["start_up"]), sum(replayed["start_up"])),
+        "generation_replayed": (replayed["generation"], made["generation"]),
+        "start_up_no_engine": (without["start_up"], replayed["start_up"]),
     }
     return [Row(what, ours, "CPU s", peer) for what, (ours, peer) in seconds.items()]
 
@@ -126,7 +128,7 @@ def main() -> None:
         run([python, harness / "make_assets.py", folder], folder)
         runs = {name: train(python, harness, folder, name) for name in RUNS}
     for name, parts in runs.items():
-        print(f"{name:20}", *(f"{part} {sum(s):6.1f}" for part, s in parts.items()))
+        print(f"{name:20}", *(f"{part} {s:6.1f}" for part, s in parts.items()))
     report(rows(runs), versions(), options.json)
     if options.plot is not None:
         plot(runs, options.plot)
