@@ -32,7 +32,12 @@ JUDGE = (
     "reward.reward_model.enable=True", "reward.reward_model.rollout.name=vllm",
     "reward.reward_model.rollout.tensor_model_parallel_size=1",
 )  # fmt: skip
-LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear")
+# The servers of the tests take whole weights, so the adapter is merged into them.
+LORA = (
+    "actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear",
+    "actor_rollout_ref.model.lora.merge=True",
+    "actor_rollout_ref.actor.fsdp_config.full_determinism=True",  # seeds the adapter
+)  # fmt: skip
 _VALIDATED = re.compile(r"(val-(?:core|aux)/\S+?):(\S+)")
 
 
