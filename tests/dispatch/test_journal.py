@@ -237,14 +237,6 @@ def test_a_full_disk_costs_nothing_that_was_acknowledged(tmp_path):
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_values_come_back_exactly(tmp_path):
-    write(tmp_path / "3.journal", 2)
-    entries = SessionJournal(tmp_path / "3.journal", IDENTITY).entries
-    (row,) = entries["content", 0, 1]
-    assert row["text"] == "1"
-    assert torch.equal(row["responses"], torch.full((5,), 1))
-
-
 def test_a_journal_of_another_identity_is_quarantined(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)

@@ -298,15 +298,6 @@ def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -
     assert f"3.journal: {N} sessions are not resumed: they are of other prompts" in told[0]
 
 
-def test_a_torn_tail_costs_the_torn_session(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=N)
-    path = tmp_path / "3.journal"
-    os.truncate(path, path.stat().st_size - 2)  # the line end, and more
-    again = Run(tmp_path)
-    assert [r.resumed for r in again.submit(prompts(1))] == [N - 1]
-    assert len(again.ran) == 1
-
-
 def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
     killed(tmp_path, 1, ran=N)
     identity = journal_identity(IDENTITY, CONFIG)

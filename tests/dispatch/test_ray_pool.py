@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.keys import split_session, split_trajectory
+from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
 
 pytestmark = pytest.mark.ray
@@ -44,10 +44,6 @@ def make_ray_dispatcher(ray, queue):
         dispatcher.close()
 
 
-def markers(queue):
-    return [(key, tag) for key, tag in queue.log if split_session(key)]
-
-
 async def draw(prompt, sampling, session):
     generator = torch.Generator().manual_seed(session.seed)
     return {"responses": torch.randint(0, 1000, (5,), generator=generator) + prompt["input_ids"][0]}
@@ -56,7 +52,7 @@ async def draw(prompt, sampling, session):
 def test_the_same_rollouts_as_in_this_process(make_ray_dispatcher, make_prompts, queue):
     report = make_ray_dispatcher(draw).generate_sequences(make_prompts(5), step=7)
     assert report.failed == {}
-    assert len(markers(queue)) == 20
+    assert len(queue.markers()) == 20
     local = MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 4}}
     with RolloutDispatcher(LocalPool(draw, 1), local, config) as dispatcher:
@@ -88,8 +84,8 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     report = batch.result(60)
     assert report.failed == {}
     assert report.attempts > report.sessions == 8
-    assert len(markers(queue)) == 8
-    retried = [tag["attempt"] for _, tag in markers(queue) if tag["attempt"]]
+    assert len(queue.markers()) == 8
+    retried = [tag["attempt"] for _, tag in queue.markers() if tag["attempt"]]
     assert 1 <= len(retried) <= 2
     dead = begun[0].rsplit(".", 1)[1]
     runs = [name.rsplit(".", 2) for name in os.listdir(tmp_path)]
@@ -110,7 +106,7 @@ def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts,
     dispatcher = make_ray_dispatcher(worker, restarts=0, max_retries=5)
     report = dispatcher.submit(make_prompts(2), step=1).result(60)
     assert len(report.failed) == 8
-    assert len(markers(queue)) == 8
+    assert len(queue.markers()) == 8
     assert "no worker is left" in set(report.failed.values())
 
 
@@ -207,7 +203,7 @@ def test_a_late_result_of_an_actor_is_dropped(make_ray_dispatcher, make_prompts,
     while batch.report().late == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert batch.report().late == 1
-    assert len(markers(queue)) == 1
+    assert len(queue.markers()) == 1
     assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
 
 

@@ -74,21 +74,6 @@ def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_
     assert journaled == [True]
 
 
-def test_what_cannot_be_journaled_is_not_lost(tmp_path, make_prompts, caplog):
-    async def odd(prompt, sampling, session):
-        return {"responses": torch.ones(1), "handle": Handle()}
-
-    class Handle:  # no codec keeps it
-        pass
-
-    one_by_one = {"max_concurrent_rollouts": 1}
-    queue, report = dispatch(StepStore(tmp_path), make_prompts(1), odd, **one_by_one)
-    assert report.failed == {}
-    (warning,) = [r for r in caplog.records if "not journaled" in r.message]
-    assert warning.levelno == logging.WARNING
-    assert len(queue.list("train")) == 1 + 4 + 4
-
-
 RUN = """
     import json, sys, time, torch
     from rlskip.dispatch import LocalPool, RolloutDispatcher
@@ -205,18 +190,9 @@ def test_a_journal_that_cannot_be_used_costs_one_warning(make_prompts, caplog, w
             assert Path(folder, "precious").read_bytes() == b"keep me"
 
 
-def test_a_journal_can_be_read_without_a_directory_for_temporary_files(
-    tmp_path, make_prompts, monkeypatch
-):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert dispatch(store, make_prompts(2), worker)[1].resumed == 8
-
-
-def test_one_session_that_cannot_be_journaled_costs_no_other(tmp_path, make_prompts):
+def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, make_prompts, caplog):
     async def odd(prompt, sampling, session):
-        more = {"handle": object()} if session.session_id == 1 else {}
+        more = {"handle": object()} if session.session_id == 1 else {}  # no codec keeps it
         return {"responses": torch.ones(1), **more}
 
     class Slow(MemoryQueue):  # so that sessions gather
@@ -224,10 +200,13 @@ def test_one_session_that_cannot_be_journaled_costs_no_other(tmp_path, make_prom
             time.sleep(0.1)
             return super().put(*args, **more)
 
-    store = StepStore(tmp_path)
+    store, queue = StepStore(tmp_path), Slow()
     config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True}}
-    with RolloutDispatcher(LocalPool(odd, 2), Slow(), config, store=store) as dispatcher:
+    with RolloutDispatcher(LocalPool(odd, 2), queue, config, store=store) as dispatcher:
         assert dispatcher.generate_sequences(make_prompts(3), step=1).failed == {}
+    (warning,) = [r for r in caplog.records if "not journaled" in r.message]
+    assert warning.levelno == logging.WARNING
+    assert len(queue.list("train")) == 3 * (1 + 4 + 4), "all of them are in the queue"
     assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
 
 

@@ -394,6 +394,7 @@ def test_a_policy(fault, make_prompts, queue):
         batch = dispatcher.submit(make_prompts(2), step=1)
         with pytest.raises(Exception, match="fault" if fault.error else "blocks the event loop"):
             batch.result(LIMIT)
+    assert fault.error is None or len(queue.markers()) == 6, "every session is marked"
 
 
 # -- callers ---------------------------------------------------------------------------------
