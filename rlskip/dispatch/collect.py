@@ -38,22 +38,17 @@ class Collector:
         """
         uids = {prompt.uid for prompt in batch.prompts}  # and those that will replace them
         with _claimed(self.queue, batch.partition, [*uids]):
-            return self._own_rows(batch, begin, uids)
-
-    def _own_rows(
-        self, batch: BatchHandle, begin: Callable[[BatchHandle], None], uids: set[str]
-    ) -> Rows:
-        try:
-            timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
-            begin(batch)
-            batch.result()
-            return self.take(batch.step, batch.partition, None, uids)
-        except BaseException:
-            batch.cancel()
-            batch.settled.wait(timeouts.CLOSE_S)
-            with contextlib.suppress(Exception):
-                timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
-            raise
+            try:
+                timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
+                begin(batch)
+                batch.result()
+                return self.take(batch.step, batch.partition, None, uids)
+            except BaseException:
+                batch.cancel()
+                batch.settled.wait(timeouts.CLOSE_S)
+                with contextlib.suppress(Exception):
+                    timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
+                raise
 
     def take(
         self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None

@@ -38,9 +38,10 @@ def as_failure(error: BaseException) -> SessionFailure:
     return failure
 
 
-def kind_of(failure: SessionFailure) -> str:
-    """``infrastructure`` or ``data``."""
-    return "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
+def cause_of(failure: SessionFailure, what: str = "") -> str:
+    """How a report and a marker name a failure: its kind, `what`, and its text."""
+    kind = "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"
+    return f"{kind}: {what}{text_of(failure)}"
 
 
 def portable(error: BaseException) -> Exception:

@@ -99,10 +99,6 @@ class RayPool(Pool):
                 "see `ray status` for what is missing",
             ) from error
 
-    def _spawn(self) -> Any:
-        actor = ray.remote(_Actor)
-        return actor.options(**self._options).remote(self._worker, self._threads)
-
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
         return self._seats[worker].start(job)
 
@@ -142,7 +138,9 @@ class _Seat:
         self._sit()
 
     def _sit(self) -> None:
-        self.actor: Any = self._pool._spawn()
+        pool = self._pool
+        actor = ray.remote(_Actor).options(**pool._options)
+        self.actor: Any = actor.remote(pool._worker, pool._threads)
         self._known: set[int] = set()
         self._forgotten: list[int] = []
         self._outbox: list[tuple[int, Job]] = []

@@ -17,9 +17,8 @@ from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
-    SessionFailure,
     as_failure,
-    kind_of,
+    cause_of,
     portable,
     text_of,
 )
@@ -339,7 +338,7 @@ class Sessions:
             return self._scheduler.retry(attempt.worker, unit)
         logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        return _cause(failure)
+        return cause_of(failure)
 
     async def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
         """Write a session's rows and its one marker."""
@@ -356,7 +355,7 @@ class Sessions:
         error = await self._write(prompt, session, outcome)
         if error is not None and outcome.error is None:
             # The queue refuses the session's rows, but perhaps not its marker.
-            cause = _cause(as_failure(error), "its rows could not be written: ")
+            cause = cause_of(as_failure(error), "its rows could not be written: ")
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             outcome = _Outcome(outcome.attempt, error=cause)
             error = await self._write(prompt, session, outcome)
@@ -455,8 +454,3 @@ def _rows_and_tokens(result: Any) -> tuple[Rows, int]:
         return rows, tokens_of(rows or ())
     except BaseException as odd:
         raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause
-
-
-def _cause(failure: SessionFailure, what: str = "") -> str:
-    """How a report and a marker name a failure."""
-    return f"{kind_of(failure)}: {what}{text_of(failure)}"
