@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlskip.config.dispatch import read_dispatch
@@ -12,6 +11,7 @@ def test_without_a_node_it_is_the_legacy_path():
     config = read_dispatch({})
     assert config.rollout_level is False
     assert (config.workers, config.n, config.val_n, config.seed) == (4, 1, 1, 0)
+    assert read_dispatch({"seed": 3}).seed == 3
 
 
 def test_the_host_s_keys_mean_the_same():
@@ -72,34 +72,3 @@ def test_every_problem_is_named_at_once():
 def test_a_string_means_that_the_plug_in_is_missing():
     with pytest.raises(NotInstalledError, match="plain string"):
         read_dispatch({"dispatch": "rollout_level"})
-
-
-@pytest.fixture
-def app(tmp_path):
-    """Compose an application's config: `app(yaml, *overrides)`."""
-
-    def run(yaml: str, *overrides: str):
-        (tmp_path / "config.yaml").write_text(yaml)
-        with initialize_config_dir(str(tmp_path), version_base="1.3"):
-            return compose("config", list(overrides))
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "yaml", ["seed: 3\n", "defaults: [_self_, {dispatch: rollout_level}]\nseed: 3\n"]
-)
-def test_the_option_composes_and_needs_no_double_plus(app, yaml):
-    option = [] if "defaults" in yaml else ["+dispatch=rollout_level"]
-    config = app(yaml, *option, "dispatch.workers=8", "dispatch.policy=longest_first")
-    assert OmegaConf.to_container(config.dispatch) == {
-        "rollout_level": True,
-        "workers": 8,
-        "policy": "longest_first",
-    }
-    assert read_dispatch(config).seed == 3
-
-
-def test_what_a_user_s_own_yaml_says_survives_the_option(app):
-    config = app("dispatch: {policy: chunk, workers: 2}\n", "+dispatch=rollout_level")
-    assert config.dispatch == {"policy": "chunk", "workers": 2, "rollout_level": True}

@@ -13,6 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip import RoleConfig, SkipManagerConfig
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.merge import read_merge
+from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
 from tests.hydra.conftest import compose_from
@@ -115,6 +118,37 @@ def test_the_command_line_overrides_the_users_values(composed: Compose) -> None:
 @pytest.mark.parametrize("node", ["skip: null\n", "skip: {}\n", "skip: ???\n"])
 def test_an_empty_skip_node(composed: Compose, node: str) -> None:
     assert str(roles(composed(node, "+skip=rollout_cache", "skip.steps=[2]"))["rollout"].steps)
+
+
+@pytest.mark.parametrize(
+    "primary", ["{own}\n", "defaults: [{{{group}: {option}}}, _self_]\n{own}\n"]
+)
+@pytest.mark.parametrize(
+    ("group", "option", "own", "override", "expected"),
+    [
+        (
+            "dispatch", "rollout_level", "policy: chunk, workers: 2", "workers=8",
+            {"policy": "chunk", "workers": 8, "rollout_level": True},
+        ),
+        (
+            "merge", "prefix", "on_overlong: warn", "strategy=chain",
+            {"on_overlong": "warn", "strategy": "chain", "stepwise_output": True},
+        ),
+        (
+            "replay", "fail_closed", "timeout_s: 600, min_viable: 3", "on_incomplete=min_viable",
+            {"timeout_s": 600, "min_viable": 3, "on_incomplete": "min_viable"},
+        ),
+    ],
+)  # fmt: skip
+def test_options_of_the_other_nodes_keep_the_users_values(
+    composed: Compose, primary: str, group: str, option: str, own: str, override: str, expected: Any
+) -> None:
+    text = primary.format(group=group, option=option, own=f"{group}: {{{own}}}")
+    chosen = [] if "defaults" in text else [f"+{group}={option}"]
+    config = composed(text, *chosen, f"{group}.{override}")
+    assert OmegaConf.to_container(config[group]) == expected
+    read = {"dispatch": read_dispatch, "merge": read_merge, "replay": read_replay}[group](config)
+    assert {key: getattr(read, key) for key in expected} == expected
 
 
 # -- through a defaults list -------------------------------------------------------------------

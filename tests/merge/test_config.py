@@ -1,16 +1,10 @@
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlskip.config.merge import MergeConfig, read_merge
-from rlskip.config.register import register
 from rlskip.errors import ConfigError
 from rlskip.merge import merge
 from tests.merge.batches import turns
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_off_by_default():
@@ -52,27 +46,6 @@ def test_invalid_settings_are_refused(config, key):
     with pytest.raises(ConfigError) as error:
         read_merge(config)
     assert error.value.where == key
-
-
-@pytest.fixture
-def composed(tmp_path):
-    register()
-    (tmp_path / "config.yaml").write_text("merge: {on_overlong: warn}\n")
-    (tmp_path / "bare.yaml").write_text("trainer: {}\n")
-
-    def make(name, *overrides):
-        with initialize_config_dir(str(tmp_path), version_base="1.3"):
-            overrides = ["hydra.searchpath=[pkg://rlskip_conf]", "+merge=prefix", *overrides]
-            return read_merge(compose(name, overrides))
-
-    return make
-
-
-def test_the_option_leaves_the_users_keys_and_takes_overrides_without_plus_plus(composed):
-    assert composed("bare") == MergeConfig(True)
-    found = composed("config", "merge.strategy=chain", "merge.max_seq_len=4096")
-    assert found == MergeConfig(True, "chain", 4096, "warn")
-    assert not composed("config", "merge.stepwise_output=false").stepwise_output
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlskip.config.replay import ReplayConfig, read_replay
@@ -54,16 +53,3 @@ def test_invalid_settings_are_refused(node, key):
 def test_an_invalid_number_of_the_hosts_is_named_by_its_key():
     with pytest.raises(ConfigError, match=r"actor_rollout_ref\.rollout\.n: "):
         read_replay({"actor_rollout_ref": {"rollout": {"n": "eight"}}})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "chosen"),
-    [([], ("raise", 3, None)), (["on_incomplete=min_viable", "val_n=1"], ("min_viable", 3, 1))],
-)
-def test_the_option_leaves_the_users_keys_and_any_can_be_overridden(tmp_path, overrides, chosen):
-    (tmp_path / "config.yaml").write_text("replay: {timeout_s: 600, min_viable: 3}\n")
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        replay = [f"replay.{override}" for override in overrides]
-        settings = read_replay(compose("config", ["+replay=fail_closed", *replay]))
-    assert settings.timeout_s == 600
-    assert (settings.on_incomplete, settings.min_viable, settings.val_n) == chosen
