@@ -12,7 +12,6 @@ import attrs
 from rlskip._files import Folder
 from rlskip.format import chunks, container
 from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.format.kinds import Packer
 from rlskip.store import commit
 from rlskip.store.dump import whose
 from rlskip.store.identity import Identity
@@ -35,25 +34,6 @@ class Prepared:
     identity: Identity | None
     info: dict[str, Any]
     on_conflict: Callable[[DumpMeta], int | None] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        place: Place,
-        rollouts: Any,
-        identity: Identity | None,
-        info: Mapping[str, Any],
-        sidecar: Any,
-        on_conflict: Callable[[DumpMeta], int | None] | None,
-    ) -> Prepared:
-        """As :meth:`StepStore.prepare` has it; raises UnsupportedTypeError."""
-        packer = Packer()
-        index = {
-            "rollouts": packer.node(rollouts, "rollouts"),
-            "aside": packer.node(sidecar, "sidecar"),
-        }
-        plain = _as_json(info)
-        return cls(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
 
     @property
     def copy_nbytes(self) -> int:
@@ -87,7 +67,7 @@ class Prepared:
         return meta
 
 
-def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(info: Mapping[str, Any]) -> dict[str, Any]:
     """`info` as ``meta.json`` keeps it; raises UnsupportedTypeError for what it cannot keep."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(info)))

@@ -20,12 +20,13 @@ from rlskip.format.dump_errors import (
     DumpError,
     UnreadableDumpError,
 )
+from rlskip.format.kinds import Packer
 from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
 from rlskip.store.identity import Identity
 from rlskip.store.layout import OpenPlace, Place, call_numbers
 from rlskip.store.meta import DumpMeta
-from rlskip.store.prepared import Prepared
+from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
 from rlskip.store.step_index import StepIndex, by_preference
 
@@ -200,8 +201,13 @@ class StepStore:
             It returns the part to write to instead; None: this dump is dropped. By default it is
             dropped. Shards are always replaced, one file after the other.
         """
-        place = self._place(step, part)
-        return Prepared.of(place, rollouts, identity, info or {}, sidecar, on_conflict)
+        packer = Packer()
+        index = {
+            "rollouts": packer.node(rollouts, "rollouts"),
+            "aside": packer.node(sidecar, "sidecar"),
+        }
+        place, plain = self._place(step, part), as_json(info or {})
+        return Prepared(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place."""
