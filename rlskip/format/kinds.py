@@ -1,6 +1,6 @@
 """The packer, with all kinds of values registered."""
 
-from rlskip.format import arrays, batches, objects, plain, tensordicts, tensors  # noqa: F401
+from rlskip.format import arrays, batches, objects, plain, tensors  # noqa: F401
 from rlskip.format.codec import Packer, register_codec
 
 objects.add_packers()
