@@ -1,17 +1,12 @@
 """Prefix-aware merging and packing: each token trained once, and each shared one computed once."""
 
-from typing import TYPE_CHECKING
-
-from rlskip._lazy import load_on_use
 from rlskip.merge.concat import concatenate_generator_outputs
 from rlskip.merge.merge_report import Break, MergeReport
 from rlskip.merge.merging import merge
+from rlskip.merge.packed_forward import PackingError, packed_forward, refuse_inexact
 from rlskip.merge.packing import Pack, pack
 from rlskip.merge.stepwise import merge_stepwise_output
 from rlskip.merge.turns import MergeError, TrajectoryID
-
-if TYPE_CHECKING:
-    from rlskip.merge.packed_forward import PackingError, packed_forward, refuse_inexact
 
 __all__ = [
     "Break",
@@ -27,8 +22,3 @@ __all__ = [
     "packed_forward",
     "refuse_inexact",
 ]
-
-# The planner needs no torch.nn.
-__getattr__ = load_on_use(
-    __name__, {"rlskip.merge.packed_forward": ["PackingError", "packed_forward", "refuse_inexact"]}
-)

@@ -32,8 +32,9 @@ def pack(rows: Any, max_tokens: int, *, groups: Sequence[Hashable] | None = None
     ----------
     rows
         A sequence of rows of token ids, or a mapping (or TensorDict) of `input_ids` and, if there
-        are any, `attention_mask` (0 at padding) and `loss_mask` (0 at tokens that are not
-        trained). Each is a sequence of rows, a jagged nested tensor, or of shape ``(rows, width)``.
+        are any, `attention_mask` (0 at padding, on either side) and `loss_mask` (0 at tokens that
+        are not trained, such as a prompt or an observation). Each is a sequence of rows, a jagged
+        nested tensor, or of shape ``(rows, width)``.
     max_tokens
         The most positions of a pack. A group that needs more is cut where the fewest tokens are
         computed twice.

@@ -26,15 +26,7 @@ class TokenRows(NamedTuple):
 
 
 def token_rows(rows: Any) -> TokenRows:
-    """Read rows of tokens.
-
-    Parameters
-    ----------
-    rows
-        A sequence of rows of token ids, or a mapping (or TensorDict) of `input_ids` and, if there
-        are any, `attention_mask` (0 at padding, on either side) and `loss_mask` (0 at tokens that
-        exist and are not trained, such as a prompt or an observation). Each of them is a sequence
-        of rows, a jagged nested tensor, or a tensor of shape ``(rows, width)``.
+    """Read rows of tokens, as :func:`~rlskip.merge.pack` takes them.
 
     Raises
     ------
