@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +51,9 @@ def assert_exact_packing(
     AssertionError
         It names the row and the token, or the parameter, and both values.
     """
-    for case in [rows] if rows is not None else list(generated_tries(_vocabulary(model))):
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
+    for case in [rows] if rows is not None else generated_tries(vocabulary):
         _compare(model, case, forward or _rlskips, tolerance, seed)
 
 
@@ -128,11 +130,10 @@ def _compare(
             raise AssertionError(f"gradient of {name}: differs by {off_by:.3g} (rows {ids})")
 
 
-class _Result:
-    def __init__(self, log_probs: list[Tensor], loss: float, gradients: dict[str, Tensor]) -> None:
-        self.log_probs = log_probs
-        self.loss = loss
-        self.gradients = gradients
+class _Result(NamedTuple):
+    log_probs: list[Tensor]
+    loss: float
+    gradients: dict[str, Tensor]
 
 
 def _run(
@@ -175,11 +176,6 @@ def _rlskips(model: nn.Module, rows: dict[str, list[list[int]]]) -> list[Tensor]
         log_probs = each.log_probs(packed_forward(model, each))
         results.update(zip(each.rows, log_probs.unbind(), strict=True))
     return [results[row] for row in range(len(results))]
-
-
-def _vocabulary(model: Any) -> int:
-    size: int = model.config.get_text_config().vocab_size
-    return size
 
 
 def _in_float64(forward: Callable[..., Any]) -> Callable[..., Any]:
