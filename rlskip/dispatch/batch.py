@@ -132,8 +132,8 @@ class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
     # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until its
-    # marker is in the queue. `unsettled` counts those that may still write: all of them have
-    # written, or were refused, once it is 0. What `waiting` holds is awaited by open sessions.
+    # marker is in the queue, or the queue has refused it, which ends the batch: at 0 nothing is
+    # written any more. What `waiting` holds is awaited by open sessions.
 
     def __init__(self, step: int, partition: str, validate: bool) -> None:
         self.step = step
@@ -148,7 +148,7 @@ class BatchHandle:
         self.began = time.perf_counter()
         self.queued = 0.0  # when its sessions began to wait for workers
         self.seconds: float | None = None
-        self.sessions = self.unwritten = self.unsettled = self.resumed = self.attempts = 0
+        self.sessions = self.unwritten = self.resumed = self.attempts = 0
         self.late = self.tokens = 0
         self.failed: dict[tuple[str, int], str] = {}
         self.settled = threading.Event()  # set while nothing is written for it
@@ -278,5 +278,5 @@ def read_batch(
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:
         raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
-    batch.sessions = batch.unwritten = batch.unsettled = sum(p.n for p in batch.prompts)
+    batch.sessions = batch.unwritten = sum(p.n for p in batch.prompts)
     return batch

@@ -359,17 +359,14 @@ class Sessions:
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             outcome = _Outcome(outcome.attempt, error=cause)
             error = await self._write(prompt, session, outcome)
-        batch.unsettled -= 1
+        batch.unwritten -= 1
         if error is not None:
             self._abort(batch, error)
-        else:
-            batch.unwritten -= 1
-            if batch.progress is not None:
-                batch.progress.update(outcome.tokens, outcome.error is not None)
-        if batch.unsettled == 0:
-            batch.settled.set()
+        elif batch.progress is not None:
+            batch.progress.update(outcome.tokens, outcome.error is not None)
         if batch.unwritten == 0:
-            batch.marked.set(None)
+            batch.settled.set()
+            batch.marked.set(None)  # unless the batch was aborted
 
     def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Answer[Exception | None]:
         """Journal, then rows, then marker; the answer is why they are not written."""
