@@ -276,7 +276,6 @@ class WorkerJournal:
     _identity: Identity
     _seconds: float
     _open: dict[int, SessionJournal] = attrs.field(factory=dict, init=False)
-    _hung: set[int] = attrs.field(factory=set, init=False)
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
@@ -284,16 +283,17 @@ class WorkerJournal:
         """Append a finished session; returns why it could not be."""
         if session.prompt_key is None:
             return None
+        journal = self._journal(session.step)
         late = Unjournaled(f"the disk did not answer within {self._seconds:g} s")
-        if session.step in self._hung:
+        if journal.hangs:
             return late
         key = (*session.prompt_key, session.session_id)
         entry = Journaled(rows, tags, session.uid).packed()
         try:
-            append = asyncio.to_thread(self._journal(session.step).append, {key: entry})
+            append = asyncio.to_thread(journal.append, {key: entry})
             await asyncio.wait_for(append, self._seconds)
         except asyncio.TimeoutError:
-            self._hung.add(session.step)
+            journal.hangs = True
             return late
         except Exception as error:  # the rows go to the queue all the same
             return Unjournaled(text_of(error))
@@ -305,6 +305,6 @@ class WorkerJournal:
             path = self._directory / journal_name(step)
             journal = SessionJournal(path, self._identity, read=False)
         self._open[step] = journal  # last, as the last used
-        for unused in list(self._open)[:-_OPEN]:
+        for unused in [at for at, other in self._open.items() if not other.hangs][:-_OPEN]:
             self._open.pop(unused).close()
         return journal
