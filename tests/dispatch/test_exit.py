@@ -96,26 +96,3 @@ FREES = """
 def test_nothing_is_freed_while_the_interpreter_ends(python, closing):
     done = python.run("-c", textwrap.dedent(FREES), closing, env=ENV)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-TENSORS = """
-    import torch
-    from rlskip.dispatch import LocalPool, RolloutDispatcher
-
-    def worker(prompt, sampling, session):
-        return [{"responses": torch.ones(4)} for _ in range(5000)]
-
-    config = {"dispatch": {"rollout_level": True, "n": 4}}
-    dispatcher = RolloutDispatcher(LocalPool(worker, 2), config=config)
-    prompts = [{"uid": f"u{i}"} for i in range(3)]
-    assert dispatcher.submit(prompts, step=1).result().succeeded == 12
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_process_with_many_rows_does_not_abort(python):
-    """Which thread frees the last tensors is a matter of luck, so it ends several times."""
-    for _ in range(6):
-        done = python.run("-c", textwrap.dedent(TENSORS), env=ENV)
-        assert done.returncode == 0, done.stderr

@@ -41,14 +41,6 @@ def test_repeat_chooses_by_the_four_rules(
     assert store.steps() == sorted(complete)
 
 
-def test_only_pure_integers_are_steps(store: StepStore) -> None:
-    for step in (3, 0, 12):
-        store.save(step, step)
-    for name in ("007", "-1", "1.5", "4.bad-x", "x", "٣", "+2"):
-        shutil.copytree(store.directory / "3", store.directory / name)
-    assert store.steps() == [0, 3, 12]
-
-
 def test_steps_of_another_process_are_seen(store: StepStore) -> None:
     other = StepStore(store.directory)
     for step in range(5):
