@@ -60,13 +60,13 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 Pack = Callable[[Any, "Packer"], list[Node]]
 Unpack = Callable[[list[Node], "Unpacker"], Any]
-Cost = int | Callable[[list[Node], Callable[[int], int]], int]
+Cost = Callable[[list[Node], Callable[[int], int]], int]
 _KINDS: dict[str, tuple[Unpack, Cost]] = {}
 _PACKERS: dict[type, tuple[str, Pack]] = {}
 _PACKERS_BY_TEST: list[tuple[Callable[[Any], bool], tuple[str, Pack]]] = []
 
 
-def add_kind(tag: str, unpack: Unpack, cost: Cost = 512) -> None:
+def add_kind(tag: str, unpack: Unpack, cost: int | Cost = 512) -> None:
     """Read nodes ``[tag, *parts]``.
 
     Parameters
@@ -77,11 +77,7 @@ def add_kind(tag: str, unpack: Unpack, cost: Cost = 512) -> None:
         Bytes that the value occupies besides its arrays and its parts: a number, or
         ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
-    _KINDS[tag] = unpack, cost
-
-
-def _cost_of(cost: Cost, parts: list[Node], nbytes: Callable[[int], int]) -> int:
-    return cost if isinstance(cost, int) else cost(parts, nbytes)
+    _KINDS[tag] = unpack, cost if callable(cost) else lambda parts, nbytes: cost
 
 
 def add_packer(
@@ -192,7 +188,7 @@ class Packer:
             tag, pack = _PACKERS.get(kind) or self._find_packer(value)
             parts = pack(value, self)
             _, cost = _KINDS[tag]
-            self.cost += _cost_of(cost, parts, self._nbytes)
+            self.cost += cost(parts, self._nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
@@ -319,7 +315,7 @@ class Unpacker:
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         unpack, cost = _KINDS[tag]
-        self.spend(_cost_of(cost, parts, self._source.nbytes))
+        self.spend(cost(parts, self._source.nbytes))
         self._depth += 1
         value = unpack(parts, self)
         self._depth -= 1

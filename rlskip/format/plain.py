@@ -240,7 +240,7 @@ def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
     return [pack_entries(value.items(), packer)]
 
 
-_PLAIN: list[tuple[type, Pack, Unpack, Cost]] = [
+_PLAIN: list[tuple[type, Pack, Unpack, int | Cost]] = [
     (list, _pack_list, _collection(list), cost_of_list),
     (tuple, _pack_list, _collection(tuple), cost_of_list),
     (set, _pack_set, _unique(set), _cost_of_set),
