@@ -25,8 +25,8 @@ from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
 
 
-def dispatch(store, prompts, worker, step=1, **more):
-    queue = MemoryQueue()
+def dispatch(store, prompts, worker, step=1, queue=None, **more):
+    queue = queue or MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
     with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
         report = dispatcher.generate_sequences(prompts, step=step)
@@ -200,10 +200,9 @@ def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, mak
             time.sleep(0.1)
             return super().put(*args, **more)
 
-    store, queue = StepStore(tmp_path), Slow()
-    config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True}}
-    with RolloutDispatcher(LocalPool(odd, 2), queue, config, store=store) as dispatcher:
-        assert dispatcher.generate_sequences(make_prompts(3), step=1).failed == {}
+    store = StepStore(tmp_path)
+    queue, report = dispatch(store, make_prompts(3), odd, queue=Slow())
+    assert report.failed == {}
     (warning,) = [r for r in caplog.records if "not journaled" in r.message]
     assert warning.levelno == logging.WARNING
     assert len(queue.list("train")) == 3 * (1 + 4 + 4), "all of them are in the queue"

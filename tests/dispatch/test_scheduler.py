@@ -290,7 +290,10 @@ def test_policies_shorten_the_long_tail():
     assert 1.0 <= figures["history"] < figures["longest_first"] < 1.25
 
 
-def test_a_history_weighs_as_much_as_a_finished_group():
+@pytest.mark.parametrize(
+    ("history", "means"), [(10.0, [10.0, 45 / 5, 48 / 6]), (None, [None, 5.0, 8 / 2])]
+)
+def test_a_history_weighs_as_much_as_a_finished_group(history, means):
     seen = []
 
     def policy(session: PendingSession) -> Placement:
@@ -298,30 +301,16 @@ def test_a_history_weighs_as_much_as_a_finished_group():
         return Placement()
 
     scheduler = Scheduler(1, policy)
-    scheduler.add(SessionGroup(0, 1, 4, expected=10.0))
-    assert seen[-1] == 10.0
-    for length, expected in [(5.0, 45 / 5), (3.0, 48 / 6)]:
+    scheduler.add(SessionGroup(0, 1, 4, expected=history))
+    assert seen[-1] == means[0]
+    for length, expected in zip([5.0, 3.0], means[1:], strict=True):
         worker, unit = scheduler.next()
         scheduler.done(worker, unit, length)
         assert seen[-1] == expected
     worker, unit = scheduler.next()
     scheduler.done(worker, unit)  # failed: says nothing of the length
     scheduler.next()
-    assert seen[-1] == 48 / 6
-
-
-def test_without_a_history_the_mean_is_that_of_the_finished():
-    seen = []
-
-    def policy(session: PendingSession) -> Placement:
-        seen.append(session.expected)
-        return Placement()
-
-    scheduler = Scheduler(1, policy)
-    scheduler.add(SessionGroup(0, 1, 3))
-    worker, unit = scheduler.next()
-    scheduler.done(worker, unit, 6.0)
-    assert (seen[0], seen[-1]) == (None, 6.0)
+    assert seen[-1] == means[-1]
 
 
 @pytest.mark.parametrize("policy", [round_robin, least_loaded, longest_first])

@@ -41,17 +41,11 @@ def test_extra_fields_are_kept(halves):
     }
 
 
-def test_a_mix_of_log_probs_is_refused(halves):
-    halves[1]["rollout_logprobs"] = None
-    with pytest.raises(MergeError) as error:
-        concatenate_generator_outputs(halves)
-    assert error.value.where == "rollout_logprobs"
-
-
 @pytest.mark.parametrize(
     ("change", "where"),
     [
         ({"rewards": None}, "rewards"),
+        ({"rollout_logprobs": None}, "rollout_logprobs"),  # a mix
         ({"stop_reasons": ["x"]}, "stop_reasons"),
         ({"loss_masks": [[1], [1]]}, "loss_masks[3]"),
         ({"is_last_step": [True, True]}, "is_last_step[2]"),
