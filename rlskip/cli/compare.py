@@ -1,19 +1,22 @@
-"""`rlskip compare A B`: at which stage two trainings first differ."""
+"""`rlskip compare A B`: at which stage, or in which sessions, two trainings first differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
-from rich.console import RenderableType
 
+from rlskip._human import short
 from rlskip.cli.report import Output, shown, write_page
-from rlskip.cli.rollouts import compare_rollouts, verdict_of
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, Cell, progress, table, text
+from rlskip.compare import rollouts
+from rlskip.compare.rollouts import RolloutComparison, compare_rollouts
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs, find_side, run_of
 from rlskip.compare.verdict import COLUMNS, Comparison, Decode, only_one_has, table_of
-from rlskip.config.steps import Steps
+from rlskip.config.steps import Steps, compact
 from rlskip.report.page import Shown, Verdict
 from rlskip.runs.figures import Counter
 from rlskip.runs.find import Target, find_target
@@ -45,28 +48,25 @@ def compare(
     """
     wanted = Steps.parse(steps, "--steps")
     sides = _sides(a, b, within)
+    pair: Iterable[Shown]  # of which nothing is read without a page
     if sides is None:
-        one, other = find_target(a, within, decode), find_target(b, within, decode)
-        answer = compare_rollouts(one, other, tolerance=rounding.atol or 0.0, limit=limit)
-        if out is not None:
-            targets = zip((answer.data["a"], answer.data["b"]), (one, other), strict=True)
-            pair = [shown(name, _run_of(target)) for name, target in targets]
-            write_page(pair, out, decode, counter=Counter(), verdict=verdict_of(answer.data))
-        return answer
-    found = compare_jobs(*sides, rounding, wanted, lambda steps: progress(steps, "comparing"))
-    first = found.first
-    data = {
-        **attrs.asdict(found),
-        "equal": found.is_equal,
-        "first": None if first is None else attrs.asdict(first),
-        "verdict": found.verdict(decode),
-    }
+        targets = find_target(a, within, decode), find_target(b, within, decode)
+        found = compare_rollouts(*targets, rounding.atol or 0.0, _progress)
+        data, view = attrs.asdict(found), _view_of_rollouts(found, limit)
+        said = Verdict(found.verdict(), found.is_equal, rollouts.COLUMNS, found.table())
+        pair = map(shown, (found.a, found.b), map(_run_of, targets))
+    else:
+        jobs = compare_jobs(*sides, rounding, wanted, _progress)
+        data, view = _data(jobs, decode), _view(jobs, limit, decode)
+        said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, table_of(jobs, limit))
+        pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
     if out is not None:
-        named = zip((found.a, found.b), sides, strict=True)
-        pair = [Shown(name, run_of(side, decode), side) for name, side in named]
-        said = Verdict(found.verdict(decode), found.is_equal, COLUMNS, table_of(found, limit))
-        write_page(pair, out, decode, counter=Counter(), verdict=said)
-    return Answer(data, _view(found, limit, decode), 0 if found.is_equal else 1)
+        write_page(list(pair), out, decode, counter=Counter(), verdict=said)
+    return Answer(data, view, 0 if said.is_equal else 1)
+
+
+def _progress(steps: Sequence[int]) -> Iterable[int]:
+    return progress(steps, "comparing")
 
 
 def _run_of(target: Target) -> Run:
@@ -92,15 +92,54 @@ def _sides(a: str, b: str, within: Path) -> tuple[Side, Side] | None:
         raise
 
 
-def _view(found: Comparison, limit: int, decode: Decode | None) -> list[RenderableType]:
-    lines_of = table(*COLUMNS)
-    for *cells, result in table_of(found, limit):
-        lines_of.add_row(
-            *map(text, cells), text(result, "" if result.startswith("equal") else "red")
-        )
-    lines: list[RenderableType] = [text(f"A {found.a}"), text(f"B {found.b}"), text(""), lines_of]
+# -- for people ------------------------------------------------------------------------------
+
+
+def _data(found: Comparison, decode: Decode | None) -> dict[str, Any]:
+    return {
+        **attrs.asdict(found),
+        "equal": found.is_equal,
+        "first": None if found.first is None else attrs.asdict(found.first),
+        "verdict": found.verdict(decode),
+    }
+
+
+def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
+    rows = [
+        (*cells, text(result, "" if result.startswith("equal") else "red"))
+        for *cells, result in table_of(found, limit)
+    ]
+    lines: list[Cell] = [f"A {found.a}", f"B {found.b}", "", table(COLUMNS, rows)]
     if len(found.stages) > limit:
-        lines.append(text(f"{len(found.stages) - limit} more lines: --limit, or --json for all"))
+        lines.append(f"{len(found.stages) - limit} more lines: --limit, or --json for all")
     said = found.verdict(decode)
-    ends = [*only_one_has(found), "", said[0].upper() + said[1:]]
-    return lines + [text(line) for line in ends]
+    return [*lines, *only_one_has(found), "", said[0].upper() + said[1:]]
+
+
+def _view_of_rollouts(found: RolloutComparison, limit: int) -> list[Cell]:
+    view: list[Cell] = [f"A {found.a}", f"B {found.b}", ""]
+    view += [text(f"step {one['step']}: {one['problem']}", "red") for one in found.unreadable]
+    if found.steps:
+        view.append("how many sessions and groups are the same; how many sessions differ in")
+    heads = [head.removesuffix(" differ").replace(">same ", ">") for head in rollouts.COLUMNS]
+    view.append(table(heads, found.table()))
+    for side, steps in (("A", found.only_in_a), ("B", found.only_in_b)):
+        if steps:
+            view.append(f"only in {side}: steps {compact(steps)}")
+    if found.differences:
+        rows = [
+            (
+                one.step if one.call is None else f"{one.step}/{one.call}",
+                "" if one.a is None else one.a,
+                "" if one.b is None else one.b,
+                short(one.group, 24),
+                one,
+            )
+            for one in found.differences[:limit]
+        ]
+        view += ["", table((">step", ">session", ">in B", "group", "what differs"), rows)]
+        if more := max(0, len(found.differences) - limit):
+            view.append(f"{more} more sessions differ: --limit, or --json for all")
+    elif found.steps and found.is_equal:
+        view.append("no difference")
+    return view

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from rich.console import RenderableType
 from rich.table import Table
 
-from rlskip.cli.screen import Answer, text
+from rlskip.cli.screen import Answer, Cell, text
 from rlskip.doctor.environment import dump_dir_findings, environment
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 
@@ -34,21 +33,20 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
         from rlskip.doctor.nodes import findings_of_nodes
 
         sections += findings_of_nodes(dump_dirs)
-    view: list[RenderableType] = []
+    view: list[Cell] = []
     for i, (title, findings) in enumerate(sections):
         shown = findings
         if command and i == 0:
             # Passing checks are hidden when a command is given.
             shown = [finding for finding in findings if finding.level in (WARNING, ERROR)]
             title = title if shown else f"{title}: no problems"
-        view += [text(""), text(title, "bold"), *([_table(shown)] if shown else [])]
+        view += ["", text(title, "bold"), *([_table(shown)] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
         {"about": title, "findings": [attrs.asdict(finding) for finding in findings]}
         for title, findings in sections
     ]
-    view.append(text(""))
-    view.append(text(f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"))
+    view += ["", f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"]
     return Answer(data, view[1:], exit_code=1 if ERROR in levels else 0)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
 import numpy as np
-from rich.console import RenderableType
+from rich.table import Table
 
 from rlskip._human import number
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, Cell, progress, table
 from rlskip.compare.mismatch import ENGINE, TRAINER, Gaps, StepMismatch, mismatch
 from rlskip.compare.sides import find_side
 from rlskip.compare.verdict import Decode, in_context
 from rlskip.config.steps import Steps
 from rlskip.runs.opened import NoSuchPlaceError
 
-_FIGURES = (">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0")
+_FIGURES = (">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0", "")
 _WORST = 5
 
 
@@ -44,38 +44,36 @@ def compare_engine(run: str, within: Path, *, steps: str, decode: Decode | None)
     return Answer(data, _view(side.name, found, decode))
 
 
-def _view(name: str, found: list[StepMismatch], decode: Decode | None) -> list[RenderableType]:
-    said = f"{name}: {found[0].stage} minus {ENGINE}, of sampled tokens"
-    lines: list[RenderableType] = [text(said), text("")]
-    lines.append(_table(">step", [(str(one.step), one.all) for one in found]))
+def _view(name: str, found: list[StepMismatch], decode: Decode | None) -> list[Cell]:
+    lines: list[Cell] = [f"{name}: {found[0].stage} minus {ENGINE}, of sampled tokens", ""]
+    lines.append(_table(">step", [(one.step, one.all) for one in found]))
     parts = [_together(one.by_position[i] for one in found) for i in range(4)]
     names = ("first fourth", "second", "third", "last")
-    lines += [text(""), _table("of the response", list(zip(names, parts, strict=True)))]
+    lines += ["", _table("of the response", list(zip(names, parts, strict=True)))]
     turns = sorted({turn for one in found for turn in one.by_turn})
     if len(turns) > 1:
         of_turns = [
-            (str(turn), _together(one.by_turn[turn] for one in found if turn in one.by_turn))
+            (turn, _together(one.by_turn[turn] for one in found if turn in one.by_turn))
             for turn in turns
         ]
-        lines += [text(""), _table(">turn", of_turns)]
+        lines += ["", _table(">turn", of_turns)]
     worst = sorted((token for one in found for token in one.worst), reverse=True)[:_WORST]
-    shown = table(">step", "row", ">token", ">engine", ">trainer", "within")
-    for one in worst:
-        shown.add_row(
-            str(one.step), text(one.row), str(one.token), number(one.engine), number(one.trainer),
-            text(in_context(*one.around, decode)),
-        )  # fmt: skip
-    return [*lines, text(""), text("the worst tokens"), shown]
+    rows = [
+        (one.step, one.row, one.token, number(one.engine), number(one.trainer),
+         in_context(*one.around, decode))
+        for one in worst
+    ]  # fmt: skip
+    shown = table((">step", "row", ">token", ">engine", ">trainer", "within"), rows)
+    return [*lines, "", "the worst tokens", shown]
 
 
-def _table(first: str, rows: list[tuple[str, Gaps]]) -> RenderableType:
-    shown = table(first, *_FIGURES, "")
-    for name, gaps in rows:
-        figures = (gaps.mean, gaps.largest, gaps.kl)
-        shown.add_row(
-            name, str(gaps.tokens), *map(number, figures), f"{100 * gaps.beyond:.2g} %", ""
-        )
-    return shown
+def _table(first: str, rows: Sequence[tuple[Cell, Gaps]]) -> Table:
+    cells = [
+        (name, gaps.tokens, *map(number, (gaps.mean, gaps.largest, gaps.kl)),
+         f"{100 * gaps.beyond:.2g} %", "")
+        for name, gaps in rows
+    ]  # fmt: skip
+    return table((first, *_FIGURES), cells)
 
 
 def _together(some: Iterable[Gaps]) -> Gaps:

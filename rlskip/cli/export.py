@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.console import RenderableType
-
-from rlskip.cli.screen import Answer, progress, table, text, writing
+from rlskip.cli.screen import Answer, Cell, progress, table, text, writing
 from rlskip.interop import exports, jsonl, to_verl
 from rlskip.interop.to_verl import ExportError
 from rlskip.runs.find import Target
@@ -30,9 +28,9 @@ def export(target: Target, to: str, out: Path | None, by: By) -> Answer | None:
         _refuse_existing(out)
         with writing(out) as temporary:
             rows = exports.write_parquet(target, temporary, by)
-        return Answer({"file": str(out), "rows": rows}, [text(f"{rows} rows in {out}")])
+        return Answer({"file": str(out), "rows": rows}, [f"{rows} rows in {out}"])
     files = [str(path) for path in _FILES[to](target, out)]
-    return Answer({"files": files}, [text(f"{len(files)} files in {out}")])
+    return Answer({"files": files}, [f"{len(files)} files in {out}"])
 
 
 def _rows(target: Target) -> Iterator[str]:
@@ -59,7 +57,7 @@ def _write_lines(lines: Iterator[str], out: Path | None) -> Answer | None:
         for line in lines:
             file.write(line + "\n")
             count += 1
-    return Answer({"file": str(out), "rows": count}, [text(f"{count} rows in {out}")])
+    return Answer({"file": str(out), "rows": count}, [f"{count} rows in {out}"])
 
 
 def _refuse_existing(out: Path) -> None:
@@ -72,10 +70,7 @@ def _export_to_verl(target: Target, out: Path) -> Answer:
     done = list(to_verl.write(dumps, target.run, out))
     written = [str(path) for _, path in done if path is not None]
     left_out = [dump.name for dump, path in done if path is None]
-    shown = table("written for verl")
-    for path in written:
-        shown.add_row(text(path))
-    view: list[RenderableType] = [shown]
+    view: list[Cell] = [table(["written for verl"], zip(written))]
     if left_out:
         names = ", ".join(left_out)
         view.append(text(f"left out, because verl has one call of each step: {names}", "red"))

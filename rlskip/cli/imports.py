@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 
 from rlskip._human import size
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, progress, table
 from rlskip.interop import samples
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.from_verl import find, import_dumps
@@ -35,11 +35,17 @@ def import_(
         if not trust_pickle:
             raise _untrusted(f"{len(found)} dumps of verl", source)
         done = list(import_dumps(progress(found, "importing"), dump_dir))
-    shown = table(">step", "role", ">rows", ">in memory", "into run")
-    for one in done:
-        name = str(one.step) if one.part is None else f"{one.step}/{one.part}"
-        stored = "exists already" if one.nbytes is None else size(one.nbytes)
-        shown.add_row(name, one.role, str(one.rows), stored, text(one.run))
+    rows = [
+        (
+            one.step if one.part is None else f"{one.step}/{one.part}",
+            one.role,
+            one.rows,
+            "exists already" if one.nbytes is None else size(one.nbytes),
+            one.run,
+        )
+        for one in done
+    ]
+    shown = table((">step", "role", ">rows", ">in memory", "into run"), rows)
     return Answer([attrs.asdict(one) for one in done], [shown])
 
 

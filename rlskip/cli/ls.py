@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-import attrs
-from rich.console import RenderableType
+from typing import Any
 
 from rlskip._human import age, duration, size
-from rlskip.cli.screen import Answer, table, text
+from rlskip.cli.screen import Answer, Cell, table, text
 from rlskip.config.steps import compact
-from rlskip.jobs.records import StepTallies, tally_steps
+from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
-from rlskip.runs.listing import RunLine, StepLine, arranged
+from rlskip.runs.on_disk import Dump
 from rlskip.runs.opened import Run
+
+Line = dict[str, Any]
+"""A run or a dump: bytes, and seconds since the epoch."""
 
 
 def ls(
@@ -27,77 +28,119 @@ def ls(
     """
     found = find_runs(where)
     runs = [run for run in found if fnmatchcase(run.name, f"*{only}*")]
+    # The records of each dump_dir are read once.
+    recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
+    tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
     if steps or [run.directory for run in runs] == [where]:
-        return _steps(runs, sort, limit)
-    tallies = _tallies(runs)
-    every = [RunLine.of(run, tallies[run.dump_dir].get(run.name, {})) for run in runs]
-    lines = arranged(every, sort, limit)
-    shown = table("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", "")
-    for line in lines:
-        bad = [f"{line.unreadable} unreadable"] if line.unreadable else []
-        bad += [f"{line.quarantined} quarantined"] if line.quarantined else []
-        journals = [f"{line.journals} with a journal"] if line.journals else []
-        shown.add_row(
-            text(line.run),
-            compact(line.steps),
-            size(line.size),
-            age(line.written) if line.written else "",
-            str(line.hits),
-            str(line.misses),
-            duration(max(0.0, line.seconds_saved)),
-            text(", ".join([*journals, *bad]), "red" if bad else ""),
-        )
-    view: list[RenderableType] = [shown, *_more(every, lines)]
+        listed = [_steps(run, tallies, sort, limit) for run, tallies in tallied]
+        return Answer([data for data, _ in listed], [part for _, view in listed for part in view])
+    every = [_of_run(run, tallies) for run, tallies in tallied]
+    lines = _arranged(every, sort, limit)
     if not lines:
         none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {where}"
-        view = [text(none)]
-    return Answer([attrs.asdict(line) for line in lines], view)
-
-
-def _tallies(runs: Sequence[Run]) -> dict[Path, dict[str, StepTallies]]:
-    """The records of each dump_dir, read once."""
-    return {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
-
-
-def _more(every: Sequence[object], lines: Sequence[object]) -> list[RenderableType]:
-    left = len(every) - len(lines)
-    return [text(f"{left} more: a larger --limit lists them")] if left else []
-
-
-def _steps(runs: list[Run], sort: str, limit: int | None) -> Answer:
-    data: list[dict[str, object]] = []
-    view: list[RenderableType] = []
-    all_tallies = _tallies(runs)
-    for run in runs:
-        tallies = all_tallies[run.dump_dir].get(run.name, {})
-        every = [StepLine.of(dump, tallies) for dump in run.dumps(identities=False)]
-        lines = arranged(every, sort, limit)
-        heads = (">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job")
-        shown = table(*heads)
-        for line in lines:
-            shown.add_row(
-                line.dump,
-                size(line.size),
-                "" if line.nbytes is None else size(line.nbytes),
-                age(line.written),
-                "" if line.seconds is None else duration(line.seconds),
-                str(line.hits),
-                text(line.problem, "red") if line.problem else text(line.job or ""),
-            )
-        quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
-        journals = [path.name for path in run.journals()]
-        view += [text(run.name, "bold"), shown, *_more(every, lines)]
-        if journals:
-            view.append(text(f"journals: {', '.join(journals)}"))
-        if quarantined:
-            view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))
-        data.append(
-            {
-                "run": run.name,
-                "directory": str(run.directory),
-                "dumps": [attrs.asdict(line) for line in lines],
-                "quarantined": quarantined,
-                "journals": journals,
-            }
+        return Answer([], [none])
+    rows = [
+        (
+            line["run"],
+            compact(line["steps"]),
+            size(line["size"]),
+            age(line["written"]) if line["written"] else "",
+            line["hits"],
+            line["misses"],
+            duration(max(0.0, line["seconds_saved"])),
+            _note(line),
         )
-    return Answer(data, view)
+        for line in lines
+    ]
+    shown = table(("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", ""), rows)
+    return Answer(lines, [shown, *_more(every, lines)])
+
+
+def _of_run(run: Run, tallies: StepTallies) -> Line:
+    dumps = run.dumps(identities=False)
+    total = sum(tallies.values(), Tally())
+    return {
+        "run": run.name,
+        "directory": str(run.directory),
+        "steps": sorted({dump.step for dump in dumps}),
+        "dumps": len(dumps),
+        "unreadable": sum(dump.meta is None for dump in dumps),
+        "quarantined": len(run.quarantine()),
+        "journals": len(run.journals()),
+        "size": sum(dump.size for dump in dumps),
+        "written": max((dump.written for dump in dumps), default=None),
+        "hits": total.hits,
+        "misses": total.misses,
+        "seconds_saved": total.seconds_saved,
+    }
+
+
+def _note(line: Line) -> Cell:
+    journals = [f"{line['journals']} with a journal"] if line["journals"] else []
+    bad = [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
+    return text(", ".join([*journals, *bad]), "red" if bad else "")
+
+
+def _arranged(lines: list[Line], sort: str, limit: int | None) -> list[Line]:
+    """At most `limit` of the lines: as they come (``name``), or the most of `sort` first."""
+    if sort != "name":
+        key = {"size": "size", "age": "written", "hits": "hits"}[sort]
+        lines = sorted(lines, key=lambda line: line[key] or 0, reverse=True)
+    return lines[:limit]
+
+
+def _more(every: Sequence[Line], lines: Sequence[Line]) -> list[Cell]:
+    left = len(every) - len(lines)
+    return [f"{left} more: a larger --limit lists them"] if left else []
+
+
+def _steps(run: Run, tallies: StepTallies, sort: str, limit: int | None) -> tuple[Line, list[Cell]]:
+    """The dumps of a run, and their table."""
+    every = [_of_dump(dump, tallies) for dump in run.dumps(identities=False)]
+    lines = _arranged(every, sort, limit)
+    rows = [
+        (
+            line["dump"],
+            size(line["size"]),
+            "" if line["nbytes"] is None else size(line["nbytes"]),
+            age(line["written"]),
+            "" if line["seconds"] is None else duration(line["seconds"]),
+            line["hits"],
+            text(line["problem"], "red") if line["problem"] else line["job"] or "",
+        )
+        for line in lines
+    ]
+    heads = (">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job")
+    quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
+    journals = [path.name for path in run.journals()]
+    view = [text(run.name, "bold"), table(heads, rows), *_more(every, lines)]
+    if journals:
+        view.append(f"journals: {', '.join(journals)}")
+    if quarantined:
+        view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))
+    data = {
+        "run": run.name,
+        "directory": str(run.directory),
+        "dumps": lines,
+        "quarantined": quarantined,
+        "journals": journals,
+    }
+    return data, view
+
+
+def _of_dump(dump: Dump, tallies: StepTallies) -> Line:
+    """`hits` counts those of its call, and those that replayed the step as a whole."""
+    meta = dump.meta
+    own = (tallies.get((dump.step, part), Tally()) for part in (dump.call, None))
+    return {
+        "dump": dump.name,
+        "step": dump.step,
+        "part": dump.call if dump.is_one_of_several else dump.place.part,
+        "size": dump.size,
+        "nbytes": meta.nbytes if meta else None,
+        "written": dump.written,
+        "seconds": dump.seconds,
+        "job": meta.info.get("job") if meta else None,
+        "hits": sum(tally.hits for tally in own),
+        "problem": dump.problem,
+    }

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import attrs
-from rich.console import RenderableType
 
 from rlskip._human import age, size
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, progress, table
 from rlskip.config.dump_dir import parse_size
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
@@ -46,12 +45,18 @@ def prune(
 
 
 def _answer(old: list[Old], yes: bool) -> Answer:
-    shown = table("run", "dump", ">size", ">age", "why")
-    for one in old:
-        why = one.why if one.kept is None else f"{one.why}; kept: {one.kept}"
-        shown.add_row(
-            text(one.run.name), text(one.name), size(one.size), age(one.written), text(why)
+    if not old:
+        return Answer([], ["nothing to remove"])
+    rows = [
+        (
+            one.run.name,
+            one.name,
+            size(one.size),
+            age(one.written),
+            one.why if one.kept is None else f"{one.why}; kept: {one.kept}",
         )
+        for one in old
+    ]
     going = [one for one in old if one.kept is None]
     total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
@@ -61,8 +66,8 @@ def _answer(old: list[Old], yes: bool) -> Answer:
         for one in old
     ]
     failed = any(one.kept is not None and "cannot" in one.kept for one in old)
-    view: list[RenderableType] = [shown, text(last)] if old else [text("nothing to remove")]
-    return Answer(data, view, exit_code=1 if failed else 0)
+    shown = table(("run", "dump", ">size", ">age", "why"), rows)
+    return Answer(data, [shown, last], exit_code=1 if failed else 0)
 
 
 def _seconds(given: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from rlskip._human import size
-from rlskip.cli.screen import Answer, progress, put, text, writing
+from rlskip.cli.screen import Answer, progress, put, writing
 from rlskip.compare.sides import find_side
 from rlskip.report.page import Page, Shown, Verdict, render
 from rlskip.runs.figures import Counter
@@ -88,4 +88,4 @@ def _answer(out: Path, page: Page) -> Answer:
     what = f"{page.steps} steps, {page.shown} sessions shown" + (
         f", {left} left out" if left else ""
     )
-    return Answer(data, [text(f"{out}: {what}, {size(len(page.html))}")])
+    return Answer(data, [f"{out}: {what}, {size(len(page.html))}"])

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from rich.console import RenderableType
 
 from rlskip._human import number, short
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.screen import Answer, Cell, progress, table, text
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 from rlskip.rescore.arguments import read_data
@@ -85,43 +84,49 @@ def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if judge is None else judge.function
 
 
-def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[RenderableType]:
+def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Cell]:
     groups, pairs = data["groups"], data["pairs"]
-    view: list[RenderableType] = [
-        text(f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
-             f"which was asked {data['asked']} times"),
-        text(""),
-    ]  # fmt: skip
-    shown = table("score", *(f">{name}" for name in _COLUMNS))
-    rows = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
-    for name, found in rows:
-        if found is not None:
-            shown.add_row(name, *(number(found[column]) for column in _COLUMNS))
-    view += [shown, text("")]
-    view.append(text(
+    kinds = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
+    scores = [
+        (name, *(number(found[column]) for column in _COLUMNS))
+        for name, found in kinds
+        if found is not None
+    ]
+    asked = (
+        f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
+        f"which was asked {data['asked']} times"
+    )
+    changed = (
         f"{data['changed']} scores changed; of {groups['count']} groups {groups['reordered']} "
         f"changed their order ({pairs['turned']} of {pairs['count']} pairs), "
         f"{groups['gained_signal']} gained a signal, {groups['lost_signal']} lost it"
-    ))  # fmt: skip
+    )
+    heads = ("score", *(f">{name}" for name in _COLUMNS))
+    view: list[Cell] = [asked, "", table(heads, scores), "", changed]
     for word, names in (("gained", groups["gained"]), ("lost", groups["lost"])):
         if names:
-            view.append(text(f"{word} a signal: {', '.join(short(one, 24) for one in names)}"))
+            view.append(f"{word} a signal: {', '.join(short(one, 24) for one in names)}")
     if data["most_changed"]:
-        most = table(">step", "group", ">session", ">old", ">new")
-        for one in data["most_changed"]:
-            step = f"{one['step']}" if one["call"] is None else f"{one['step']}/{one['call']}"
-            scores = number(one["old"]) or "none", number(one["new"])
-            most.add_row(step, text(short(one["group"], 24)), str(one["session"]), *scores)
-        view += [text(""), most]
+        most = [
+            (
+                one["step"] if one["call"] is None else f"{one['step']}/{one['call']}",
+                short(one["group"], 24),
+                one["session"],
+                number(one["old"]) or "none",
+                number(one["new"]),
+            )
+            for one in data["most_changed"]
+        ]
+        view += ["", table((">step", "group", ">session", ">old", ">new"), most)]
     if outcome.failed:
         view.append(text(f"{outcome.failed} sessions have no new score:", "red"))
         view += [
-            text(f"step {one.step}, group {short(one.group, 24)}, session {one.session}: "
-                 f"{short(one.error, 200)}")
+            f"step {one.step}, group {short(one.group, 24)}, session {one.session}: "
+            f"{short(one.error, 200)}"
             for one in outcome.failures
-        ]  # fmt: skip
+        ]
     if write is not None:
-        view += [text(""), text(f"{len(outcome.written)} dumps in {write}")]
+        view += ["", f"{len(outcome.written)} dumps in {write}"]
     if outcome.left_out:
         names = ", ".join(outcome.left_out)
         view.append(text(f"not written, because sessions have no new score: {names}", "red"))

@@ -14,13 +14,16 @@ from typing import Any, TypeVar
 import attrs
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rlskip._human import finite, one_line
 
 T = TypeVar("T")
+
+Cell = object
+"""A text with a style (:func:`text`), or any value, which is shown as its ``str``."""
 
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
@@ -34,13 +37,13 @@ class Answer:
     data
         All of it, for ``--json``.
     view
-        The same for people: lines and tables, in order.
+        The same for people: lines (:data:`Cell`) and tables, in order.
     exit_code
         0, or 1 if the command found what it looks for (damage, differences).
     """
 
     data: Any
-    view: Sequence[RenderableType]
+    view: Sequence[Table | Cell]
     exit_code: int = 0
 
 
@@ -51,7 +54,9 @@ def put(answer: Answer, as_json: bool) -> None:
         return
     console = _console(stderr=False)
     for part in answer.view:
-        if isinstance(part, Table) and part.show_header and not _fits(part, console.width):
+        if not isinstance(part, Table):
+            part = text(part)
+        elif part.show_header and not _fits(part, console.width):
             part = _stacked(part)
         console.print(part)
 
@@ -68,15 +73,11 @@ def _fits(part: Table, width: int) -> bool:
 
 def _stacked(wide: Table) -> Table:
     """A table whose rows are below each other, one cell on each line."""
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
+    lines: list[tuple[Cell, Cell]] = []
     for cells in zip(*(list(column.cells) for column in wide.columns), strict=True):
-        for column, cell in zip(wide.columns, cells, strict=True):
-            if str(cell):
-                made.add_row(str(column.header), cell)
-        made.add_row()
-    return made
+        named = zip((column.header for column in wide.columns), cells, strict=True)
+        lines += [*((name, cell) for name, cell in named if str(cell)), ("", "")]
+    return facts(lines)
 
 
 @contextlib.contextmanager
@@ -106,7 +107,7 @@ def progress(items: Sequence[T], doing: str) -> Iterable[T]:
     return track(items, f"{doing} ...", console=console, transient=True)
 
 
-def table(*columns: str) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     """A table; columns whose names start with ``>`` are aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, column in enumerate(columns, 1):
@@ -116,10 +117,12 @@ def table(*columns: str) -> Table:
             overflow="fold",
             no_wrap=number < len(columns),
         )
+    for row in rows:
+        made.add_row(*map(text, row))
     return made
 
 
-def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
+def facts(pairs: Iterable[tuple[Cell, Cell]]) -> Table:
     """Names and values, one pair on each line, without the values that are None."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="bold", no_wrap=True)
@@ -130,9 +133,9 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> Table:
     return made
 
 
-def text(value: Any, style: str = "") -> Text:
+def text(value: Cell, style: str = "") -> Text:
     """`value` as text without markup, its control characters escaped."""
-    return Text(one_line(str(value)), style=style)
+    return value if isinstance(value, Text) else Text(one_line(str(value)), style=style)
 
 
 def _console(stderr: bool) -> Console:

@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import Any
 
 import attrs
-from rich.console import RenderableType
+from rich.table import Table
 
 from rlskip._human import age, duration, number, short, size
-from rlskip.cli.screen import Answer, facts, table, text
+from rlskip.cli.screen import Answer, Cell, facts, table, text
 from rlskip.runs.columns import plain
 from rlskip.runs.fields import Field, fields_of
 from rlskip.runs.figures import QUARTILES, Counter, by_interest, by_step, step_figures
@@ -61,29 +61,21 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
 # -- for people ------------------------------------------------------------------------------
 
 
-def _view(
-    target: Target, dump: Dump, data: dict[str, Any], fields: list[Field]
-) -> list[RenderableType]:
-    shown = table("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", "")
-    for field in fields:
-        shown.add_row(
-            text(field.name),
-            field.kind,
-            field.shape,
-            text(field.dtype),
-            number(field.min),
-            number(field.mean),
-            number(field.max),
-            text(field.note, "dim"),
-        )
-    view: list[RenderableType] = [_head(target, dump, data), text(""), shown]
+def _view(target: Target, dump: Dump, data: dict[str, Any], fields: list[Field]) -> list[Cell]:
+    rows = [
+        (one.name, one.kind, one.shape, one.dtype, number(one.min), number(one.mean),
+         number(one.max), text(one.note, "dim"))
+        for one in fields
+    ]  # fmt: skip
+    shown = table(("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", ""), rows)
+    view: list[Cell] = [_head(target, dump, data), "", shown]
     whole = [(name, short(str(value), _SHOWN)) for name, value in data["whole"].items()]
     if whole:
-        view += [facts(whole), text("")]
+        view += [facts(whole), ""]
     return view + [part for line in data["sample"] for part in _row_view(line)]
 
 
-def _head(target: Target, dump: Dump, data: dict[str, Any]) -> RenderableType:
+def _head(target: Target, dump: Dump, data: dict[str, Any]) -> Table:
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
@@ -133,7 +125,7 @@ def _identity(meta: DumpMeta) -> str:
     return ", ".join(f"{name} {value}" for name, value in made.items() if value is not None)
 
 
-def _row_view(line: dict[str, Any]) -> list[RenderableType]:
+def _row_view(line: dict[str, Any]) -> list[Cell]:
     if line["response"] is None:
         known = {name: value for name, value in line.items() if value is not None}
         return [facts((name, short(str(value), _SHOWN)) for name, value in known.items())]

@@ -152,9 +152,8 @@ def test_a_table_without_room_leaves_out_empty_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    shown = table("name", "note", "more")
-    shown.add_row("a-long-name", "", "x")
-    shown.add_row("b-long-name", "note-of-it", "")
+    rows = [("a-long-name", "", "x"), ("b-long-name", "note-of-it", "")]
+    shown = table(("name", "note", "more"), rows)
     put(Answer([], [shown]), as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [words for words in lines if words] == [

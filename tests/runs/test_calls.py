@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlskip.cli.ls import ls
-from rlskip.cli.rollouts import compare_rollouts
+from rlskip.compare.rollouts import compare_rollouts
 from rlskip.jobs.records import Recorder
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
@@ -94,5 +94,5 @@ def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
         changed["responses"][0, 1] += number == 1
         other.save(2, changed, part=number or None)
     a, b = run[2], Run(other.directory)[2]
-    (found,) = compare_rollouts(a, b, tolerance=0.0, limit=9).data["differences"]
-    assert (found["step"], found["call"], found["token"]) == (2, 1, 1)
+    (found,) = compare_rollouts(a, b, 0.0).differences
+    assert (found.step, found.call, found.token) == (2, 1, 1)

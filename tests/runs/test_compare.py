@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlskip.compare.rollouts import Difference, compare_sessions
 from rlskip.runs.columns import rollout_columns
-from rlskip.runs.compare import Difference, compare
 from rlskip.runs.rollouts import Rollouts
 from rlskip.store import StepStore
 
@@ -95,15 +95,15 @@ def turns(*, response: int = 7, reward: float = 1.0, seen: int = 5, n: int = 3) 
 
 def test_sessions_are_compared_over_their_turns() -> None:
     """As `show` and `report` count them: a session of three turns is one, with one reward."""
-    found, tally = compare(turns(), turns(), 1, 0.0)
+    found, tally = compare_sessions(turns(), turns(), 1, 0.0)
     assert found == []
     assert (tally.sessions, tally.same, tally.groups, tally.same_groups) == (4, 4, 2, 2)
-    (one,), tally = compare(turns(), turns(response=8, reward=0.5), 1, 0.0)
+    (one,), tally = compare_sessions(turns(), turns(response=8, reward=0.5), 1, 0.0)
     assert (one.a, one.b, one.group, one.token, one.reward) == (3, 3, "p1", 5, (1.0, 0.5))
     assert (tally.same, tally.same_groups, tally.tokens, tally.rewards) == (3, 1, 1, 1)
-    (one,), _ = compare(turns(), turns(seen=4), 1, 0.0)
+    (one,), _ = compare_sessions(turns(), turns(seen=4), 1, 0.0)
     assert (one.field, one.token) == ("observations", None)
-    (one,), tally = compare(turns(), turns(n=2), 1, 0.0)
+    (one,), tally = compare_sessions(turns(), turns(n=2), 1, 0.0)
     assert (one.a, one.token, one.reward, tally.sessions) == (3, 4, (1.0, 0.0), 4)
 
 
@@ -116,7 +116,7 @@ def difference(tolerance: float = 0.0, **pair: tuple[Any, Any]) -> dict[str, Any
     for name, values in pair.items():
         for row, value in zip(rows, values, strict=True):
             row[name] = value
-    found, tally = compare(*([rollouts([row])] for row in rows), 1, tolerance)
+    found, tally = compare_sessions(*([rollouts([row])] for row in rows), 1, tolerance)
     assert (tally.sessions, tally.same) == (1, 1 - len(found))
     return {} if not found else {k: v for k, v in vars_of(found[0]).items() if v}
 
@@ -149,7 +149,7 @@ def test_the_largest_gap_beyond_the_tolerance_is_reported() -> None:
 
 
 def test_what_one_side_lacks_differs() -> None:
-    (found,), _ = compare(
+    (found,), _ = compare_sessions(
         [rollouts([{"prompt_ids": [1], "completion_ids": [5], "logprobs": [-0.1]}])],
         [rollouts([{"prompt_ids": [1], "completion_ids": [5]}])],
         1,
@@ -171,17 +171,17 @@ def row(prompt: int, *, turn: int = 0, logprobs: list[float] | None = None) -> d
 
 def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
     one, two = rollouts([row(1)]), rollouts([row(2)])
-    found, tally = compare([one], [one, two], 1, 0.0)
+    found, tally = compare_sessions([one], [one, two], 1, 0.0)
     assert [(f.a, f.b, f.call) for f in found] == [(None, 1, 1)]
     assert (tally.sessions, tally.same, tally.prompts) == (1, 1, 1)
-    found, tally = compare([one], [two], 1, 0.0)
+    found, tally = compare_sessions([one], [two], 1, 0.0)
     assert [(f.a, f.b, f.call) for f in found] == [(0, None, None), (None, 0, None)]
     assert (tally.sessions, tally.same, tally.prompts) == (1, 0, 2)
 
 
 def test_log_probs_of_some_turns_are_compared() -> None:
     a, b = ([rollouts([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
-    (found,), _ = compare(a, b, 1, 0.0)
+    (found,), _ = compare_sessions(a, b, 1, 0.0)
     assert (found.log_prob, found.by) == (0, pytest.approx(0.3))
 
 

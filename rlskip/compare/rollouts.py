@@ -1,15 +1,21 @@
-"""Two dumps compared: in which sessions prompts, tokens, log-probs and rewards differ."""
+"""Dumps compared: in which sessions prompts, tokens, log-probs and rewards differ."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
+from rlskip._human import number
+from rlskip.config.steps import compact
+from rlskip.format.dump_errors import DumpError
 from rlskip.runs.columns import Columns, plain, values
+from rlskip.runs.find import Target
+from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Rollouts
+from rlskip.runs.scope import Scope
 
 
 @attrs.frozen
@@ -34,6 +40,24 @@ class Difference:
     field: str | None = None
     call: int | None = None
 
+    def __str__(self) -> str:
+        if self.b is None:
+            return "this prompt is not in B"
+        if self.a is None:
+            return "this prompt is not in A"
+        words = [] if self.token is None else [f"tokens from {self.token} on"]
+        if self.log_prob is not None:
+            gap = "" if self.by is None else f" by up to {number(self.by)}"
+            words.append(f"log-probs from token {self.log_prob} on{gap}")
+        if self.reward is not None:
+            a, b = (number(reward) or "none" for reward in self.reward)
+            words.append(f"reward {a} / {b}")
+        if self.mask:
+            words.append("which tokens were sampled")
+        if self.field is not None:
+            words.append(self.field)
+        return "; ".join(words)
+
 
 @attrs.frozen
 class StepTally:
@@ -52,6 +76,105 @@ class StepTally:
     log_probs: int = 0
     rewards: int = 0
     others: int = 0
+
+
+COLUMNS = (">step", ">same sessions", ">same groups", ">prompts differ", ">tokens differ",
+           ">log-probs differ", ">rewards differ", ">others differ")  # fmt: skip
+
+
+@attrs.frozen
+class RolloutComparison:
+    """Two runs or steps compared by their rollouts.
+
+    Parameters
+    ----------
+    a, b
+        What the user calls them.
+    only_in_a, only_in_b
+        Steps that only one of them has.
+    unreadable
+        ``step`` and ``problem`` of each step that cannot be read.
+    """
+
+    a: str
+    b: str
+    only_in_a: list[int]
+    only_in_b: list[int]
+    unreadable: list[dict[str, Any]] = attrs.field(factory=list)
+    steps: list[StepTally] = attrs.field(factory=list)
+    differences: list[Difference] = attrs.field(factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.differences or self.only_in_a or self.only_in_b or self.unreadable)
+
+    def verdict(self) -> str:
+        """One sentence: how many sessions are the same, and what differs first."""
+        sessions = sum(step.sessions for step in self.steps)
+        words = [f"{sum(step.same for step in self.steps)} of {sessions} sessions are the same"]
+        if self.differences:
+            first = self.differences[0]
+            place = first.a if first.a is not None else first.b
+            words.append(f"session {place} of step {first.step} differs first: {first}")
+        for side, steps in (("A", self.only_in_a), ("B", self.only_in_b)):
+            if steps:
+                words.append(f"only {side} has steps {compact(steps)}")
+        words += [f"step {one['step']} cannot be read: {one['problem']}" for one in self.unreadable]
+        return "; ".join(words)
+
+    def table(self) -> list[tuple[str, ...]]:
+        """The cells of :data:`COLUMNS` for each step."""
+        found = []
+        for tally in self.steps:
+            step, sessions, same, groups, same_groups, *counts = attrs.astuple(tally)
+            same_of = f"{same} of {sessions}", f"{same_groups} of {groups}"
+            found.append((str(step), *same_of, *map(str, counts)))
+        return found
+
+
+def compare_rollouts(
+    a: Target,
+    b: Target,
+    tolerance: float,
+    progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> RolloutComparison:
+    """Compare two steps or calls, whatever their numbers, or the steps of two runs.
+
+    Parameters
+    ----------
+    progress
+        Returns the steps that it is given, and shows how far it is.
+    """
+    mine, theirs = _steps(a), _steps(b)
+    if not (isinstance(a, Run) or isinstance(b, Run)):
+        theirs = dict(zip(mine, theirs.values(), strict=True))
+    # With its dump_dir if the other has the same name.
+    name, other = (
+        one.name if a.name != b.name else f"{one.name} in {one.run.dump_dir}" for one in (a, b)
+    )
+    only_a, only_b = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+    found = RolloutComparison(name, other, only_a, only_b)
+    for step in progress(sorted(mine.keys() & theirs.keys())):
+        try:
+            parts = list(mine[step].rollouts()), list(theirs[step].rollouts())
+        except DumpError as error:
+            problem = str(error).partition("\n")[0]
+            found.unreadable.append({"step": step, "problem": problem})
+            continue
+        differences, tally = compare_sessions(*parts, step, tolerance)
+        found.differences.extend(differences)
+        found.steps.append(tally)
+    return found
+
+
+def _steps(target: Target) -> dict[int, Scope]:
+    if isinstance(target, Run):
+        return {step.number: step for step in target}
+    step = target if isinstance(target, Step) else target.step
+    return {step.number: target}
+
+
+# -- a step --------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -74,7 +197,7 @@ class _Session:
         return tuple(self.prompts[0]) if self.prompts else self.place
 
 
-def compare(
+def compare_sessions(
     a: Sequence[Rollouts], b: Sequence[Rollouts], step: int, tolerance: float
 ) -> tuple[list[Difference], StepTally]:
     """The sessions that differ.
