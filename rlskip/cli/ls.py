@@ -57,7 +57,7 @@ def ls(
 
 
 def _of_run(run: Run, tallies: StepTallies) -> Line:
-    dumps = run.dumps(identities=False)
+    dumps = run.dumps()
     total = sum(tallies.values(), Tally())
     return {
         "run": run.name,
@@ -96,7 +96,7 @@ def _more(every: Sequence[Line], lines: Sequence[Line]) -> list[Cell]:
 
 def _steps(run: Run, tallies: StepTallies, sort: str, limit: int | None) -> tuple[Line, list[Cell]]:
     """The dumps of a run, and their table."""
-    every = [_of_dump(dump, tallies) for dump in run.dumps(identities=False)]
+    every = [_of_dump(dump, tallies) for dump in run.dumps()]
     lines = _arranged(every, sort, limit)
     rows = [
         (

@@ -41,7 +41,7 @@ def follow_run(
     """Write the page again whenever the run has changed, until a KeyboardInterrupt."""
     counter, before = Counter(), None
     while True:
-        now = [(dump.place, dump.written) for dump in run.dumps(identities=False)]
+        now = [(dump.place, dump.written) for dump in run.dumps()]
         if now != before:
             page = write_page([shown(run.name, run)], out, decode, counter=counter, follows=True)
             put(_answer(out.html, page), as_json)

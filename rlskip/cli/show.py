@@ -30,14 +30,14 @@ def show(target: Target, sessions: int, success: float) -> Answer:
     for step, counted in by_step(Counter().count(target.run, target.dumps())):
         of_step = step_figures(counted, success)
         for one in counted:
-            rollouts = target.read(one.dump)
+            rollouts, meta = target.read(one.dump), one.dump.full_meta()
             every, known = rollouts.sessions, one.sessions
             order = [] if known is None else by_interest(known.group, known.reward).tolist()
             fields = fields_of(rollouts.columns)
             found = {
                 "dump": one.dump.name,
                 "directory": str(one.dump.place.directory),
-                "meta": attrs.asdict(one.dump.meta, filter=_is_recorded) if one.dump.meta else None,
+                "meta": attrs.asdict(meta, filter=_is_recorded),
                 "rows": len(rollouts),
                 "figures": step_figures([one], success),
                 "step_figures": of_step,
@@ -46,7 +46,7 @@ def show(target: Target, sessions: int, success: float) -> Answer:
                 "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
             }
             data.append(found)
-            view += _view(target, one.dump, found, fields)
+            view += _view(target, one.dump, meta, found, fields)
         if len(counted) > 1:
             view += [text(f"step {step}, {len(counted)} dumps", "bold"), facts(_figures(of_step))]
     return Answer(data, view)
@@ -61,37 +61,35 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
 # -- for people ------------------------------------------------------------------------------
 
 
-def _view(target: Target, dump: Dump, data: dict[str, Any], fields: list[Field]) -> list[Cell]:
+def _view(
+    target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any], fields: list[Field]
+) -> list[Cell]:
     rows = [
         (one.name, one.kind, one.shape, one.dtype, number(one.min), number(one.mean),
          number(one.max), text(one.note, "dim"))
         for one in fields
     ]  # fmt: skip
     shown = table(("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", ""), rows)
-    view: list[Cell] = [_head(target, dump, data), "", shown]
+    view: list[Cell] = [_head(target, dump, meta, data), "", shown]
     whole = [(name, short(str(value), _SHOWN)) for name, value in data["whole"].items()]
     if whole:
         view += [facts(whole), ""]
     return view + [part for line in data["sample"] for part in _row_view(line)]
 
 
-def _head(target: Target, dump: Dump, data: dict[str, Any]) -> Table:
+def _head(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> Table:
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
         *_figures(data["figures"]),
         ("on disk", size(dump.size)),
+        ("in memory", size(meta.nbytes)),
+        ("written", f"{meta.created} ({age(dump.written)} ago)"),
+        ("by job", meta.info.get("job")),
+        ("imported", meta.info.get("imported")),
+        ("generated in", None if dump.seconds is None else duration(dump.seconds)),
+        ("made from", _identity(meta)),
     ]
-    meta = dump.meta
-    if meta is not None:
-        pairs += [
-            ("in memory", size(meta.nbytes)),
-            ("written", f"{meta.created} ({age(dump.written)} ago)"),
-            ("by job", meta.info.get("job")),
-            ("imported", meta.info.get("imported")),
-            ("generated in", None if dump.seconds is None else duration(dump.seconds)),
-            ("made from", _identity(meta)),
-        ]
     return facts(pairs)
 
 

@@ -44,7 +44,7 @@ class Side:
 
     def records(self, step: int) -> StepRecords:
         """What was recorded at a step; raises DumpError."""
-        return StepRecords(dumps_of(self.directory, step, identities=False))
+        return StepRecords(dumps_of(self.directory, step))
 
 
 def find_side(name: str, within: Path) -> Side:
@@ -95,7 +95,7 @@ def run_of(side: Side, decode: Decode | None = None) -> Run | None:
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
     steps = _steps_in(directory)
-    dumps = dumps_of(directory, steps[0], identities=False) if steps else []
+    dumps = dumps_of(directory, steps[0]) if steps else []
     return any(dump.meta is not None and MARK in dump.meta.info for dump in dumps)
 
 

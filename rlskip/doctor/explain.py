@@ -24,6 +24,7 @@ from rlskip.doctor.command import CannotComposeError, Command, compose, run_comm
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import DumpError
 from rlskip.hosts.verl.preflight import problems, without_effect
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
@@ -31,6 +32,7 @@ from rlskip.runs.opened import Run
 from rlskip.skip.preflight import differences, preflight
 from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
+from rlskip.store.identity import Identity
 
 _SHOWN_STEPS = 100_000
 # What `on_mismatch` makes of a dump that differs.
@@ -195,13 +197,18 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
-    bad = [dump.name for dump in dumps if dump.meta is None]
+    sound: dict[int, Identity | None] = {}
+    bad = []
+    for dump in dumps:
+        try:
+            # The first call represents its step.
+            sound.setdefault(dump.step, dump.full_meta().identity)
+        except DumpError:
+            bad.append(dump.name)
     if bad:
         what = f"unusable, and generated again: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     listed = _listed(skip, facts.steps, dumps)
-    # The first call represents its step.
-    sound = {dump.step: dump.meta.identity for dump in reversed(dumps) if dump.meta is not None}
     there = sorted(sound.keys() & {*listed})
     if role.action == "repeat" and sound:
         what = f"steps {compact(listed)} would be replayed from the dumps of {compact(there)}"

@@ -161,7 +161,7 @@ class _Side:
     def __init__(self, shown: Shown, counter: Counter, success: float, max_bytes: int) -> None:
         self.name, self._run, self._records = shown.name, shown.run, shown.records
         run = shown.run
-        counted = [] if run is None else counter.count(run, run.dumps(identities=False))
+        counted = [] if run is None else counter.count(run, run.dumps())
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": self._gap(step)})

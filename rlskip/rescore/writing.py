@@ -58,7 +58,7 @@ class RescoredRun:
             "repeat": self.repeat,
             "only_failed": self.only_failed,
         }
-        for there in dumps_of(directory, place.step, identities=False):
+        for there in dumps_of(directory, place.step):
             same = (there.place.part, there.place.rank) == (place.part, place.rank)
             if same and there.meta is not None:
                 if there.meta.info.get(NOTE) != note:
@@ -81,7 +81,7 @@ class RescoredRun:
         store.save(
             place.step,
             with_scores(dump.load(), name, scores, lengths),
-            identity=dump.meta.identity,
+            identity=dump.full_meta().identity,
             info={**dump.meta.info, NOTE: note},
             sidecar=dump.load("aside"),
             part=place.part,

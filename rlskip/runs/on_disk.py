@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 class Dump:
     """One file of rollouts: a call's of a step, a mini-batch's, or a rank's shard.
 
-    ``meta`` is None if it cannot be read, and ``problem`` is the reason. ``written`` is in seconds
-    since the epoch, by the file system's clock; ``size`` in bytes on disk.
+    ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the
+    identity (:meth:`full_meta`). ``written`` is in seconds since the epoch, by the file system's
+    clock; ``size`` in bytes on disk.
     """
 
     place: Place
@@ -71,6 +72,11 @@ class Dump:
     def seconds(self) -> float | None:
         """The time that generating it took; None if it is not known."""
         return (self.meta.info.get("seconds") or None) if self.meta else None
+
+    def full_meta(self) -> DumpMeta:
+        """Its meta with the identity, read again; raises DumpError where it cannot be read."""
+        with self.place.opened() as here:
+            return read_meta(here)
 
     def load(
         self,
@@ -191,29 +197,24 @@ class Dump:
         return problem
 
 
-def dumps_of(
-    directory: Path, step: int, part: int | None = None, *, identities: bool = True
-) -> list[Dump]:
-    """The dumps of a step of the run in `directory`, in order, or those of one of its calls.
-
-    Without `identities` their metas lack them, and torch is not needed.
-    """
+def dumps_of(directory: Path, step: int, part: int | None = None) -> list[Dump]:
+    """The dumps of a step of the run in `directory`, in order, or those of one of its calls."""
     itself = Place(directory, step)
     parts = steps_among(folder_names(itself.directory))
     several = any(parts)
-    found = [attrs.evolve(one, is_one_of_several=several) for one in _at(itself, identities)]
+    found = [attrs.evolve(one, is_one_of_several=several) for one in _at(itself)]
     for number in parts:
-        found += _at(attrs.evolve(itself, part=number), identities)
+        found += _at(attrs.evolve(itself, part=number))
     return [dump for dump in found if part is None or dump.call == part]
 
 
-def _at(place: Place, identities: bool) -> Iterator[Dump]:
+def _at(place: Place) -> Iterator[Dump]:
     """The dumps of all ranks whose files are in the directory of `place` itself."""
     for one in place.among(names_in(place.directory)):
         meta, problem = None, None
         try:
             with one.opened() as here:
-                meta = read_meta(here, identities)
+                meta = read_meta(here, identity=False)  # which needs numpy
         except DumpError as error:
             problem = error.what
         if found := _files_of(one):  # else it was removed meanwhile

@@ -62,10 +62,8 @@ class Call(Scope):
     def name(self) -> str:
         return f"{self.step.name}/{self.number}"
 
-    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
-        found = on_disk.dumps_of(
-            self.run.directory, self.step.number, self.number, identities=identities
-        )
+    def iter_dumps(self) -> Iterator[Dump]:
+        found = on_disk.dumps_of(self.run.directory, self.step.number, self.number)
         if not found:
             raise NoSuchPlaceError("this call has no dump", self.name)
         return iter(found)
@@ -93,9 +91,9 @@ class Step(Scope):
         """Its calls, ascending; a step of which one call was made has one."""
         return [Call(self, number) for number in sorted({dump.call for dump in self.dumps()})]
 
-    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+    def iter_dumps(self) -> Iterator[Dump]:
         """Its dumps, in order; raises NoSuchPlaceError if there is none."""
-        found = on_disk.dumps_of(self.run.directory, self.number, identities=identities)
+        found = on_disk.dumps_of(self.run.directory, self.number)
         if not found:
             raise self.run._no_step(self.number)
         return iter(found)
@@ -104,7 +102,7 @@ class Step(Scope):
         return f"<step {self.name}>"
 
     def _repr_html_(self) -> str:
-        return _table_of(self.name, self.dumps(identities=False))
+        return _table_of(self.name, self.dumps())
 
 
 @attrs.frozen(repr=False)
@@ -161,9 +159,9 @@ class Run(Scope):
             raise self._no_step(steps)
         return Step(self, steps)
 
-    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+    def iter_dumps(self) -> Iterator[Dump]:
         for step in self.steps():
-            yield from on_disk.dumps_of(self.directory, step, identities=identities)
+            yield from on_disk.dumps_of(self.directory, step)
 
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
@@ -192,7 +190,7 @@ class Run(Scope):
 
     def _repr_html_(self) -> str:
         last = self.steps()[-_SHOWN:]
-        dumps = list(islice(self[last[0] :].iter_dumps(identities=False), _SHOWN)) if last else []
+        dumps = list(islice(self[last[0] :].iter_dumps(), _SHOWN)) if last else []
         return _table_of(repr(self).strip("<>"), dumps)
 
 
@@ -241,9 +239,9 @@ class Runs(Scope, Sequence[Run]):
     def _decode(self) -> Decode | None:  # type: ignore[override]
         return self._runs[0]._decode if self._runs else None
 
-    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
+    def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:
-            yield from run.iter_dumps(identities=identities)
+            yield from run.iter_dumps()
 
     def _place_of(self, dump: Dump) -> dict[str, Any]:
         return {"run": run_name(dump.place.root)}

@@ -21,20 +21,17 @@ class Scope:
 
     _decode: Decode | None
 
-    def iter_dumps(self, *, identities: bool = True) -> Iterator[Dump]:
-        """The dumps in order, looked up one after the other.
-
-        Without `identities` their metas lack them, and torch is not needed.
-        """
+    def iter_dumps(self) -> Iterator[Dump]:
+        """The dumps in order, looked up one after the other."""
         raise NotImplementedError
 
-    def dumps(self, *, identities: bool = True) -> list[Dump]:
+    def dumps(self) -> list[Dump]:
         """All dumps, in order."""
-        return list(self.iter_dumps(identities=identities))
+        return list(self.iter_dumps())
 
     def fields(self) -> list[str]:
         """The names of the trainer's own fields, in the first dump; no array is read."""
-        return next((dump.fields() for dump in self.iter_dumps(identities=False)), [])
+        return next((dump.fields() for dump in self.iter_dumps()), [])
 
     def rollouts(self, fields: Sequence[str] | None = None) -> Iterator[Rollouts]:
         """The rollouts of each dump; one dump is in memory at a time.
@@ -51,7 +48,7 @@ class Scope:
         DumpError
             A dump cannot be used, or has no such field. It stays where it is.
         """
-        return (self.read(dump, fields) for dump in self.iter_dumps(identities=False))
+        return (self.read(dump, fields) for dump in self.iter_dumps())
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
         """The rollouts of one of its dumps."""
