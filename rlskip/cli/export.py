@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlskip.cli.screen import Answer, Cell, progress, table, text, writing
-from rlskip.interop import exports, jsonl, to_verl
+from rlskip.interop import exports, to_verl
 from rlskip.interop.to_verl import ExportError
 from rlskip.runs.find import Target
 from rlskip.runs.tables import By
@@ -35,7 +35,7 @@ def export(target: Target, to: str, out: Path | None, by: By) -> Answer | None:
 
 def _rows(target: Target) -> Iterator[str]:
     for dump in progress(target.dumps(), "exporting"):
-        yield from jsonl.lines(target.read(dump))
+        yield from map(exports.line, target.read(dump))
 
 
 _LINES: dict[str, Callable[[Target], Iterator[str]]] = {

@@ -9,10 +9,9 @@ import attrs
 import numpy as np
 
 from rlskip.batch.rows import by_token
-from rlskip.compare.pairs import pair_rows
-from rlskip.compare.records import Record, StepRecords, Values, part_of
-from rlskip.compare.results import RowName
+from rlskip.compare.records import Record, StepRecords, Values, pair_rows, part_of
 from rlskip.compare.steps import around_token, name_of
+from rlskip.compare.verdict import RowName
 
 ENGINE = "engine_log_probs"
 #: What a trainer's log-probs before its first update are called, the likeliest first.

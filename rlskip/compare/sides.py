@@ -40,7 +40,7 @@ class Side:
 
     def steps(self) -> list[int]:
         """The steps that were recorded, ascending."""
-        return _steps_in(self.directory)
+        return steps_among(folder_names(self.directory))
 
     def records(self, step: int) -> StepRecords:
         """What was recorded at a step; raises DumpError."""
@@ -94,7 +94,7 @@ def run_of(side: Side, decode: Decode | None = None) -> Run | None:
 
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
-    steps = _steps_in(directory)
+    steps = steps_among(folder_names(directory))
     dumps = dumps_of(directory, steps[0]) if steps else []
     return any(dump.meta is not None and MARK in dump.meta.info for dump in dumps)
 
@@ -132,10 +132,6 @@ def compare_jobs(
         for step in progress(sorted(mine & theirs))
     ]
     return Comparison(a.name, b.name, steps, sorted(mine - theirs), sorted(theirs - mine))
-
-
-def _steps_in(directory: Path) -> list[int]:
-    return steps_among(folder_names(directory))
 
 
 def _of_output(path: Path) -> Path | None:

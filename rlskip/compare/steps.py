@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.rows import token_places
-from rlskip.compare.pairs import pair_rows
-from rlskip.compare.records import (
-    Record,
-    RowTable,
-    StepRecords,
-    Values,
-    part_of,
-)
-from rlskip.compare.results import (
+from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows, part_of
+from rlskip.compare.rounding import Rounding, differences, rms
+from rlskip.compare.verdict import (
     DIFFERS,
     EQUAL,
     MASK,
@@ -29,7 +23,6 @@ from rlskip.compare.results import (
     StageResult,
     StepResult,
 )
-from rlskip.compare.rounding import Rounding, differences, rms
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 

@@ -1,15 +1,16 @@
-"""Sessions as files of other programs: Parquet, chats, ATIF, verl's text, verifiers' traces."""
+"""Rollouts for other programs: JSON lines, Parquet, chats, ATIF, verl's text, verifiers' traces."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlskip._human import finite
 from rlskip._version import __version__
-from rlskip.interop.jsonl import line
 from rlskip.interop.to_verl import ExportError
 from rlskip.runs.rollouts import SessionRows
 from rlskip.runs.scope import Scope
@@ -19,7 +20,15 @@ from rlskip.store.layout import safe_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ROLES = {"assistant": "agent", "user": "user", "system": "system", "tool": "user"}
+
+
+def line(value: Any) -> str:
+    """`value` on one line. JSON has no NaN and no infinity: null is written."""
+    encoded = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
+    # A lone surrogate, which a tokenizer may leave, has no UTF-8 form but can be escaped.
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", encoded)
 
 
 def write_parquet(target: Scope, out: Path, by: By) -> int:

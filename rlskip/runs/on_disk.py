@@ -245,19 +245,14 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
 
 
 def _has_dump(step: Path) -> bool:
-    parts = (child for child in folders(step) if as_step(child.name) is not None)
+    parts = (step / str(part) for part in steps_among(folder_names(step)))
     names = (name for folder in (step, *parts) for name in names_in(folder))
     of_run = any(shape_of(path.name) for path in (step.parent, step.parent.parent))
     return holds_rollouts(names, of_run=of_run)
 
 
-def folders(path: Path) -> list[Path]:
-    """The directories in a directory, without links, by name; none if it cannot be read."""
-    return [path / name for name in folder_names(path)]
-
-
 def folder_names(path: Path) -> list[str]:
-    """Their names."""
+    """The directories in a directory, without links, by name; none if it cannot be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -19,7 +20,6 @@ from rlskip._human import age, duration, size
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.runs import on_disk
-from rlskip.runs.notebook import table
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.scope import Scope
 from rlskip.store.layout import (
@@ -166,7 +166,8 @@ class Run(Scope):
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
         steps = (self.directory / str(step) for step in self.steps())
-        folders = [path for one in (self.directory, *steps) for path in on_disk.folders(one)]
+        parents = (self.directory, *steps)
+        folders = [one / name for one in parents for name in on_disk.folder_names(one)]
         files = [self.directory / name for name in on_disk.names_in(self.directory)]
         return [
             path
@@ -253,7 +254,7 @@ class Runs(Scope, Sequence[Run]):
 
     def _repr_html_(self) -> str:
         lines = [(run.name, compact(run.steps())) for run in self._runs[:_SHOWN]]
-        return table(f"{len(self)} runs in {self.directory}", ("run", "steps"), lines)
+        return _table(f"{len(self)} runs in {self.directory}", ("run", "steps"), lines)
 
 
 def _table_of(title: str, dumps: Sequence[Dump]) -> str:
@@ -268,4 +269,13 @@ def _table_of(title: str, dumps: Sequence[Dump]) -> str:
         )
         for dump in dumps
     ]
-    return table(title, ("step", "size", "in memory", "age", "generated in", ""), lines)
+    return _table(title, ("step", "size", "in memory", "age", "generated in", ""), lines)
+
+
+def _table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table as HTML, for notebooks; text from a dump is escaped."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
+    )
+    return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{rows}</table>"
