@@ -221,23 +221,21 @@ def compare(
     Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
     code 1 if anything differs. With A alone: the engine's log-probs against the trainer's.
     """
-    if b is None:
-        from rlskip.cli.engine import compare_engine
-
-        where = _where(directory)
-        return _put(compare_engine(a, where, steps=steps, decode=_decoder(tokenizer)), as_json)
-    from rlskip.cli.compare import compare
+    from rlskip.cli.compare import compare, compare_engine
     from rlskip.cli.report import Output
     from rlskip.compare.rounding import Rounding
 
+    where, decode = _where(directory), _decoder(tokenizer)
+    if b is None:
+        return _put(compare_engine(a, where, steps=steps, decode=decode), as_json)
     answer = compare(
         a,
         b,
-        _where(directory),
+        where,
         steps=steps,
         rounding=Rounding(rtol, atol),
         limit=limit,
-        decode=_decoder(tokenizer),
+        decode=decode,
         out=None if html is None else Output(html, max_mb, success),
     )
     return _put(answer, as_json)
