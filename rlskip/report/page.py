@@ -30,7 +30,7 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.report.sessions import TokenValues, Vocabulary, prompt_of, session
-from rlskip.runs.figures import Counter, by_interest, by_step, group_figures, step_figures
+from rlskip.runs.figures import Counter, Sessions, by_interest, by_step, group_figures, step_figures
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Decode, if_finite
@@ -170,23 +170,17 @@ class _Side:
         self.dumps = [one for one in counted if one.sessions is not None]
         self._size = sum(one.dump.size for one in counted)
         known = [one.sessions for one in self.dumps if one.sessions is not None]
-        counts = [len(one) for one in known]
-        first_groups = np.cumsum([0, *(len(one.groups) for one in known)])
-        self._dump = np.repeat(np.arange(len(known)), counts)
-        self._place = np.concatenate([np.arange(n) for n in counts] or [np.empty(0, np.int64)])
-        self._group = self._joined([one.group + first_groups[i] for i, one in enumerate(known)])
-        self._number, self._reward, self._length, self._turns = (
-            self._joined([getattr(one, name) for one in known])
-            for name in ("number", "reward", "length", "turns")
-        )
+        self._every = Sessions.joined(known)
+        # Of which dump a session is, and which of the dump's sessions.
+        self._dump = np.repeat(np.arange(len(known)), [len(one) for one in known])
+        self._place = np.arange(len(self._dump)) - np.searchsorted(self._dump, self._dump)
         self._groups = [
             {"step": one.dump.step, "dump": one.dump.name, **figures}
-            for one in self.dumps
-            if one.sessions is not None
-            for figures in group_figures(one.sessions)
+            for one, sessions in zip(self.dumps, known, strict=True)
+            for figures in group_figures(sessions)
         ]
         # Those that are not read yet.
-        self._order = by_interest(self._group, self._reward)
+        self._order = by_interest(self._every.group, self._every.reward)
         # By place: sessions of a group are next to each other.
         self._listed = np.sort(self._order[: max_bytes // _INDEXED])
         self.shown: list[int] = []
@@ -194,15 +188,11 @@ class _Side:
         self._words: dict[int, Vocabulary] = {}
         self._prompts: dict[int, tuple[str, str]] = {}
 
-    @staticmethod
-    def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-
     # -- sessions ----------------------------------------------------------------------------
 
     def read_sessions(self, budget: int, decode: Decode | None) -> None:
         """Read sessions until they take about `budget` bytes of the page."""
-        tokens = np.nan_to_num(self._length)
+        tokens = np.nan_to_num(self._every.length)
         per_token, used = _TOKEN, 0
         while len(self._order) and used < 0.9 * budget:
             costs = np.cumsum(_SESSION + per_token * tokens[self._order])
@@ -226,8 +216,8 @@ class _Side:
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)
-                if self._group[i] not in self._prompts:
-                    self._prompts[int(self._group[i])] = prompt_of(one, words)
+                if self._every.group[i] not in self._prompts:
+                    self._prompts[int(self._every.group[i])] = prompt_of(one, words)
         except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
@@ -283,8 +273,8 @@ class _Side:
         chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
         for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
             chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
-        groups, group = np.unique(self._group[listed], return_inverse=True)
-        has_prompt = {*self._group[self.shown].tolist()} & self._prompts.keys()
+        groups, group = np.unique(self._every.group[listed], return_inverse=True)
+        has_prompt = {*self._every.group[self.shown].tolist()} & self._prompts.keys()
         prompts = dict.fromkeys(self._prompts[g] for g in groups.tolist() if g in has_prompt)
         numbered = {prompt: i for i, prompt in enumerate(prompts)}
         shown = [self._groups[g] for g in groups.tolist()]
@@ -300,10 +290,10 @@ class _Side:
             "groups": _columns(shown) | {"prompt": of_group},
             "sessions": {
                 "group": group.tolist(),
-                "number": self._number[listed].tolist(),
-                "reward": _floats(self._reward[listed]),
-                "length": _floats(self._length[listed]),
-                "turns": self._turns[listed].tolist(),
+                "number": self._every.number[listed].tolist(),
+                "reward": _floats(self._every.reward[listed]),
+                "length": _floats(self._every.length[listed]),
+                "turns": self._every.turns[listed].tolist(),
                 "chunk": chunk[listed].tolist(),
                 "place": place[listed].tolist(),
             },

@@ -17,6 +17,7 @@ from rlskip.runs.rollouts import Rollouts
 from rlskip.store.layout import shape_of
 
 _FIELDS = ("group", "session", "turn", "reward", "response")
+_FIGURES = ("number", "reward", "length", "turns", "truncated")
 QUARTILES = ("low", "median", "high")
 
 
@@ -66,6 +67,15 @@ class Sessions:
             np.array([len(one.rows) for one in found], np.int64),
             np.array(is_cut, np.float64),
         )
+
+    @classmethod
+    def joined(cls, some: Sequence[Sessions]) -> Sessions:
+        """The sessions of several dumps, each of which has groups of its own."""
+        firsts = np.cumsum([0, *(len(one.groups) for one in some)])
+        group = [one.group + first for one, first in zip(some, firsts, strict=False)]
+        columns = [group, *([getattr(one, name) for one in some] for name in _FIGURES)]
+        arrays = (np.concatenate(parts or [np.empty(0, np.int64)]) for parts in columns)
+        return cls([name for one in some for name in one.groups], *arrays)
 
     def __len__(self) -> int:
         return len(self.group)
@@ -146,26 +156,22 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
     with several sessions, all of one reward; ``truncated`` a share of the sessions; ``seconds`` the
     time that generating took.
     """
-    known = [one.sessions for one in dumps if one.sessions is not None]
-    rewards, lengths, turns, truncated = (
-        np.concatenate([getattr(one, name) for one in known] or [np.empty(0)]).astype(np.float64)
-        for name in ("reward", "length", "turns", "truncated")
-    )
-    groups = [group for one in known for group in one.of_group(one.reward) if len(group)]
+    every = Sessions.joined([one.sessions for one in dumps if one.sessions is not None])
+    groups = [group for group in every.of_group(every.reward) if len(group)]
     several = [group for group in groups if len(group) > 1]
     seconds = [one.dump.seconds for one in dumps if one.dump.seconds is not None]
     tally = sum((one.tally for one in dumps), Tally())
     return {
-        "sessions": len(rewards),
-        "groups": sum(len(one.groups) for one in known),
-        **_spread("reward", rewards),
+        "sessions": len(every),
+        "groups": len(every.groups),
+        **_spread("reward", every.reward),
         "pass_1": _mean([(group >= success).mean() for group in groups]),
         "pass_k": _mean([(group >= success).any() for group in groups]),
         "k": max(map(len, groups), default=None),
         "no_signal": _mean([group.min() == group.max() for group in several]),
-        **_spread("length", lengths),
-        "turns": _mean(turns),
-        "truncated": _mean(truncated),
+        **_spread("length", every.length),
+        "turns": _mean(every.turns),
+        "truncated": _mean(every.truncated),
         "seconds": sum(seconds) if seconds else None,
         "hits": tally.hits,
         "misses": tally.misses,
