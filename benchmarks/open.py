@@ -99,7 +99,7 @@ def page(folder: Path, rounds: int) -> list[Row]:
     for step in range(10):
         StepStore(folder / RUN).save(step, rollouts(step, 1000))
     side = Shown("bench", Run(folder / RUN), None)
-    made = render([side], counter=Counter(), decode=None, success=0.5, max_bytes=5_000_000)
+    made = render([side], counter=Counter(), success=0.5, max_bytes=5_000_000)
     (folder / "page.html").write_bytes(made.html)
     (folder / "empty.html").write_text("<!doctype html><title>empty</title>")
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",

@@ -64,7 +64,7 @@ def compare(
         said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, table_of(jobs, limit))
         pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
     if out is not None:
-        write_page(list(pair), out, decode, counter=Counter(), verdict=said)
+        write_page(list(pair), out, counter=Counter(), verdict=said)
     return Answer(data, view, 0 if said.is_equal else 1)
 
 

@@ -352,12 +352,11 @@ def report(
     from rlskip.cli.report import Output, follow_run, report
     from rlskip.runs.find import the_run
 
-    decode = _decoder(tokenizer)
-    run = the_run(_where(where or directory).resolve(), decode)
+    run = the_run(_where(where or directory).resolve(), _decoder(tokenizer))
     out = Output(html, max_mb, success)
     if follow:
-        follow_run(run, out, decode, as_json=as_json)
-    return _put(report(run, out, decode), as_json)
+        follow_run(run, out, as_json=as_json)
+    return _put(report(run, out), as_json)
 
 
 def _where(directory: Path | None) -> Path:

@@ -14,7 +14,6 @@ from rlskip.compare.sides import find_side
 from rlskip.report.page import Page, Shown, Verdict, render
 from rlskip.runs.figures import Counter
 from rlskip.runs.opened import NoSuchPlaceError, Run
-from rlskip.runs.rollouts import Decode
 
 _CHECKED = 10.0  # seconds between two looks for new dumps
 
@@ -28,22 +27,21 @@ class Output:
     success: float
 
 
-def report(run: Run, out: Output, decode: Decode | None) -> Answer:
+def report(run: Run, out: Output) -> Answer:
     """Write the page about a run; it replaces a page that exists there."""
     counter = Counter(lambda dumps: progress(dumps, "reading"))
-    return _answer(out.html, write_page([shown(run.name, run)], out, decode, counter=counter))
+    return _answer(out.html, write_page([shown(run.name, run)], out, counter=counter))
 
 
 def follow_run(
-    run: Run, out: Output, decode: Decode | None, *, as_json: bool,
-    wait: Callable[[float], None] = time.sleep,
-) -> None:  # fmt: skip
+    run: Run, out: Output, *, as_json: bool, wait: Callable[[float], None] = time.sleep
+) -> None:
     """Write the page again whenever the run has changed, until a KeyboardInterrupt."""
     counter, before = Counter(), None
     while True:
         now = [(dump.place, dump.written) for dump in run.dumps()]
         if now != before:
-            page = write_page([shown(run.name, run)], out, decode, counter=counter, follows=True)
+            page = write_page([shown(run.name, run)], out, counter=counter, follows=True)
             put(_answer(out.html, page), as_json)
             before = now
         wait(_CHECKED)
@@ -60,7 +58,6 @@ def shown(name: str, run: Run) -> Shown:
 def write_page(
     sides: Sequence[Shown],
     out: Output,
-    decode: Decode | None,
     *,
     counter: Counter,
     verdict: Verdict | None = None,
@@ -70,7 +67,6 @@ def write_page(
     page = render(
         sides,
         counter=counter,
-        decode=decode,
         success=out.success,
         max_bytes=int(out.max_mb * 1e6),
         verdict=verdict,

@@ -104,13 +104,14 @@ def _of_sample(sample: Row) -> Row:
     tokens, length = _list(own.pop("tokens", ())), int(own.pop("response_length", 0) or 0)
     at = len(tokens) - length
     group, mask = own.get("group_index"), own.pop("loss_mask", None)
+    probs = own.pop("rollout_log_probs", None)
     return {
         "uid": "None" if group is None else str(group),
         "session": own.get("index"),
         "prompt_ids": tokens[:at],
         "completion_ids": tokens[at:],
         "completion_mask": [1] * length if mask is None else _list(mask),
-        "logprobs": _list_or_none(own.pop("rollout_log_probs", None)),
+        "logprobs": None if probs is None else _list(probs),
         **own,
     }
 
@@ -119,25 +120,17 @@ def _list(value: Any) -> list[Any]:
     return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
-def _list_or_none(value: Any) -> list[Any] | None:
-    return None if value is None else _list(value)
-
-
 # -- verl ----------------------------------------------------------------------------------
 
 
 def _read_verl(path: Path, step: int | None) -> Steps:
     """What ``trainer.rollout_data_dir`` collects: a file a step, a line a sample, as text."""
-    rows = [_numbered(row) for row in _lines(path)]
+    # Without the step, which the dump has.
+    rows = [{k: value for k, value in row.items() if k != "step"} for row in _lines(path)]
     groups: dict[str, str] = {}
     for row in rows:
         row["uid"] = groups.setdefault(str(row.get("input")), str(len(groups)))
     yield _step(step if step is not None else _number_in(path), path), rows
-
-
-def _numbered(row: Row) -> Row:
-    """Without the step, which the dump has."""
-    return {name: value for name, value in row.items() if name != "step"}
 
 
 # -- verifiers, prime-rl -------------------------------------------------------------------

@@ -93,7 +93,6 @@ def render(
     shown: Sequence[Shown],
     *,
     counter: Counter,
-    decode: Decode | None,
     success: float,
     max_bytes: int,
     verdict: Verdict | None = None,
@@ -103,8 +102,9 @@ def render(
 
     Parameters
     ----------
-    decode
-        Makes text of tokens; None for the tokenizer that a dump names, where that can be loaded.
+    shown
+        Tokens are text by a run's tokenizer, else by the one that a dump names, where that can be
+        loaded.
     success
         A session succeeds from this reward on.
     max_bytes
@@ -132,7 +132,7 @@ def render(
             f"--max-mb {least / 1e6 + 1:.0f}",
         )
     for side in sides:
-        side.read_sessions((max_bytes - least) // len(sides), decode)
+        side.read_sessions((max_bytes - least) // len(sides))
     while len(html := _page(head, sides)) > max_bytes:
         share = (max_bytes - least) / (len(html) - least)
         for side in sides:
@@ -190,7 +190,7 @@ class _Side:
 
     # -- sessions ----------------------------------------------------------------------------
 
-    def read_sessions(self, budget: int, decode: Decode | None) -> None:
+    def read_sessions(self, budget: int) -> None:
         """Read sessions until they take about `budget` bytes of the page."""
         tokens = np.nan_to_num(self._every.length)
         per_token, used = _TOKEN, 0
@@ -199,20 +199,21 @@ class _Side:
             n = max(1, int(np.searchsorted(costs, budget - used)))
             some, self._order = self._order[:n], self._order[n:]
             for d in np.unique(self._dump[some]).tolist():
-                self._read_dump(d, some[self._dump[some] == d].tolist(), decode)
+                self._read_dump(d, some[self._dump[some] == d].tolist())
             self.shown += [i for i in some.tolist() if i in self._read]
             used = sum(len(chunk) for chunk in self.chunks())
             known = float(tokens[self.shown].sum()) or 1.0
             per_token = max(0.1, (used - _SESSION * len(self.shown)) / known)
 
-    def _read_dump(self, d: int, chosen: Sequence[int], decode: Decode | None) -> None:
+    def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
         assert self._run is not None
         dump = self.dumps[d].dump
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
             recorded = TokenValues(self._recorded(dump.step), rollouts)
-            words = self._words.setdefault(d, Vocabulary(decode or _recorded_decoder(dump)))
+            decode = rollouts.decode or _recorded_decoder(dump)
+            words = self._words.setdefault(d, Vocabulary(decode))
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)
@@ -327,9 +328,8 @@ class _Side:
 
 def _recorded_decoder(dump: Dump) -> Decode | None:
     """The tokenizer that a dump names; None where it is not there, or cannot be loaded."""
-    path = None if dump.meta is None else dump.meta.info.get("tokenizer")
     try:
-        return decoder_at(path) if isinstance(path, str) else None
+        return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
     except RlskipError:
         return None
 

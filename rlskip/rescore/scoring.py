@@ -121,18 +121,17 @@ class Rescoring:
         kept = _dtype_of(rollouts)
         verdicts = self._verdicts(sessions, rollouts.decode, call)
         for one, found in zip(sessions, verdicts, strict=True):
+            place = dump.step, one.place["call"], one.group, one.number
             if isinstance(found, Exception):
                 outcome.failed += 1
                 if len(outcome.failures) < _KEPT_ERRORS:
                     text = f"{type(found).__name__}: {found}"
-                    place = dump.step, one.place.get("call"), one.group, one.number
                     outcome.failures.append(Failure(*place, text))
             else:
                 new[one.group, one.number] = score = kept(statistics.mean(found))
                 if self.repeat > 1:
                     outcome.changes.spread.add(statistics.pstdev(found))
                 by = math.inf if one.reward is None else abs(score - one.reward)
-                place = dump.step, one.place.get("call"), one.group, one.number
                 outcome.changes.add_session(Change(by, *place, one.reward, score))
         for group in rollouts.groups:
             old = [one.reward for one in group.sessions]
@@ -238,7 +237,5 @@ def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:
 
 def _recorded(dump: Dump) -> Decode | None:
     """The decoder of the tokenizer that a dump names, where that is here."""
-    path = dump.meta.info.get("tokenizer") if dump.meta else None
-    if isinstance(path, str) and Path(path).is_dir():
-        return decoder_at(path, skip_special=True)
-    return None
+    path = dump.tokenizer
+    return decoder_at(path, skip_special=True) if path and Path(path).is_dir() else None

@@ -73,6 +73,12 @@ class Dump:
         """The time that generating it took; None if it is not known."""
         return (self.meta.info.get("seconds") or None) if self.meta else None
 
+    @property
+    def tokenizer(self) -> str | None:
+        """The directory of the tokenizer that it names."""
+        path = self.meta.info.get("tokenizer") if self.meta else None
+        return path if isinstance(path, str) else None
+
     def full_meta(self) -> DumpMeta:
         """Its meta with the identity, read again; raises DumpError where it cannot be read."""
         with self.place.opened() as here:
@@ -141,11 +147,10 @@ class Dump:
         with self._opened() as (reader, meta):
             columns = read_columns(reader, meta, fields)
         if decode is None and not TEXTS.keys().isdisjoint(fields or ()):
-            path = meta.info.get("tokenizer")
-            if not isinstance(path, str):
+            if self.tokenizer is None:
                 remedy = "name one: rlskip.open(path, tokenizer=...)"
-                raise RlskipError("the dump names no tokenizer", f"step {meta.step}", remedy)
-            decode = decoder_at(path)
+                raise RlskipError("the dump names no tokenizer", f"step {self.step}", remedy)
+            decode = decoder_at(self.tokenizer)
         place = {**(more or {}), "step": self.step, "call": self._numbered_call}
         if self.place.world_size > 1:
             place["rank"] = self.place.rank

@@ -294,8 +294,8 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
-    page = render([Shown("run", Run(run_dir), None)], counter=Counter(), decode=Decoder(Letters()),
-                  success=0.5, max_bytes=10**6)  # fmt: skip
+    run = Run(run_dir, decode=Decoder(Letters()))
+    page = render([Shown("run", run, None)], counter=Counter(), success=0.5, max_bytes=10**6)
     (tmp_path / "page.html").write_bytes(page.html)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
@@ -319,7 +319,7 @@ def test_a_page_follows_a_run(run_dir: Path, tmp_path: Path, content: Any, capsy
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        follow_run(Run(run_dir), Output(out, 5.0, 0.5), None, as_json=False, wait=wait)
+        follow_run(Run(run_dir), Output(out, 5.0, 0.5), as_json=False, wait=wait)
     assert seen == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]]
     # A long path wraps the line in any place.
     said = "".join(capsys.readouterr().out.split())
