@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from rlskip.batch.rows import by_token
-from rlskip.compare.records import Record, StepRecords, Values, pair_rows, part_of
+from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows, part_of
 from rlskip.compare.steps import around_token, name_of
 from rlskip.compare.verdict import RowName
 
@@ -96,21 +96,18 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
     positions: list[list[np.ndarray]] = [[] for _ in range(_PARTS)]
     turns: dict[int, list[np.ndarray]] = {}
     worst: list[WorstToken] = []
-    for key, engine, trainer, places in _sampled(records, records.stages[stage]):
+    for at, tokens, engine, trainer, places in _sampled(records, rows, records.stages[stage]):
         gaps = trainer - engine
-        at = int(rows.find(np.array([key], np.uint64))[0])
         for part, cut in zip(positions, np.array_split(gaps, _PARTS), strict=True):
             part.append(cut)
         turns.setdefault(int(rows.turns[at]), []).append(gaps)
         k = int(np.abs(gaps).argmax())
         size = float(abs(gaps[k]))
         if len(worst) < _WORST or size > worst[0].gap:
-            tokens = records.tokens_of(key)
-            assert tokens is not None
             place = int(places[k])
             values = float(engine[k]), float(trainer[k])
             found = WorstToken(
-                size, step, name_of(rows, at), place, *values, around_token(tokens[0], place)
+                size, step, name_of(rows, at), place, *values, around_token(tokens, place)
             )
             (heapq.heappush if len(worst) < _WORST else heapq.heappushpop)(worst, found)
     every = np.concatenate([cut for part in positions for cut in part] or [np.empty(0)])
@@ -125,26 +122,26 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
 
 
 def _sampled(
-    records: StepRecords, trainer: Sequence[Record]
-) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """Of each row its key, both log-probs of its sampled tokens, and these tokens' places."""
+    records: StepRecords, table: RowTable, trainer: Sequence[Record]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Of each row its place in the table, its tokens, and of those that were sampled both
+    log-probs and their places."""
     engine = records.stages[ENGINE]
     values = Values(), Values()
     for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
         one, two = engine[i], trainer[j]
         if one.keys is None or one.align is None or two.align is None:
             continue
-        key = int(one.keys[row])
-        tokens = records.tokens_of(key)
-        assert records.rows is not None
-        if tokens is None:
+        at = int(table.find(one.keys[row]))
+        found = records.tokens_of(at)
+        if found is None:
             continue
-        at = int(records.rows.find(np.array([key], np.uint64))[0])
-        prompt = int(records.rows.prompt_lengths[at])
+        tokens, sampled = found
+        prompt = int(table.prompt_lengths[at])
         placed = [
-            by_token(part_of(record, values[side].of(record), n), record.align, prompt, tokens[1])
+            by_token(part_of(record, values[side].of(record), n), record.align, prompt, sampled)
             for side, (record, n) in enumerate(((one, row), (two, other)))
         ]
-        places = np.flatnonzero(tokens[1] & ~np.isnan(placed[0]) & ~np.isnan(placed[1]))
+        places = np.flatnonzero(sampled & ~np.isnan(placed[0]) & ~np.isnan(placed[1]))
         if len(places):
-            yield key, placed[0][places], placed[1][places], places
+            yield at, tokens, placed[0][places], placed[1][places], places

@@ -67,7 +67,7 @@ class RowTable:
     place: np.ndarray
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The index of each key, which must be there."""
+        """The place of each key in the table, where it must be."""
         return np.searchsorted(self.keys, keys)
 
 
@@ -107,11 +107,9 @@ class StepRecords:
         """Tokens of all rows of the step."""
         return 0 if self.rows is None else int(self.rows.lengths.sum())
 
-    def tokens_of(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """A row's tokens, and which of them were sampled; None where only digests were kept."""
-        if self.rows is None:
-            return None
-        at = int(self.rows.find(np.array([key], np.uint64))[0])
+    def tokens_of(self, at: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The tokens of a row of the table, and which were sampled; None of digests."""
+        assert self.rows is not None
         part = self._tokens_in(int(self.rows.source[at]))
         if part["rows.tokens"] is None:
             return None

@@ -83,7 +83,7 @@ def _first_other_token(a: StepRecords, b: StepRecords, both: np.ndarray) -> Plac
         if not len(alike):
             continue
         j = int(same[0] if len(same) else alike[0])
-        ours, others = a.tokens_of(int(a.rows.keys[i])), b.tokens_of(int(b.rows.keys[j]))
+        ours, others = a.tokens_of(i), b.tokens_of(j)
         if ours is None or others is None:
             return Place(None, None, row=name_of(a.rows, i))
         x, y = ours[0], others[0]
@@ -97,14 +97,13 @@ def _first_other_token(a: StepRecords, b: StepRecords, both: np.ndarray) -> Plac
 
 def _first_other_mask(a: StepRecords, b: StepRecords, i: np.ndarray, j: np.ndarray) -> Place | None:
     assert a.rows is not None
-    assert b.rows is not None
-    row, key = int(i[0]), int(a.rows.keys[i[0]])
-    ours, others = a.tokens_of(key), b.tokens_of(int(b.rows.keys[j[0]]))
+    name = name_of(a.rows, int(i[0]))
+    ours, others = a.tokens_of(int(i[0])), b.tokens_of(int(j[0]))
     if ours is None or others is None:
-        return Place(None, None, row=name_of(a.rows, row))
+        return Place(None, None, row=name)
     at = int(np.flatnonzero(ours[1] != others[1])[0])
     values = bool(ours[1][at]), bool(others[1][at])
-    return Place(*values, row=name_of(a.rows, row), token=at, around=around_token(ours[0], at))
+    return Place(*values, row=name, token=at, around=around_token(ours[0], at))
 
 
 def name_of(rows: RowTable, at: int) -> RowName:
@@ -309,10 +308,9 @@ class _Stage:
         _, one, row, entry, a, b, what = self._worst
         if one.keys is None or self._a.rows is None:
             return Place(a, b, what, entry=entry)
-        key = int(one.keys[row])
-        at = int(self._a.rows.find(np.array([key], np.uint64))[0])
+        at = int(self._a.rows.find(one.keys[row]))
         name, token, around = name_of(self._a.rows, at), None, None
-        found = None if what is not None else self._a.tokens_of(key)
+        found = None if what is not None else self._a.tokens_of(at)
         if found is not None and one.align is not None:
             prompt_length = int(self._a.rows.prompt_lengths[at])
             places = token_places(one.align, (entry or 0) + 1, prompt_length, found[1])

@@ -86,7 +86,8 @@ class Group:
 
     @property
     def mean_reward(self) -> float | None:
-        return mean(one.reward for one in self.sessions)
+        found = [one.reward for one in self.sessions if one.reward is not None]
+        return if_finite(fmean(found)) if found else None
 
 
 class Rollouts:
@@ -352,12 +353,6 @@ def _columns_of(field: str, names: Collection[str], described: RowFields) -> lis
         known = of("group") or described.n is not None
         return own if known else own + _columns_of("prompt", names, described)
     return of("reward") if field == "reward" else []
-
-
-def mean(given: Iterable[float | None]) -> float | None:
-    """The mean of the values that are given; None if there are none."""
-    found = [value for value in given if value is not None]
-    return if_finite(fmean(found)) if found else None
 
 
 def if_finite(value: float) -> float | None:
