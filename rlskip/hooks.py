@@ -34,12 +34,10 @@ from rlskip.config.record import read_record
 from rlskip.config.settings import read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import launcher
-from rlskip.jobs.records import JOB_VARIABLE, Tally, new_job_id, tally
+from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, new_job_id, tally
 from rlskip.skip.manager import SkipManager
 
 log = logging.getLogger(__name__)
-
-SUMMARY = "rlskip_summary.json"
 
 
 class OwnKeysCallback(Callback):

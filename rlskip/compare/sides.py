@@ -13,14 +13,12 @@ from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison
 from rlskip.config.steps import Steps, compact
-from rlskip.jobs.records import read_events
+from rlskip.jobs.records import SUMMARY, read_events
 from rlskip.runs.on_disk import dumps_of, folder_names
 from rlskip.runs.opened import NoSuchPlaceError, Run
 from rlskip.runs.rollouts import Decode
 from rlskip.stages.parts import MARK
 from rlskip.store.layout import STAGES, shape_of, steps_among
-
-SUMMARY = "rlskip_summary.json"
 
 
 @attrs.frozen

@@ -26,6 +26,8 @@ from rlskip.compare.verdict import (
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 
+_AROUND = 8  # tokens that are shown on each side of one
+
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:
     """Compare what two jobs recorded at a step.
@@ -38,7 +40,7 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
     found = _compare_rows(step, a, b)
     for name, mine in a.stages.items():
         if name in b.stages:
-            found.append(_Stage(step, name, a, b, rounding).compare(mine, b.stages[name]))
+            found.append(_Stage(step, name, a, rounding).compare(mine, b.stages[name]))
     only_a, only_b = ([n for n in x.stages if n not in y.stages] for x, y in ((a, b), (b, a)))
     return StepResult(step, found, only_a, only_b)
 
@@ -112,10 +114,10 @@ def name_of(rows: RowTable, at: int) -> RowName:
     return RowName(f"{int(rows.prompts[at]):016x}"[:8], session, turn, int(rows.lengths[at]))
 
 
-def around_token(tokens: np.ndarray, at: int, reach: int = 8) -> tuple[list[int], int]:
+def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:
     """The tokens around the one at `at`, and where that is among them."""
-    start = max(0, at - reach)
-    return tokens[start : at + reach + 1].tolist(), at - start
+    start = max(0, at - _AROUND)
+    return tokens[start : at + _AROUND + 1].tolist(), at - start
 
 
 # -- a stage -------------------------------------------------------------------------------------
@@ -124,11 +126,8 @@ def around_token(tokens: np.ndarray, at: int, reach: int = 8) -> tuple[list[int]
 class _Stage:
     """Compares one stage of a step; keeps what was found so far."""
 
-    def __init__(
-        self, step: int, name: str, a: StepRecords, b: StepRecords, rounding: Rounding
-    ) -> None:
-        self._step, self._name, self._a, self._b = step, name, a, b
-        self._rounding = rounding
+    def __init__(self, step: int, name: str, a: StepRecords, rounding: Rounding) -> None:
+        self._step, self._name, self._a, self._rounding = step, name, a, rounding
         self._off = self._rounded = self._compared = 0
         self._largest = 0.0
         self._worst: tuple[float, Record, int, int | None, Any, Any, str | None] | None = None

@@ -39,6 +39,8 @@ from rlskip.jobs.verified import Verified
 JOB_VARIABLE = "RLSKIP_JOB"
 # No run's directory has this name: those contain an underscore.
 FOLDER = "records"
+SUMMARY = "rlskip_summary.json"
+"""The file of a Hydra output directory with what a job counted, and where its stages are."""
 _MAX_FILE = 256 << 20  # bytes; a line has about 150
 
 log = logging.getLogger(__name__)

@@ -32,18 +32,6 @@ def imported(rlskip: Any, verl_files: Path, tmp_path: Path) -> Path:
 # -- rows --------------------------------------------------------------------------------------
 
 
-def test_rows_of_json_have_no_padding(rlskip: Any, run_dir: Path) -> None:
-    said = rlskip("export", run_dir / "2", "--to", "jsonl")
-    rows = [json.loads(line) for line in said.out.splitlines()]
-    rollouts = StepStore(run_dir).load(2)
-    assert len(rows) == 8
-    for i, row in enumerate(rows):
-        length = int(rollouts["response_mask"][i].sum())
-        assert row["response"] == rollouts["responses"][i, :length].tolist()
-        assert row["log_probs"] == pytest.approx(rollouts["rollout_log_probs"][i, :length].tolist())
-        assert (row["step"], row["row"], row["uid"]) == (2, i, f"s2p{i // 2}")
-
-
 def test_rows_of_a_whole_run_in_a_file(rlskip: Any, imported: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     assert rlskip("export", imported / RUN, "--to", "jsonl", "--out", out).code == 0

@@ -62,12 +62,17 @@ def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_
     assert "\n1 more sessions differ: --limit" in out
 
 
-def test_diff_of_runs_names_steps_that_one_lacks(rlskip: Any, dumps: Path) -> None:
-
-    shutil.rmtree(dumps / "grpo-lr2_tiny/GBS4_N2_in6_out8/3")
-    said = rlskip("compare", dumps / "grpo_tiny", dumps / "grpo-lr2_tiny")
-    assert said.code == 1
-    assert "only in A: steps 3" in said.out
+@pytest.mark.parametrize("lacks", ["A", "B"])
+def test_steps_that_one_side_lacks_are_a_difference(rlskip: Any, dumps: Path, lacks: str) -> None:
+    shutil.rmtree(dumps / "grpo-lr2_tiny")
+    sides = {"A": dumps / "grpo_tiny", "B": dumps / "other_tiny"}
+    shutil.copytree(sides["A"], sides["B"])
+    shutil.rmtree(sides[lacks] / "GBS4_N2_in6_out8/3")
+    other = "B" if lacks == "A" else "A"
+    said = rlskip("compare", *sides.values())
+    assert (said.code, f"only in {other}: steps 3" in said.out) == (1, True)
+    found = rlskip("compare", *sides.values(), "--json").json
+    assert (found[f"only_in_{lacks.lower()}"], found[f"only_in_{other.lower()}"]) == ([], [3])
 
 
 def rollouts(rows: Any) -> Rollouts:
@@ -192,11 +197,3 @@ def test_log_probs_count_up_to_the_first_token_that_differs() -> None:
     pair = ([-0.1, -0.2, -0.3], [-0.4, -0.7, -0.8])
     found = difference(completion_ids=tokens, logprobs=pair)
     assert (found["token"], found["by"]) == (1, pytest.approx(0.3))
-
-
-def test_steps_that_only_b_has_are_a_difference(rlskip: Any, dumps: Path) -> None:
-    shutil.rmtree(dumps / "grpo-lr2_tiny")
-    shutil.copytree(dumps / "grpo_tiny", dumps / "other_tiny")
-    shutil.rmtree(dumps / "grpo_tiny/GBS4_N2_in6_out8/3")
-    answer = rlskip("compare", dumps / "grpo_tiny", dumps / "other_tiny", "--json")
-    assert (answer.code, answer.json["only_in_a"], answer.json["only_in_b"]) == (1, [], [3])
