@@ -137,17 +137,15 @@ def render(
         share = (max_bytes - least) / (len(html) - least)
         for side in sides:
             side.shown = side.shown[: int(len(side.shown) * share * 0.97)]
-    figures = [entry for side in sides for _, entry in side.steps]
-    total = {name: sum(one[name] or 0 for one in figures) for name in figures[0]} if figures else {}
     return Page(
         html,
-        int(total.get("sessions", 0)),
-        int(total.get("groups", 0)),
-        sum(len(side.shown) for side in sides),
-        len(figures),
-        int(total.get("hits", 0)),
-        int(total.get("misses", 0)),
-        float(total.get("saved", 0.0)),
+        sessions=int(sum(side.total("sessions") for side in sides)),
+        groups=int(sum(side.total("groups") for side in sides)),
+        shown=sum(len(side.shown) for side in sides),
+        steps=sum(len(side.steps) for side in sides),
+        hits=int(sum(side.total("hits") for side in sides)),
+        misses=int(sum(side.total("misses") for side in sides)),
+        seconds_saved=float(sum(side.total("saved") for side in sides)),
     )
 
 
@@ -268,6 +266,10 @@ class _Side:
 
     # -- the index ---------------------------------------------------------------------------
 
+    def total(self, name: str) -> float:
+        """A figure, summed over the steps."""
+        return sum(figures[name] or 0 for _, figures in self.steps)
+
     def index(self, first_chunk: int) -> dict[str, Any]:
         """What the page lists of the run: steps, groups, sessions, and where these are shown."""
         listed = self._listed
@@ -304,9 +306,8 @@ class _Side:
     def _facts(self) -> list[tuple[str, str]]:
         if self._run is None:
             return []
-        seconds = sum(entry["seconds"] or 0 for _, entry in self.steps)
-        hits, misses = (int(sum(e[n] or 0 for _, e in self.steps)) for n in ("hits", "misses"))
-        saved = sum(entry["saved"] or 0 for _, entry in self.steps)
+        names = ("seconds", "hits", "misses", "saved")
+        seconds, hits, misses, saved = map(self.total, names)
         metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
         imported = next((str(m.info["imported"]) for m in metas if "imported" in m.info), None)
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
@@ -316,7 +317,7 @@ class _Side:
             "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
             "on disk": size(self._size),
             "generated in": duration(seconds) if seconds else "",
-            "hits, misses": f"{hits}, {misses}" if hits or misses else "",
+            "hits, misses": f"{hits:.0f}, {misses:.0f}" if hits or misses else "",
             "generation saved": duration(saved) if saved else "",
             "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
             "by": f"{jobs} jobs" if jobs > 1 else "",
