@@ -74,7 +74,7 @@ class SeveralRanks(OneRank):
             place = (visit.step, call.place)
             answers = self.group.exchange(*place, *mine, *shard, what=f"step {visit.step}")
             self._refuse_other_places([answer[:2] for answer in answers])
-            theirs = [Found(*answer[3:5]) if answer[2] else None for answer in answers]
+            theirs = [Found(answer[3], answer[4]) if answer[2] else None for answer in answers]
             # A repeat checks nothing: what rank 0 finds will do.
             agreed = theirs[0] if repeats or None not in theirs else None
             if agreed is None or set(theirs) == {agreed}:

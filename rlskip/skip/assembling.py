@@ -27,7 +27,7 @@ from rlskip.batch.meta import meta_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.skip.rows_per_prompt import plain_scalar, prompt_groups, row_count
+from rlskip.skip.prompt_rows import plain_scalar, prompt_groups, row_count
 
 Totals = Mapping[str, Callable[[Any], Any]]
 

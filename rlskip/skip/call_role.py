@@ -17,10 +17,9 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
-from rlskip.skip.by_call import CallMatching
-from rlskip.skip.by_prompt import PromptMatching
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
+from rlskip.skip.matching import CallMatching, PromptMatching
 from rlskip.skip.role import Role
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.stage_runner import not_dumped
@@ -78,7 +77,7 @@ class CallRole(Role):
     def use(self, dumps: Dumps) -> None:
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
-        self._index = RunIndex(dumps.stores)
+        self._index = RunIndex(lambda: dumps.stores)
         matching = PromptMatching if dumps.by_prompt else CallMatching
         self._matching: CallMatching = matching(dumps, self._index, self.support_online_step)
 

@@ -24,9 +24,7 @@ from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import IGNORED, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.notices import Notices, flat_config, keep_config
-from rlskip.skip.prompt_rows import PromptRows
-from rlskip.skip.rows_per_prompt import rows_per_prompt
-from rlskip.skip.run_index import ROWS_PER_PROMPT
+from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
 from rlskip.skip.visit import Found
 from rlskip.store import (
     CorruptDumpError,
@@ -155,12 +153,17 @@ class Dumps:
             remedy = f"or set skip.{self.role}.match=step"
             raise RowsError(why, f"skip.{self.role}.match=prompt", remedy)
 
+    @functools.cached_property
     def stores(self) -> dict[str, StepStore]:
-        """Where the role's dumps are looked for: "" is its own directory."""
+        """Where the role's dumps are looked for.
+
+        By the directory of the run, if that has another number of prompts a step: "" is the role's
+        own store.
+        """
         return {"": self.store, **(self.other_sizes() if self.by_prompt else {})}
 
     def other_sizes(self) -> dict[str, StepStore]:
-        """The dumps of the same run with other numbers of prompts a step, by their directory."""
+        """The dumps of the same run with other numbers of prompts a step."""
         ours = self.directory if self.role in TRAINING_ROLES else self.directory.parent
         below = self.directory.relative_to(ours)
         return {

@@ -1,4 +1,4 @@
-"""Which dumped group replaces which prompt's, and what a dump keeps of a group."""
+"""Groups of a queue: what a dump keeps of one, whose it replaces, and how it enters the queue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlskip.keys import (
     DUMP_POSITION,
     DUMP_STEP,
     EXPECTED_ROLLOUTS,
+    REPLAYED,
+    STEP_TAGS,
     N,
+    dump_tag,
     split_trajectory,
     uid_of,
 )
+from rlskip.queue import Row, Tag, TrajectoryQueue
+from rlskip.skip.visit import Found
 from rlskip.store import CorruptDumpError, DumpMeta
-
-Tag = Mapping[str, Any]
-
-Dump = tuple[str, int, int]
-"""A part of a step: the directory of its run, the step, and its number."""
 
 
 @attrs.frozen
@@ -69,27 +69,22 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]
 
 @attrs.frozen
 class DumpedGroup:
-    """Where a group lies in a step's dump, and what it was generated for.
+    """Where a group lies in a dump, and what it was generated for."""
 
-    ``size`` is the directory of its run, if that has another number of prompts a step.
-    """
-
-    part: int
+    found: Found
     index: int
     content: str | None
     position: int
     complete: bool
-    step: int = 0
-    size: str = ""
 
     @property
-    def dump(self) -> Dump:
-        """The part that holds it."""
-        return self.size, self.step, self.part
+    def place(self) -> tuple[int, int, int]:
+        """By what groups of one step are in order."""
+        return self.position, self.found.number, self.index
 
     @classmethod
-    def of_part(cls, part: int, meta: DumpMeta, size: str = "") -> list[DumpedGroup]:
-        """The groups that a part's :func:`summary` names.
+    def of_part(cls, found: Found, meta: DumpMeta) -> list[DumpedGroup]:
+        """The groups that the :func:`summary` of a part names.
 
         Raises
         ------
@@ -98,7 +93,7 @@ class DumpedGroup:
         """
         try:
             groups = [
-                cls(part, index, content, position, complete, meta.step, size)
+                cls(found, index, content, position, complete)
                 for index, (content, position, complete) in enumerate(meta.info["groups"])
             ]
             if any(type(group.position) is not int for group in groups):
@@ -107,7 +102,8 @@ class DumpedGroup:
             return groups
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDumpError(
-                "its meta.json does not describe groups", f"step {meta.step}, part {part}"
+                "its meta.json does not describe groups",
+                f"step {found.step}, part {found.number}",
             ) from error
 
 
@@ -120,15 +116,11 @@ def without_superseded(groups: Sequence[DumpedGroup]) -> list[DumpedGroup]:
     """By position in the batch, without incomplete groups that have a complete twin."""
     complete = {(group.content, group.position) for group in groups if group.complete}
     kept = {
-        (
-            group.content,
-            group.position,
-            (group.part, group.index) if group.complete else None,
-        ): group
+        (group.content, group.position, group.place if group.complete else None): group
         for group in groups
         if group.complete or (group.content, group.position) not in complete
     }
-    return sorted(kept.values(), key=lambda group: (group.position, group.part, group.index))
+    return sorted(kept.values(), key=lambda group: group.place)
 
 
 def by_content(
@@ -150,3 +142,91 @@ def by_content(
 def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup | None]:
     """For each prompt the group at its position; None beyond the last."""
     return [groups[i] if i < len(groups) else None for i in range(prompts)]
+
+
+# -- back into the queue -------------------------------------------------------------------------
+
+
+@attrs.frozen
+class GroupReplay:
+    """What enters the queue for the prompts that are replayed.
+
+    Attributes
+    ----------
+    roots
+        The tags of the groups' roots.
+    bare
+        Markers, and rows that no batch takes: tags only.
+    rows
+        One mapping of keys to rows and tags for each part, because fields may differ.
+    """
+
+    roots: dict[str, Tag] = attrs.field(factory=dict)
+    bare: dict[str, Tag] = attrs.field(factory=dict)
+    rows: list[dict[str, tuple[Row, Tag]]] = attrs.field(factory=list)
+
+    def add(
+        self,
+        chosen: Iterable[tuple[str, DumpedGroup]],
+        loaded: Mapping[str, Any],
+        columns: Iterable[Row],
+        step: int,
+    ) -> None:
+        """Add groups of a part, each under its new uid, as if they were generated at `step`.
+
+        `columns` are the rows of ``loaded["fields"]`` without the fields that are dropped.
+
+        Raises
+        ------
+        LookupError, TypeError, ValueError, AttributeError
+            The part does not hold groups of a queue.
+        """
+        fields = dict(zip(loaded["keys"], columns, strict=True))
+        rows: dict[str, tuple[Row, Tag]] = {}
+        new_keys: dict[str, str] = {}
+        for uid, dumped in chosen:
+            old = QueuedGroup(**loaded["groups"][dumped.index])
+            for suffix, tag in {"": old.root, **old.tags}.items():
+                key = uid + suffix
+                if suffix and uid_of(key) != uid:
+                    raise ValueError(f"{suffix!r} is not a row or a marker of a group")
+                tag = _shifted(tag, step - dumped.found.step)
+                row = fields.get(old.uid + suffix)
+                if not suffix:
+                    self.roots[key] = _replayed(tag, dumped.found.step)
+                elif row is None:
+                    self.bare[key] = tag
+                else:
+                    rows[key] = (_renamed(row, old.uid, uid), tag)
+                    new_keys[old.uid + suffix] = key
+        # In the order in which they were sampled: a sampler that takes rows in order of arrival
+        # then sums in the same order.
+        sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)
+        self.rows.append({key: rows[key] for key in sampled})
+
+    def put(self, queue: TrajectoryQueue, partition_id: str) -> None:
+        """Rows, markers, then all roots at once: no group is finished before it is complete."""
+        for rows in self.rows:
+            if rows:
+                fields, tags = zip(*rows.values(), strict=True)
+                queue.put(list(rows), partition_id, fields, tags)
+        for tags_only in (self.bare, self.roots):
+            if tags_only:
+                queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
+
+
+def _shifted(tag: Tag, steps: int) -> Tag:
+    """As the trajectory would be tagged, had it been generated so many steps later."""
+    return {
+        name: value + steps if name in STEP_TAGS and isinstance(value, int) else value
+        for name, value in tag.items()
+    }
+
+
+def _replayed(root: Tag, source: int) -> Tag:
+    to_dump: Mapping[str, Any] = dump_tag(0, 0, None)
+    return {**{name: root[name] for name in root if name not in to_dump}, REPLAYED: source}
+
+
+def _renamed(row: Row, old: str, new: str) -> Row:
+    return {**row, "uid": new} if row.get("uid") == old else row

@@ -18,7 +18,8 @@ from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
-from rlskip.store import DumpError, DumpMeta, StepStore
+from rlskip.skip.visit import Found
+from rlskip.store import DumpError, DumpMeta
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Submitted:
     """What was submitted at a step so far: a batch and its refills."""
 
     prompts: int = 0
-    served: set[tuple[int, int]] = attrs.field(factory=set)  # dumped groups: part and index
+    served: set[DumpedGroup] = attrs.field(factory=set)
     #: What generating took until the first dump; None if nothing was generated.
     seconds: float | None = None
 
@@ -117,20 +118,21 @@ class GroupDumps:
             self._dump(part, call, 0.0)
         self._evicted = []
 
-    def parts(self, step: int, store: StepStore | None = None) -> list[DumpMeta]:
+    def parts(self, step: int, size: str = "") -> dict[Found, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
-        metas: list[DumpMeta] = []
-        store = store or self.dumps.store
+        parts: dict[Found, DumpMeta] = {}
+        store = self.dumps.stores[size]
         try:
-            while (meta := store.read_meta(step, len(metas))) is not None:
-                DumpedGroup.of_part(len(metas), meta)
-                metas.append(meta)
+            while (meta := store.read_meta(step, len(parts))) is not None:
+                found = Found(step, len(parts), size)
+                DumpedGroup.of_part(found, meta)
+                parts[found] = meta
         except (DumpError, OSError) as error:
             log.warning(
                 "rlskip: step %d of role %s is not replayed: %s", step, self.dumps.role, error
             )
-            return []
-        return metas
+            return {}
+        return parts
 
     def _leaving(self, batch: Any, call: Call) -> list[_Part]:
         """The groups of a batch that are to be dumped, by the step that submitted them."""
@@ -187,5 +189,5 @@ class GroupDumps:
                 break
             number += 1  # another took this number meanwhile
         # What this visit generated serves none of its later batches.
-        submitted.served |= {(number, index) for index in range(len(part.groups))}
+        submitted.served |= {*DumpedGroup.of_part(Found(part.step, number), meta)}
         call.record("dumped", step=part.step, part=meta.part, bytes=store.size_of(meta))

@@ -33,8 +33,8 @@ from rlskip.queue import to_rows
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
 from rlskip.skip.groups import (
-    Dump,
     DumpedGroup,
+    GroupReplay,
     by_content,
     by_position,
     without_superseded,
@@ -49,7 +49,6 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
-from rlskip.skip.queue_replaying import GroupReplay
 from rlskip.skip.role import Role
 from rlskip.skip.visit import Found
 from rlskip.store import (
@@ -70,7 +69,7 @@ class _Plan:
     source: int
     uids: list[str]
     contents: list[str | None]
-    metas: Mapping[Dump, DumpMeta]
+    metas: Mapping[Found, DumpMeta]
     groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
     by_prompt: bool = False
 
@@ -129,8 +128,7 @@ class GroupRole(Role):
         metas = self._groups.parts(self._source(step))
         if not self._fits(metas):
             return 0
-        groups = (g for part, meta in enumerate(metas) for g in DumpedGroup.of_part(part, meta))
-        return max((group.position + 1 for group in groups), default=0)
+        return max((group.position + 1 for group in _groups_of(metas)), default=0)
 
     # -- submit ------------------------------------------------------------------------------
 
@@ -152,7 +150,8 @@ class GroupRole(Role):
         if self.local_config.restore_rng:
             restore_rng(store.load_sidecar(plan.source, part=0))
         replay.put(queue_of(call), partition_of(call))
-        used = [plan.metas[dump] for dump in sorted({g.dump for g in plan.groups if g})]
+        dumps = {group.found for group in plan.groups if group}
+        used = [plan.metas[dump] for dump in sorted(dumps, key=lambda dump: dump.order_from(0))]
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
@@ -189,21 +188,22 @@ class GroupRole(Role):
     def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
         submitted = self._groups.submitted[plan.step]
-        submitted.served |= {(group.part, group.index) for group in replayed if group}
-        self._taken |= {group for group in replayed if group}
+        taken = {group for group in replayed if group}
+        submitted.served |= taken
+        self._taken |= taken
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
     @functools.cached_property
-    def _run(self) -> dict[Dump, DumpMeta]:
+    def _run(self) -> dict[Found, DumpMeta]:
         """All parts of the run that were there when a prompt was first looked for."""
         return {
-            (size, step, part): meta
-            for size, store in self.dumps.stores().items()
+            dump: meta
+            for size, store in self.dumps.stores.items()
             for step in store.listed()
-            for part, meta in enumerate(self._groups.parts(step, store))
+            for dump, meta in self._groups.parts(step, size).items()
         }
 
     def _plan_by_prompt(self, call: Call) -> _Plan:
@@ -217,23 +217,22 @@ class GroupRole(Role):
             submitted.prompts, submitted.served = 0, set()
         self._first = min(self._first, call.step)
         alone = call.step if self.serves_validation else None
-        parts = {d: m for d, m in self._run.items() if alone in (None, d[1])}
+        parts = {d: m for d, m in self._run.items() if alone in (None, d.step)}
         fits = {d for d, m in parts.items() if not self.dumps.differences(self.dumps.conditions, m)}
 
-        def plan(some: Iterable[Dump]) -> _Plan:
+        def plan(some: Iterable[Found]) -> _Plan:
             dumped: list[DumpedGroup] = []
-            ordered = sorted(some, key=lambda dump: (dump[1] < self._first, *dump))
-            for _, of_step in itertools.groupby(ordered, key=lambda dump: dump[:2]):
-                groups = (DumpedGroup.of_part(d[2], parts[d], d[0]) for d in of_step)
-                dumped += without_superseded([g for of_part in groups for g in of_part])
+            ordered = sorted(some, key=lambda dump: dump.order_from(self._first))
+            for _, of_step in itertools.groupby(ordered, key=lambda dump: (dump.size, dump.step)):
+                dumped += without_superseded(_groups_of({dump: parts[dump] for dump in of_step}))
             match = by_content([g for g in dumped if g not in self._taken], contents)
             return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
 
         planned = plan(fits)
         lacking, other = len(planned.rest), plan(parts)
         if lacking and not other.rest:
-            odd = next(g for g in other.groups if g and g.dump not in fits)
-            differs = self.dumps.differences(self.dumps.conditions, parts[odd.dump])
+            odd = next(g.found for g in other.groups if g and g.found not in fits)
+            differs = self.dumps.differences(self.dumps.conditions, parts[odd])
             what = f"the dump of step {odd.step} was made for another call: {'; '.join(differs)}"
             policy = self.local_config.on_mismatch
             if policy != "regenerate" and self.dumps.accept_mismatch(what, Found(odd.step)):
@@ -248,9 +247,9 @@ class GroupRole(Role):
         uids, contents = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
         if not self._fits(metas):
-            metas = []
+            metas = {}
         # A dump without an identity (an imported one) names no contents: it goes by place.
-        nameless = bool(metas) and all(meta.identity is None for meta in metas)
+        nameless = bool(metas) and all(meta.identity is None for meta in metas.values())
         known = not nameless and any(content is not None for content in contents)
         refill = phase_of(call.stage) == REFILL
         submitted = self._groups.submitted.setdefault(step, Submitted())
@@ -258,23 +257,22 @@ class GroupRole(Role):
             submitted.prompts, submitted.served = 0, set()
         under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
-            metas = []  # these groups may belong to another batch
-        parts = [DumpedGroup.of_part(part, meta) for part, meta in enumerate(metas)]
-        dumped = without_superseded([group for part in parts for group in part])
-        dumped = [group for group in dumped if (group.part, group.index) not in submitted.served]
+            metas = {}  # these groups may belong to another batch
+        dumped = without_superseded(_groups_of(metas))
+        dumped = [group for group in dumped if group not in submitted.served]
         match = by_position(dumped, len(uids))
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        by_dump = {("", source, part): meta for part, meta in enumerate(metas)}
-        plan = _Plan(step, source, uids, contents, by_dump, _whole(match))
+        plan = _Plan(step, source, uids, contents, metas, _whole(match))
         if metas and lacking and not under_way and not refill:
             return self._judge(plan, dumped, known or repeats)
         return plan
 
-    def _fits(self, metas: Sequence[DumpMeta]) -> bool:
+    def _fits(self, metas: Mapping[Found, DumpMeta]) -> bool:
         """Whether parts were made under conditions that this run accepts."""
-        return self.local_config.action == SkipAction.REPEAT or all(map(self._is_accepted, metas))
+        repeats = self.local_config.action == SkipAction.REPEAT
+        return repeats or all(map(self._is_accepted, metas.values()))
 
     def _is_accepted(self, meta: DumpMeta) -> bool:
         """Whether a part was made under the conditions of this run, or may be replayed anyway."""
@@ -343,19 +341,18 @@ class GroupRole(Role):
         replay = GroupReplay()
         for dump, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
-            chosen = [(uid, group) for uid, group in groups if group and group.dump == dump]
+            chosen = [(uid, group) for uid, group in groups if group and group.found == dump]
             if not chosen:
                 continue
-            size, step, part = dump
-            store = self.dumps.stores()[size]
-            loaded = store.load(step, part=part)
+            store = self.dumps.stores[dump.size]
+            loaded = store.load(dump.step, part=dump.number)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 replay.add(chosen, loaded, rows, plan.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptDumpError(
                     "it does not hold groups of a queue",
-                    str(store.directory / str(step)),
+                    str(store.directory / str(dump.step)),
                 ) from error
             self.dumps.check_fields(loaded["fields"], meta, call)
         return replay
@@ -379,3 +376,7 @@ class GroupRole(Role):
 
 def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
     return [group if group is not None and group.complete else None for group in match]
+
+
+def _groups_of(metas: Mapping[Found, DumpMeta]) -> list[DumpedGroup]:
+    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]

@@ -27,10 +27,14 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen
 class Found:
-    """The dump of call `number` of `step`."""
+    """The dump of call `number` of `step`; of a step of a queue, its part of that number.
+
+    ``size`` is the directory of its run, if that has another number of prompts a step.
+    """
 
     step: int
     number: int = 0
+    size: str = ""
 
     @property
     def path(self) -> str:
@@ -46,6 +50,10 @@ class Found:
         """By what it is preferred as a substitute at `step`, as `by_preference` has it."""
         below = self.step <= step
         return (step - self.step if below else (1 << 62) + self.step), self.number
+
+    def order_from(self, first: int) -> tuple[bool, str, int, int]:
+        """By what prompts prefer it in a process that began at step `first`."""
+        return self.step < first, self.size, self.step, self.number
 
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.number}" if self.number else "")

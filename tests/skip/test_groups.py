@@ -16,10 +16,11 @@ from rlskip.skip.groups import (
     gather,
     without_superseded,
 )
+from rlskip.skip.visit import Found
 
 
 def group(part: int, index: int, content: str | None, position: int, whole: bool) -> DumpedGroup:
-    return DumpedGroup(part, index, content, position, whole)
+    return DumpedGroup(Found(1, part), index, content, position, whole)
 
 
 def test_an_incomplete_group_is_superseded_by_a_complete_one() -> None:
@@ -45,14 +46,14 @@ def test_complete_groups_come_first() -> None:
 _groups = st.lists(
     st.builds(
         DumpedGroup,
-        part=st.integers(0, 2),
+        found=st.builds(Found, st.just(1), st.integers(0, 2)),
         index=st.integers(0, 3),
         content=st.sampled_from([None, "a", "b", "c"]),
         position=st.integers(0, 4),
         complete=st.booleans(),
     ),
     max_size=8,
-    unique_by=lambda g: (g.part, g.index),
+    unique_by=lambda g: (g.found, g.index),
 )
 
 
@@ -63,7 +64,7 @@ def test_each_group_is_used_once_and_for_its_own_content(
     match = by_content(groups, contents)
     assert len(match) == len(contents)
     used = [one for one in match if one is not None]
-    assert len({(one.part, one.index) for one in used}) == len(used)
+    assert len({(one.found, one.index) for one in used}) == len(used)
     for content, one in zip(contents, match, strict=True):
         assert one is None or (content is not None and one.content == content)
     for content in {c for c in contents if c is not None}:
@@ -78,7 +79,7 @@ def test_what_is_kept_is_in_order_and_never_superseded(groups: list[DumpedGroup]
     kept = without_superseded(groups)
     assert [one.position for one in kept] == sorted(one.position for one in kept)
     assert [one for one in kept if one.complete] == sorted(
-        (one for one in groups if one.complete), key=lambda g: (g.position, g.part, g.index)
+        (one for one in groups if one.complete), key=lambda g: g.place
     )
     complete = {(one.content, one.position) for one in groups if one.complete}
     assert all(one.complete or (one.content, one.position) not in complete for one in kept)

@@ -1,0 +1,295 @@
+"""Which dumps serve a call: that of the very call, or the groups of its prompts in any dump."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from rlskip.batch.columns import columns_of
+from rlskip.batch.row_fields import RowFields
+from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.skip.assembling import Source, assembled
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.run_index import Gathered, RunIndex
+from rlskip.skip.visit import Found
+from rlskip.store import CorruptDumpError, DumpMeta, Identity
+
+log = logging.getLogger(__name__)
+
+_CACHED = 1 << 30
+"""Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
+
+
+class CallMatching:
+    """Finds the dump of a whole call, in its step or in another one of the run.
+
+    Parameters
+    ----------
+    dumps, index
+        The role's.
+    own_steps
+        Whether each call has a step of its own.
+    """
+
+    def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
+        self._dumps, self._index, self._own_steps = dumps, index, own_steps
+
+    def offers(self, call: Call) -> Iterator[Found | Gathered]:
+        """The dumps that were made for this very call, the one to take first."""
+        if self._dumps.local_config.action == SkipAction.REPEAT:
+            if (repeated := self._repeated(call)) is not None:
+                yield repeated
+        elif call.identity.prompts_hash is not None:
+            yield from call.visit.fitting(call.identity)
+            yield from call.visit.unnamed()
+            if self._dumps.local_config.match == "run":
+                yield from self._elsewhere(call)
+
+    def judge(self, call: Call) -> Found | Gathered | None:
+        """What becomes of a call that no dump fits.
+
+        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless.
+
+        Raises
+        ------
+        MismatchError
+            It is the first call at the step, and all dumps of the step differ from it.
+        """
+        visit, identity = call.visit, call.identity
+        policy = self._dumps.local_config.on_mismatch
+        if self._dumps.local_config.action == SkipAction.REPEAT or visit.is_empty:
+            return None
+        if identity.prompts_hash is None or policy == "ignore":
+            kth = visit.kth(call.place)
+            if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
+                return None
+            call.reason = (
+                f"the prompts cannot be compared with those of the dump of {kth}"
+                if identity.prompts_hash is None
+                else f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
+            )
+            return self._accept_mismatch(call, kth)
+        nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
+        if nearest is None:
+            damaged = "a dump of the step is missing, and the others were made for other calls"
+            call.reason = visit.why_not(identity) if call.place else damaged
+            log.info(
+                "rlskip: role %s: step %d, call %d is generated: %s",
+                self._dumps.role, visit.step, call.place, call.reason,
+            )  # fmt: skip
+            return None
+        found, differs = nearest
+        n = len(visit.listed)
+        of = f", the nearest of its {n} calls," if n > 1 else ""
+        differs = self._dumps.in_words(call, found, differs)
+        call.reason = f"the dump of {found}{of} was made for another call: {'; '.join(differs)}"
+        hint = ""
+        if policy == "error" and self._dumps.local_config.match == "step":
+            elsewhere = self._index.find(identity.prompts_hash, visit.step)
+            if elsewhere:
+                call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
+                hint = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too; "
+        return self._accept_mismatch(call, found, hint)
+
+    def take(self, call: Call, found: Any) -> None:
+        """These serve the call, and no other one of the visit."""
+        call.visit.take(found)
+
+    def _repeated(self, call: Call) -> Found | None:
+        """The same call of the step itself, else of the nearest one; else that step's last."""
+        source, store = call.step, self._dumps.store
+        numbers = [*filter(call.visit.is_usable, call.visit.listed)]
+        if not numbers:
+            nearest = store.nearest(source)
+            if nearest is None or nearest == source:  # written in this visit
+                return None
+            source, numbers = nearest, store.calls(nearest)
+        while numbers:
+            found = Found(source, numbers[min(call.place, len(numbers) - 1)])
+            if store.read_meta(source, found.part) is not None:
+                return found
+            call.visit.lose(found)
+            numbers.remove(found.number)
+        return None
+
+    def _elsewhere(self, call: Call) -> Iterator[Found]:
+        """The dumps of other steps that were made for such a call."""
+        for found in self._index.find(call.identity.prompts_hash, call.step):
+            meta = self._dumps.store.read_meta(found.step, found.part)
+            if call.visit.is_used(found) or meta is None or meta.identity is None:
+                continue
+            if not call.identity.differences(meta.identity)[0]:
+                yield found
+
+    def _accept_mismatch(self, call: Call, found: Found, hint: str = "") -> Found | None:
+        """`found` if it is to serve the call despite `call.reason`; None if it was quarantined."""
+        if self._dumps.accept_mismatch(call.reason, found, hint):
+            return found
+        call.visit.lose(found)
+        return None
+
+
+class PromptMatching(CallMatching):
+    """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
+
+    def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
+        super().__init__(dumps, index, own_steps)
+        self._cache: OrderedDict[Found, tuple[Any, DumpMeta]] = OrderedDict()
+
+    def offers(self, call: Call) -> Iterator[Found | Gathered]:
+        """The dumps of this very call, then a group for each of its prompts."""
+        if call.identity.prompts_hash is not None:
+            for found in call.visit.fitting(call.identity):
+                # A visit of its own does not know what other calls were served.
+                if not (self._own_steps and self._index.is_used(found)):
+                    yield found
+            if (gathered := self._find(call)) is not None:
+                yield gathered
+
+    def _find(self, call: Call) -> Gathered | None:
+        """A group for each prompt of the call; None, with the reason in the call, if some lack."""
+        identity: Identity = attrs.evolve(call.identity, prompts_hash=None)
+        found = self._gather(call, lambda made: not identity.differences(made)[0])
+        if isinstance(found, Gathered):
+            return found
+        call.reason = found
+        return None
+
+    def judge(self, call: Call) -> Found | Gathered | None:
+        """What becomes of a call for whose prompts there are no groups.
+
+        Prompts without a dump are generated, and the whole batch with them. Where all have one that
+        was made in another way, ``on_mismatch`` decides; None: the call is generated.
+
+        Raises
+        ------
+        MismatchError
+            ``on_mismatch`` is ``error``.
+        """
+        if call.identity.prompts_hash is None:
+            return super().judge(call)
+        found = self._gather(call, lambda made: True)
+        if isinstance(found, Gathered):
+            identity = attrs.evolve(call.identity, prompts_hash=None)
+            differing = (
+                (group, must)
+                for group in found.groups
+                if (must := identity.differences(group.made)[0])
+            )
+            first, must = next(differing, (None, []))
+            if first is not None:
+                call.reason = f"{found} were made for other calls: {'; '.join(must)}"
+                policy = self._dumps.local_config.on_mismatch
+                if policy != "regenerate" and self._dumps.accept_mismatch(call.reason, first.found):
+                    return found
+        if self._index.mute:
+            self._dumps.notices.once(
+                "mute", "%d dumps of the run do not record which rows are which prompt's, as those "
+                "of rlskip 0.2: they serve only the very batch that they were made for",
+                self._index.mute,
+            )  # fmt: skip
+        log.info(
+            "rlskip: role %s: step %d, call %d is generated: %s",
+            self._dumps.role, call.step, call.place, call.reason,
+        )  # fmt: skip
+        return None
+
+    def take(self, call: Call, found: Any) -> None:
+        self._index.take(found)
+        if isinstance(found, Found):
+            super().take(call, found)
+            return
+        for group in found.groups:
+            if not group.found.size and group.found.step == call.step:
+                call.visit.mark_present(group.found.number)
+
+    def load(self, call: Call, found: Gathered) -> tuple[Any, DumpMeta]:
+        """The groups put together as the stage would have returned them, and one dump's meta.
+
+        Raises
+        ------
+        DumpError
+            A dump is unusable.
+        AssemblyError
+            The rows cannot be one batch.
+        """
+        with call.timed(), self._index.lock:  # calls may be side by side
+            metas: dict[Found, DumpMeta] = {}
+            first = found.groups[0].found
+            if found.is_whole:
+                whole, metas[first] = self._loaded(first, found.groups[0].checksum)
+                self._cache.pop(first)  # what the trainer gets it may change
+                rollouts = self._dumps.without_dropped(whole)
+            else:
+                rollouts = self._assemble(call, found, metas)
+            self._dumps.check_fields(rollouts, metas[first], call)
+        for meta in metas.values():
+            if meta.identity is not None:
+                present = attrs.evolve(call.identity, prompts_hash=meta.identity.prompts_hash)
+                self._dumps.differences(present, meta)  # logs what is noteworthy
+        took = sum(
+            metas[group.found].info.get("seconds", 0.0) / max(1, self._index.groups_in(group.found))
+            for group in found.groups
+        )
+        call.facts.update(
+            source=first.step,
+            bytes=sum(meta.stored for meta in metas.values()),
+            seconds_saved=took - call.seconds if took else 0.0,
+        )
+        return rollouts, metas[first]
+
+    def _gather(self, call: Call, fits: Callable[[Identity], bool]) -> Gathered | str:
+        prompts = call.summarize_prompts()
+        if prompts is None or not prompts.digests:
+            return "its prompts cannot be told apart"
+        return self._index.gather(
+            prompts.digests,
+            call.step,
+            fits,
+            # How the model was then is what a validation shows.
+            alone=self._dumps.role == VALIDATION_ROLE,
+            again=self._dumps.local_config.action == SkipAction.REPEAT,
+        )
+
+    def _assemble(self, call: Call, found: Gathered, metas: dict[Found, DumpMeta]) -> Any:
+        """The groups as one batch; `metas` gets the meta of each group's dump."""
+        checksums = {group.found: group.checksum for group in found.groups}
+        numbers = {dump: number for number, dump in enumerate(checksums)}
+        rows: dict[Found, list[int]] = {dump: [] for dump in checksums}
+        picks = []
+        for group in found.groups:
+            of_dump = rows[group.found]
+            picks += [(numbers[group.found], len(of_dump) + i) for i in range(group.count)]
+            of_dump += range(group.start, group.start + group.count)
+        # One dump after the other: they may be too large to be in memory together.
+        sources = []
+        for dump, checksum in checksums.items():
+            rollouts, metas[dump] = self._loaded(dump, checksum)
+            rollouts = self._dumps.without_dropped(rollouts)
+            names = {str(name) for name in columns_of(rollouts)}
+            fields = RowFields.from_meta(metas[dump]) or RowFields.of(names)
+            sources.append(Source.of(rollouts, fields, rows[dump]))
+        prompts = call.summarize_prompts()
+        digests = prompts.digests if prompts else []
+        counts = [group.count for group in found.groups]
+        return assembled(sources, picks, call.prompts, digests, counts, call.stage.totals)
+
+    def _loaded(self, dump: Found, checksum: str) -> tuple[Any, DumpMeta]:
+        """A dump, which the next batch may need, too."""
+        if dump not in self._cache or self._cache[dump][1].checksum != checksum:
+            store = self._dumps.stores[dump.size]
+            rollouts, meta = store.load_with_meta(dump.step, part=dump.part)
+            if meta.checksum != checksum:
+                where = str(store.directory / dump.path)
+                raise CorruptDumpError("another job replaced it meanwhile", where)
+            self._cache[dump] = rollouts, meta
+        self._cache.move_to_end(dump)
+        loaded = self._cache[dump]
+        while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
+            self._cache.popitem(last=False)
+        return loaded
