@@ -66,14 +66,8 @@ Pick = tuple[int, int]
 """The number of a source, and that of a row."""
 
 
-def assembled(
-    sources: Sequence[Source],
-    picks: Sequence[Pick],
-    prompts: Any,
-    digests: Sequence[str],
-    counts: Sequence[int],
-    totals: Totals,
-) -> Any:
+@attrs.define(eq=False)
+class Assembly:
     """The picked rows as one batch of the sources' kind; it shares no memory with them.
 
     Tensors of different widths are padded to the widest, on the side where the sources have
@@ -81,37 +75,37 @@ def assembled(
 
     Parameters
     ----------
-    digests, counts
-        The hash of each of the prompts, and how many of the picked rows it has.
+    digests
+        The hash of each of the prompts.
+    owners
+        For each of the picked rows the place of its prompt.
     totals
         By name the functions of the rows that give values which belong to a whole batch. Without
         one the sources must have the same value; those that tell when a batch was made are left
         out.
-
-    Raises
-    ------
-    AssemblyError
-        A value differs, or it is not known how a field is padded.
     """
-    owners = [i for i, count in enumerate(counts) for _ in range(count)]
-    return _Assembly(sources, picks, prompts, digests, owners, totals).batch()
 
-
-@attrs.define(eq=False)
-class _Assembly:
     _sources: Sequence[Source]
     _picks: Sequence[Pick]
     _prompts: Any
     _digests: Sequence[str]
-    _owners: Sequence[int]  # by row the place of its prompt
+    _owners: Sequence[int]
     _totals: Totals
-    _due: list[tuple[Any, Any]] = attrs.field(factory=list)  # where totals belong, their names
+    # Where totals belong, and their names.
+    _due: list[tuple[Any, Any]] = attrs.field(init=False, factory=list)
 
     @property
     def _fields(self) -> RowFields:
         return self._sources[0].fields
 
     def batch(self) -> Any:
+        """Put it together.
+
+        Raises
+        ------
+        AssemblyError
+            A value differs, or it is not known how a field is padded.
+        """
         parts = [source.rollouts for source in self._sources]
         first = parts[0]
         unknown = [p for s, p in zip(self._sources, parts, strict=True) if not s.n]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -215,29 +216,25 @@ class CallRole(Role):
 
     def _choose(self, call: Call) -> Found | Gathered | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
-        if not self.dumps.by_prompt:
-            return self._choose_first(call)
-        with self._index.lock:
+        # Calls of their own steps, side by side, take groups of the same dumps.
+        with self._index.lock if self.dumps.by_prompt else contextlib.nullcontext():
             if not self.support_online_step:
                 self._index.begin(call.step)
-            return self._choose_first(call)
-
-    def _choose_first(self, call: Call) -> Found | Gathered | None:
-        offers: Iterator[Any] = self._matching.offers(call)
-        found: Any = None
-        try:
-            call.identity = call.identity or self.dumps.identity_of(call)
-            found = next(offers, None) or self._matching.judge(call)
-        except (DumpError, OSError, MemoryError) as error:
-            log.warning(
-                "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
-            )
-        finally:
-            # The ranks agree even if this one is about to raise: the others must not wait for it.
-            found = self.ranks.agree(call, found, offers, self._load)
-        if found is not None:
-            self._matching.take(call, found)
-        return found  # type: ignore[no-any-return]
+            offers: Iterator[Any] = self._matching.offers(call)
+            found: Any = None
+            try:
+                call.identity = call.identity or self.dumps.identity_of(call)
+                found = next(offers, None) or self._matching.judge(call)
+            except (DumpError, OSError, MemoryError) as error:
+                log.warning(
+                    "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
+                )
+            finally:
+                # Also if this one is about to raise: the other ranks must not wait for it.
+                found = self.ranks.agree(call, found, offers, self._load)
+            if found is not None:
+                self._matching.take(call, found)
+            return found  # type: ignore[no-any-return]
 
     # -- what is in it -------------------------------------------------------------------
 

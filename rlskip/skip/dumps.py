@@ -164,11 +164,7 @@ class Dumps:
 
     def other_sizes(self) -> dict[str, StepStore]:
         """The dumps of the same run with other numbers of prompts a step."""
-        ours = self.directory if self.role in TRAINING_ROLES else self.directory.parent
-        below = self.directory.relative_to(ours)
-        return {
-            name: StepStore(ours.with_name(name) / below) for name in self.notices.other_sizes()
-        }
+        return {name: StepStore(path) for name, path in self.notices.other_sizes().items()}
 
     # -- what makes two calls the same ---------------------------------------------------
 

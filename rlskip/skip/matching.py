@@ -12,7 +12,7 @@ import attrs
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
-from rlskip.skip.assembling import Source, assembled
+from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.run_index import Gathered, RunIndex
@@ -148,17 +148,12 @@ class PromptMatching(CallMatching):
                 # A visit of its own does not know what other calls were served.
                 if not (self._own_steps and self._index.is_used(found)):
                     yield found
-            if (gathered := self._find(call)) is not None:
+            identity = attrs.evolve(call.identity, prompts_hash=None)
+            gathered = self._gather(call, lambda made: not identity.differences(made)[0])
+            if isinstance(gathered, Gathered):
                 yield gathered
-
-    def _find(self, call: Call) -> Gathered | None:
-        """A group for each prompt of the call; None, with the reason in the call, if some lack."""
-        identity: Identity = attrs.evolve(call.identity, prompts_hash=None)
-        found = self._gather(call, lambda made: not identity.differences(made)[0])
-        if isinstance(found, Gathered):
-            return found
-        call.reason = found
-        return None
+            else:
+                call.reason = gathered
 
     def judge(self, call: Call) -> Found | Gathered | None:
         """What becomes of a call for whose prompts there are no groups.
@@ -276,8 +271,8 @@ class PromptMatching(CallMatching):
             sources.append(Source.of(rollouts, fields, rows[dump]))
         prompts = call.summarize_prompts()
         digests = prompts.digests if prompts else []
-        counts = [group.count for group in found.groups]
-        return assembled(sources, picks, call.prompts, digests, counts, call.stage.totals)
+        owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
+        return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
 
     def _loaded(self, dump: Found, checksum: str) -> tuple[Any, DumpMeta]:
         """A dump, which the next batch may need, too."""

@@ -136,27 +136,29 @@ class Notices:
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""
-        found = self.other_sizes() if self._local_config.match == "prompt" else []
-        for name, steps, differing in self._siblings():
-            if name not in found:
+        found = self.other_sizes() if self._local_config.match == "prompt" else {}
+        for path, steps, differing in self._siblings():
+            if path.name not in found:
                 differs = ", ".join(f"{what} is {a} now, {b} there" for what, a, b in differing)
-                path = self._shaped.with_name(name)
                 yield f"{path} has dumps of {steps} steps, which are not found: {differs}"
 
-    def other_sizes(self) -> list[str]:
-        """The names of those that differ in nothing but the number of prompts a step."""
-        return [
-            name
-            for name, _, differing in self._siblings()
+    def other_sizes(self) -> dict[str, Path]:
+        """The role's directories in those that differ in nothing but the number of prompts a step.
+
+        They are by the name of the run's directory.
+        """
+        return {
+            path.name: path / self._directory.relative_to(self._shaped)
+            for path, _, differing in self._siblings()
             if [what for what, *_ in differing] == ["gbs"]
-        ]
+        }
 
     @property
     def _shaped(self) -> Path:
         """The directory whose name has batch size and lengths."""
         return self._directory if self.role in TRAINING_ROLES else self._directory.parent
 
-    def _siblings(self) -> Iterator[tuple[str, int, list[tuple[str, str, str]]]]:
+    def _siblings(self) -> Iterator[tuple[Path, int, list[tuple[str, str, str]]]]:
         """The run's other directories, their numbers of steps, and what differs: now, there."""
         ours = self._shaped
         mine = shape_of(ours.name)
@@ -168,8 +170,7 @@ class Notices:
             other = shape_of(path.name)
             steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
             if mine and other and steps:
-                differing = [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
-                yield path.name, steps, differing
+                yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
 
     def changes(self, meta: DumpMeta) -> list[str]:
         """The keys of the config that changed since a dump was made, with both values.

@@ -206,15 +206,20 @@ class GroupRole(Role):
             for dump, meta in self._groups.parts(step, size).items()
         }
 
+    def _plan(self, call: Call) -> _Plan:
+        submitted = self._groups.submitted.setdefault(call.step, Submitted())
+        if phase_of(call.stage) != REFILL:
+            submitted.prompts, submitted.served = 0, set()
+        if self.dumps.by_prompt:
+            return self._plan_by_prompt(call)
+        return self._plan_by_step(call, submitted)
+
     def _plan_by_prompt(self, call: Call) -> _Plan:
         """For each prompt the first group of the run that was generated for it and is left.
 
         Those of an earlier step than the one at which this process began come last.
         """
         uids, contents = self._contents(call)
-        submitted = self._groups.submitted.setdefault(call.step, Submitted())
-        if phase_of(call.stage) != REFILL:
-            submitted.prompts, submitted.served = 0, set()
         self._first = min(self._first, call.step)
         alone = call.step if self.serves_validation else None
         parts = {d: m for d, m in self._run.items() if alone in (None, d.step)}
@@ -229,19 +234,15 @@ class GroupRole(Role):
             return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
 
         planned = plan(fits)
-        lacking, other = len(planned.rest), plan(parts)
-        if lacking and not other.rest:
-            odd = next(g.found for g in other.groups if g and g.found not in fits)
-            differs = self.dumps.differences(self.dumps.conditions, parts[odd])
-            what = f"the dump of step {odd.step} was made for another call: {'; '.join(differs)}"
+        if planned.rest and not (other := plan(parts)).rest:
+            odd = next(group.found for group in other.groups if group and group.found not in fits)
             policy = self.local_config.on_mismatch
-            if policy != "regenerate" and self.dumps.accept_mismatch(what, Found(odd.step)):
+            if policy != "regenerate" and self._is_accepted(parts[odd]):
                 return other
         return planned
 
-    def _plan(self, call: Call) -> _Plan:
-        if self.dumps.by_prompt:
-            return self._plan_by_prompt(call)
+    def _plan_by_step(self, call: Call, submitted: Submitted) -> _Plan:
+        """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
         step, source = call.step, self._source(call.step)
         metas = self._groups.parts(source)
         uids, contents = self._contents(call)
@@ -251,10 +252,6 @@ class GroupRole(Role):
         # A dump without an identity (an imported one) names no contents: it goes by place.
         nameless = bool(metas) and all(meta.identity is None for meta in metas.values())
         known = not nameless and any(content is not None for content in contents)
-        refill = phase_of(call.stage) == REFILL
-        submitted = self._groups.submitted.setdefault(step, Submitted())
-        if not refill:
-            submitted.prompts, submitted.served = 0, set()
         under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch
@@ -265,7 +262,7 @@ class GroupRole(Role):
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
         plan = _Plan(step, source, uids, contents, metas, _whole(match))
-        if metas and lacking and not under_way and not refill:
+        if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
             return self._judge(plan, dumped, known or repeats)
         return plan
 

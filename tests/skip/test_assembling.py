@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from rlskip.batch.columns import rows_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.skip.assembling import AssemblyError, Source, assembled
+from rlskip.skip.assembling import Assembly, AssemblyError, Source
 
 
 def ragged(values: list[int]) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -
     sources = [Source.of(batches[i], NONE, chosen[i]) for i in used]
     picks = [(used.index(i), row) for i, row in picks]
     digests = [str(place) for place in wanted]
-    found = assembled(sources, picks, {}, digests, [1] * len(wanted), {})
+    found = Assembly(sources, picks, {}, digests, range(len(wanted)), {}).batch()
     assert type(found) is type(batches[0])
     originals = [rows(batch) for batch in batches]
     assert rows(found) == [originals[i][row] for i, row in wanted]
@@ -130,4 +130,4 @@ def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -
 def test_what_is_not_one_batch_is_refused_by_name(pair: Any, what: str) -> None:
     sources = [Source.of(value, NONE, [0]) for value in pair]
     with pytest.raises(AssemblyError, match=what):
-        assembled(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [1, 1], {})
+        Assembly(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
