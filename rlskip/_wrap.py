@@ -34,7 +34,13 @@ def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
     wrapt.register_post_import_hook(hook, module)
 
 
-def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
+def wrap(
+    target: str,
+    decorate: Callable[[F], F],
+    *,
+    key: str,
+    missing: list[AttachError] | None = None,
+) -> None:
     """Replace `target` by ``decorate(function)``, now or when its module is imported.
 
     Parameters
@@ -46,6 +52,8 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
         Takes the plain function, returns a function.
     key
         Names the wrapper: one key wraps a function at most once.
+    missing
+        Where to note the error of a function that does not exist; None: it is raised.
 
     Raises
     ------
@@ -57,22 +65,57 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
         keeps the unwrapped one: name that module instead.
     """
     parsed = Target.parse(target)
-    when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
-
-
-def wrap_if_there(
-    target: str, decorate: Callable[[F], F], *, key: str, missing: list[AttachError]
-) -> None:
-    """As :func:`wrap`; a function that does not exist is noted in `missing` instead."""
-    parsed = Target.parse(target)
 
     def hook(module: ModuleType) -> None:
         try:
             wrap_in(module, parsed, decorate, key)
         except AttachError as error:
+            if missing is None:
+                raise
             missing.append(error)
 
     when_imported(parsed.module, hook)
+
+
+class Seams:
+    """The functions of a trainer that one module wraps, each declared at what runs in its place.
+
+    Parameters
+    ----------
+    key
+        As for :func:`wrap`.
+    optional
+        Whether a release may lack some of them; the errors are then in :attr:`missing`.
+    """
+
+    def __init__(self, key: str, *, optional: bool = False) -> None:
+        self.missing: list[AttachError] = []
+        self._key = key
+        self._optional = optional
+        self._seams: list[tuple[str, Callable[..., Any]]] = []
+
+    def decorated(self, *targets: str) -> Callable[[F], F]:
+        """Declare a decorator of `targets`."""
+
+        def declare(decorate: F) -> F:
+            self._seams += [(target, decorate) for target in targets]
+            return decorate
+
+        return declare
+
+    def around(self, *targets: str) -> Callable[[F], F]:
+        """Declare a body that is called around `targets`, as :func:`around` has it."""
+
+        def declare(body: F) -> F:
+            self.decorated(*targets)(around(body))
+            return body
+
+        return declare
+
+    def attach(self) -> None:
+        """Wrap the targets when their modules are imported. Imports none of them."""
+        for target, decorate in self._seams:
+            wrap(target, decorate, key=self._key, missing=self.missing if self._optional else None)
 
 
 def around(body: Callable[..., Any]) -> Callable[[F], F]:

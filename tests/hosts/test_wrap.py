@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlskip._wrap import AttachError, around, when_imported, wrap, wrap_if_there
+from rlskip._wrap import AttachError, around, when_imported, wrap
 from rlskip.errors import ConfigError
 
 TRAINER = """
@@ -118,7 +118,7 @@ def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, 
 def test_a_function_that_a_release_may_lack_is_noted(third_party):
     name, missing = third_party(TRAINER), []
     for path in ("Trainer.method", "Trainer.metod"):
-        wrap_if_there(f"{name}:{path}", marking("wrapped"), key="test", missing=missing)
+        wrap(f"{name}:{path}", marking("wrapped"), key="test", missing=missing)
     module = importlib.import_module(name)
     assert module.Trainer().method(1) == ["wrapped", "method", 1]
     assert [error.where for error in missing] == [f"{name}:Trainer.metod"]

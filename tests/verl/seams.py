@@ -46,7 +46,7 @@ asyncio.run(servers._init_global_load_balancer())
 print(
     json.dumps(
         {
-            "missing": [str(one) for one in no_engine._missing],
+            "missing": [str(one) for one in no_engine._seams.missing],
             "rollout": get_rollout_class(no_engine.NO_ENGINE, "async").__name__,
             "replica": get_rollout_replica_class(no_engine.NO_ENGINE).__name__,
             "synced": checkpoints.update_weights(3),

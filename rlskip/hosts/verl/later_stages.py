@@ -1,20 +1,4 @@
-"""verl's stages after the rollouts: reference log-probs (role ``ref``), scores (role ``reward``).
-
-================================================  ==============================================
-Seam                                              What rlskip does there
-================================================  ==============================================
-``RayPPOTrainer._compute_ref_log_prob``,          role ``ref``; V1's rows are read from and
-``PPOTrainer._compute_ref_log_prob`` (V1)         written to TransferQueue
-``RewardLoopManager.compute_rm_score``            role ``reward``: the trainers call it where a
-                                                  reward model shares the rollouts' GPUs, and
-                                                  rlskip where V0 has scored while generating
-``RayPPOTrainer._validate``,                      validation is scored by a stage only where it
-``PPOTrainer._validate`` (V1)                     is replayed (``skip.validation=replay``)
-``RayPPOTrainer.init_workers`` (in ``trainer``),  no reference model is loaded where the run never
-``PPOTrainer._init_resource_pool_mgr`` (V1)       computes with it
-``RewardLoopManager.__init__``                    nor are reward workers and a reward model started
-================================================  ==============================================
-"""
+"""verl's stages after the rollouts: reference log-probs, role ``ref``; scores, role ``reward``."""
 
 from __future__ import annotations
 
@@ -27,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlskip._nodes import as_typed
-from rlskip._wrap import AttachError, around, wrap_if_there
+from rlskip._wrap import Seams, around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
@@ -40,8 +24,9 @@ log = logging.getLogger(__name__)
 REF = "ref"
 REWARD = "reward"
 
-_KEY = "rlskip.verl_later_stages"
-_LOOP = "verl.experimental.reward_loop.reward_loop"
+_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
+_V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
+_V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
 _MODEL = "actor_rollout_ref.model"
 _PRECISION = tuple(
     f"{engine}.{name}"
@@ -68,24 +53,9 @@ _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 # The roles whose model this run does without, and whether its trainer validates at present.
 _left_out: set[str] = set()
 _validating = False
-# The seams that this release of verl does not have: they matter only if a role is on.
-_missing: list[AttachError] = []
-
-
-def attach() -> None:
-    """Wrap the seams when verl imports their modules. Imports nothing of verl."""
-    trainer, v1 = f"{RAY_TRAINER}:RayPPOTrainer", f"{V1}.trainer_base:PPOTrainer"
-    seams: dict[str, Callable[..., Any]] = {
-        f"{trainer}._compute_ref_log_prob": _computing_ref,
-        f"{trainer}._validate": _validation,
-        f"{v1}._compute_ref_log_prob": _computing_ref_v1,
-        f"{v1}._validate": _validation,
-        f"{v1}._init_resource_pool_mgr": _mapping_roles,
-        f"{_LOOP}:RewardLoopManager.__init__": _making_judge,
-        f"{_LOOP}:RewardLoopManager.compute_rm_score": _scoring,
-    }
-    for target, decorate in seams.items():
-        wrap_if_there(target, decorate, key=_KEY, missing=_missing)
+# Those that this release of verl does not have matter only if a role is on.
+_seams = Seams(__name__, optional=True)
+attach = _seams.attach
 
 
 # -- what the config says ----------------------------------------------------------------------
@@ -170,8 +140,8 @@ def adapt(settings: SkipSettings) -> None:
         One of them is on, and this release of verl does not have the seams.
     """
     facts, roles = settings.facts, settings.roles
-    if _missing and roles.keys() & {REF, REWARD}:
-        raise _missing[0]
+    if _seams.missing and roles.keys() & {REF, REWARD}:
+        raise _seams.missing[0]
     for role in roles.keys() & {REF, REWARD}:
         local = roles[role]
         local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
@@ -243,18 +213,20 @@ def _drop_reference(mapping: dict[Any, Any]) -> None:
         mapping[type(role).ActorRollout] = mapping.pop(role)
 
 
-@around
+@_seams.around(f"{_V1_TRAINER}._init_resource_pool_mgr")
 def _mapping_roles(init: Callable[..., None], self: Any) -> None:
+    """V1 loads no reference model if the run needs none."""
     init(self)
     if REF in _left_out:
         _drop_reference(self.role_worker_mapping)
         _drop_reference(self.mapping)  # the pool manager's own
 
 
-@around
+@_seams.around(f"{_LOOP}.__init__")
 def _making_judge(
     init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
 ) -> None:
+    """Neither reward workers nor a reward model are started if the run needs none."""
     if REWARD not in _left_out:
         init(self, config, *args, **kwargs)
         return
@@ -266,8 +238,9 @@ def _making_judge(
 # -- the stages --------------------------------------------------------------------------------
 
 
-@around
+@_seams.around(f"{_V0_TRAINER}._validate", f"{_V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
     global _validating
     _validating = True
     try:
@@ -287,6 +260,7 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
     )
 
 
+@_seams.decorated(f"{_V0_TRAINER}._compute_ref_log_prob")
 def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     def tokens(self: Any, batch: Any) -> dict[str, Any]:
         return {**_some(batch.batch, _TOKENS), **_some(batch.non_tensor_batch, _IMAGES)}
@@ -294,7 +268,10 @@ def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     return _annotated(REF, tokens)(compute)
 
 
+@_seams.decorated(f"{_V1_TRAINER}._compute_ref_log_prob")
 def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """V1's rows are read from and written to TransferQueue."""
+
     def ref_log_probs(self: Any, batch: Any, metrics: Any, rows: Any) -> Any:
         compute(self, batch, metrics)
         return _rows_of(batch, ["ref_log_prob"])
@@ -322,7 +299,13 @@ def _rows_of(batch: Any, fields: Collection[str]) -> Any:
     )
 
 
+@_seams.decorated(f"{_LOOP}.compute_rm_score")
 def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """The trainers call it where a reward model shares the rollouts' GPUs.
+
+    rlskip calls it where V0 has scored while generating.
+    """
+
     def contents(self: Any, data: Any) -> dict[str, Any]:
         return {**_some(data.batch, _SCORED), **data.non_tensor_batch}
 

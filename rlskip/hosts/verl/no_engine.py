@@ -3,19 +3,6 @@
 The process that trains chooses :data:`NO_ENGINE` as ``actor_rollout_ref.rollout.name`` before it
 makes workers (:func:`choose`). What verl then finds under that name starts nothing; reward models
 and teachers keep their own engines.
-
-================================================  ==============================================
-Seam                                              What rlskip does there
-================================================  ==============================================
-``verl.workers.rollout.base`` (its registry)      the actor's workers get a rollout that keeps
-                                                  nothing and takes no weights
-``RolloutReplicaRegistry``                        replicas whose ``launch_servers`` starts nothing
-``LLMServerManager._init_global_load_balancer``   no actor, because there are no servers
-``AgentLoopManager._init_agent_loop_workers``     no workers
-``CheckpointEngineManager.update_weights``        nothing: FSDP1 and LoRA would gather weights
-``AgentLoopManager[TQ].generate_sequences``,      ``NoEngineError``, if a call is not replayed
-``LLMServerClient._acquire_server``
-================================================  ==============================================
 """
 
 from __future__ import annotations
@@ -27,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._wrap import AttachError, around, when_imported, wrap_if_there
+from rlskip._wrap import Seams, around, when_imported
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
@@ -35,7 +22,6 @@ from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
 
 NO_ENGINE = "rlskip_no_engine"
 
-_KEY = "rlskip.verl_no_engine"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # An engine's own settings, which verl checks against the number of GPUs or the engine's name.
 _CHOSEN = {
@@ -53,8 +39,8 @@ _CHOSEN = {
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 
 
-# The seams that this release of verl does not have: they matter only if the engine is left out.
-_missing: list[AttachError] = []
+# Those that this release of verl does not have matter only if the engine is left out.
+_seams = Seams(__name__, optional=True)
 
 
 def choose(config: DictConfig) -> None:
@@ -65,8 +51,8 @@ def choose(config: DictConfig) -> None:
     AttachError
         This release of verl does not have the seams.
     """
-    if _missing:
-        raise _missing[0]
+    if _seams.missing:
+        raise _seams.missing[0]
     chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
     with open_dict(config):
         for key, value in chosen.items():
@@ -83,21 +69,17 @@ def attach() -> None:
     """Register and wrap what is needed when verl imports it. Imports nothing of verl."""
     when_imported("verl.workers.rollout.base", _register_rollout)
     when_imported("verl.workers.rollout.replica", _register_replica)
-    seams: dict[str, Callable[..., Any]] = {
-        f"{SERVERS}:LLMServerManager._init_global_load_balancer": _balancing,
-        f"{SERVERS}:LLMServerClient._acquire_server": _acquiring,
-        f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers": _making_workers,
-        "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights": _syncing,
-    }
-    for target, decorate in seams.items():
-        wrap_if_there(target, decorate, key=_KEY, missing=_missing)
+    _seams.attach()
 
 
 def _register_rollout(module: ModuleType) -> None:
+    """The actor's workers get a rollout that keeps nothing and takes no weights."""
     module._ROLLOUT_REGISTRY[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
 
 
 def _register_replica(module: ModuleType) -> None:
+    """Replicas whose ``launch_servers`` starts nothing."""
+
     def load() -> Any:
         from rlskip.hosts.verl.no_engine_classes import NoReplica
 
@@ -109,15 +91,16 @@ def _register_replica(module: ModuleType) -> None:
 # -- the seams -----------------------------------------------------------------------------
 
 
-@around
+@_seams.around(f"{SERVERS}:LLMServerManager._init_global_load_balancer")
 async def _balancing(start: Callable[..., Any], self: Any) -> None:
+    """No actor, because there are no servers."""
     if is_chosen(self.config):
         self.global_load_balancer = None
     else:
         await start(self)
 
 
-@around
+@_seams.around(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers")
 async def _making_workers(start: Callable[..., Any], self: Any) -> None:
     if is_chosen(self.config):
         self.agent_loop_workers = []
@@ -125,7 +108,9 @@ async def _making_workers(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
+@_seams.decorated("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights")
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing is sent: FSDP1 and LoRA would gather weights."""
     from verl.utils.ray_utils import auto_await
 
     @around
@@ -137,7 +122,7 @@ def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
 
 
-@around
+@_seams.around(f"{SERVERS}:LLMServerClient._acquire_server")
 async def _acquiring(acquire: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if is_chosen(self.config):
         raise NoEngineError.of("a request is sent to it")

@@ -11,12 +11,8 @@ import sys
 try:
     from rlskip.hosts.verl import later_stages, no_engine, stages, sync, trainer, v1
 
-    trainer.attach()
-    v1.attach()
-    sync.attach()
-    no_engine.attach()
-    later_stages.attach()
-    stages.attach()
+    for module in (trainer, v1, sync, no_engine, later_stages, stages):
+        module.attach()
 except Exception as error:
     print(f"rlskip could not attach to verl: {type(error).__name__}: {error}", file=sys.stderr)
     if "RLSKIP_JOB" in os.environ:

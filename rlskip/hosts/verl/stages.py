@@ -1,14 +1,6 @@
 """What verl's trainers compute on the driver, recorded for `rlskip compare`.
 
-Seams, each wrapped when verl imports its module:
-
-``RayPPOTrainer.fit``, ``PPOTrainer.fit`` (V1)
-    Recording starts, by the trainer's config and its count of steps, and everything is on disk when
-    it returns: the actor that trains is killed later.
-``ray_trainer.compute_advantage``, ``PPOTrainer._compute_advantage`` (V1)
-    The first place that sees all of a batch: scores, rewards, log-probs, values, advantages.
-``Tracking.log``
-    The step's metrics, among them what the workers returned.
+A seam that a release lacks is left out: what is recorded is not worth a training.
 """
 
 from __future__ import annotations
@@ -17,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip import stages
-from rlskip._wrap import around, wrap_if_there
+from rlskip._wrap import Seams
 from rlskip.config.record import RecordConfig, read_record_of
 from rlskip.hosts.verl.names import RAY_TRAINER, V1
 
-_KEY = "rlskip.verl_stages"
-_TRACKING = "verl.utils.tracking"
+_V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
 
 #: verl's fields in the order in which a step computes them, by the names that all hosts share.
 FIELDS = {
@@ -41,24 +32,16 @@ _ROWS = ("prompts", "responses", "response_mask")
 _OF_THE_MACHINE = ("timing", "perf/", "memory", "throughput", "training/")
 
 
-def attach() -> None:
-    """Wrap the seams when verl imports their modules. Imports nothing of verl.
-
-    A seam that a release lacks is left out: what is recorded is not worth a training.
-    """
-    seams: dict[str, Callable[..., Any]] = {
-        f"{RAY_TRAINER}:RayPPOTrainer.fit": _fitting,
-        f"{RAY_TRAINER}:compute_advantage": _computing_advantage,
-        f"{V1}.trainer_base:PPOTrainer.fit": _fitting,
-        f"{V1}.trainer_base:PPOTrainer._compute_advantage": _computing_advantage_v1,
-        f"{_TRACKING}:Tracking.log": _logging,
-    }
-    for name, decorate in seams.items():
-        wrap_if_there(name, decorate, key=_KEY, missing=[])
+_seams = Seams(__name__, optional=True)
+attach = _seams.attach
 
 
-@around
+@_seams.around(f"{RAY_TRAINER}:RayPPOTrainer.fit", f"{_V1_TRAINER}.fit")
 def _fitting(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Recording starts, by the trainer's config and its count of steps.
+
+    Everything is on disk when `fit` returns: the actor that trains is killed later.
+    """
     settings = read_record_of(self.config) or RecordConfig()
     stages.start(settings, lambda: getattr(self, "global_steps", None))
     try:
@@ -67,8 +50,9 @@ def _fitting(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> A
         stages.stop()
 
 
-@around
+@_seams.around(f"{RAY_TRAINER}:compute_advantage")
 def _computing_advantage(compute: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """It is the first place that sees all of a batch: scores, rewards, log-probs, advantages."""
     result = compute(data, *args, **kwargs)
     # The V1 trainer's batch has no tokens here.
     if stages.directory() is not None and "responses" in result.batch.keys():  # noqa: SIM118
@@ -76,7 +60,7 @@ def _computing_advantage(compute: Callable[..., Any], data: Any, *args: Any, **k
     return result
 
 
-@around
+@_seams.around(f"{_V1_TRAINER}._compute_advantage")
 def _computing_advantage_v1(
     compute: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -101,8 +85,9 @@ def _record(fields: Any, rows: Any) -> None:
         stages.record(name, value, rows=rows)
 
 
-@around
+@_seams.around("verl.utils.tracking:Tracking.log")
 def _logging(log: Callable[..., Any], self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """The step's metrics, among them what the workers returned."""
     if stages.directory() is not None:
         stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
     return log(self, data, *args, **kwargs)

@@ -2,15 +2,7 @@
 
 The whole trainer is one module, which ``python -m`` runs as ``__main__``. Its classes then travel
 to Ray by value and no seam reaches them, so the launcher process starts the task runner of the
-imported module (:func:`start_imported_runner`). Seams in the process that trains:
-
-``PPOTrainer.__init__``
-    The roles are switched on before any model is loaded.
-``AgentLoopManagerTQ.generate_sequences``
-    Role ``rollout_tq``, phase submit. The prompts are first marked as running in verl's buffer:
-    a replayed group that it sees before that has no step.
-``ReplayBuffer.sample``
-    Role ``rollout_tq``, phase sample.
+imported module (:func:`start_imported_runner`).
 """
 
 from __future__ import annotations
@@ -24,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from rlskip._wrap import around, wrap
+from rlskip._wrap import Seams
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.hosts.verl.names import MAIN_PPO_SYNC
@@ -36,15 +28,10 @@ from rlskip.keys import GLOBAL_STEPS, RUNNING, STATUS, TRAIN
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
-_KEY = "rlskip.verl_sync"
 _ROLE = "rollout_tq"
 
-
-def attach() -> None:
-    """Wrap the seams when verl imports their module. Imports nothing of verl."""
-    wrap(f"{MAIN_PPO_SYNC}:PPOTrainer.__init__", _beginning, key=_KEY)
-    wrap(f"{MAIN_PPO_SYNC}:AgentLoopManagerTQ.generate_sequences", _submitting, key=_KEY)
-    wrap(f"{MAIN_PPO_SYNC}:ReplayBuffer.sample", _sampling, key=_KEY)
+_seams = Seams(__name__)
+attach = _seams.attach
 
 
 def start_imported_runner() -> None:
@@ -52,15 +39,22 @@ def start_imported_runner() -> None:
     sys.modules["__main__"].TaskRunner = importlib.import_module(MAIN_PPO_SYNC).TaskRunner  # type: ignore[attr-defined]
 
 
-@around
+@_seams.around(f"{MAIN_PPO_SYNC}:PPOTrainer.__init__")
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
+    """The roles are switched on before any model is loaded."""
     judge(config, begin(config), main=MAIN_PPO_SYNC)
     init(self, config, *args, **kwargs)
 
 
+@_seams.decorated(f"{MAIN_PPO_SYNC}:AgentLoopManagerTQ.generate_sequences")
 def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
+    """Phase submit.
+
+    The prompts are first marked as running in verl's buffer: a replayed group that it sees before
+    that has no step.
+    """
     stage = SkipManager.annotate(
         role=_ROLE,
         stage="verl.submit",
@@ -86,6 +80,7 @@ def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
     return submitting
 
 
+@_seams.decorated(f"{MAIN_PPO_SYNC}:ReplayBuffer.sample")
 def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
     stage = SkipManager.annotate(
         role=_ROLE, stage="verl.sample", phase="sample", queue=lambda *_, **__: run_queue()

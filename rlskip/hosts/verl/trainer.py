@@ -1,22 +1,5 @@
 """verl in the process that trains: where the config arrives, and where V0's rollouts pass.
 
-================================================  ==============================================
-Seam                                              What rlskip does there
-================================================  ==============================================
-``AgentLoopManager.__init__``                     :func:`begin`: it gets the whole config, in
-                                                  every trainer of every release
-``AgentLoopManager.generate_sequences``           role ``rollout``: the V0 trainers call it once a
-                                                  step or, with dynamic sampling, several times;
-                                                  role ``rollout_val``: a batch of validation
-``RayPPOTrainer.init_workers``                    :func:`begin` and :func:`before_workers`, as the
-                                                  number of steps is known; the trainer object is
-                                                  remembered: trainers that never state the step
-                                                  count it there
-``verl.utils.skip.SkipManager`` (0.9)             ``init`` becomes :func:`begin`, ``set_step``
-                                                  becomes :func:`next_step`, ``annotate`` makes
-                                                  stages of rlskip; verl's own roles stay off
-================================================  ==============================================
-
 The V1 trainer's seams are in :mod:`rlskip.hosts.verl.v1`.
 """
 
@@ -34,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._wrap import around, when_imported, wrap
+from rlskip._wrap import Seams, around, when_imported
 from rlskip.batch.meta import is_validation
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
@@ -57,7 +40,7 @@ from rlskip.skip.arguments import ALL
 
 log = logging.getLogger(__name__)
 
-_KEY = "rlskip.verl"
+_seams = Seams(__name__)
 
 # The config that is installed in this process.
 _installed: Any = None
@@ -73,9 +56,7 @@ _set_here: int | None = None
 
 def attach() -> None:
     """Wrap the seams when verl imports their modules. Imports nothing of verl."""
-    wrap(f"{AGENT_LOOP}:AgentLoopManager.__init__", _beginning, key=_KEY)
-    wrap(f"{AGENT_LOOP}:AgentLoopManager.generate_sequences", _rollout_stage, key=_KEY)
-    wrap(f"{RAY_TRAINER}:RayPPOTrainer.init_workers", _making_workers, key=_KEY)
+    _seams.attach()
     when_imported(SKIP_MANAGER, _replace_manager)
 
 
@@ -138,10 +119,11 @@ def next_step(step: int) -> None:
 # -- the seams -----------------------------------------------------------------------------
 
 
-@around
+@_seams.around(f"{AGENT_LOOP}:AgentLoopManager.__init__")
 def _beginning(
     init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
 ) -> None:
+    """It gets the whole config, in every trainer of every release."""
     begin(config)
     if SkipManager.skip_instances:
         _refuse_unimported(type(self))
@@ -190,8 +172,13 @@ def lacking_now(rollouts: Any) -> list[str]:
     return lacking(_installed, rollouts)
 
 
+@_seams.decorated(f"{AGENT_LOOP}:AgentLoopManager.generate_sequences")
 def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function under ``auto_await``, as verl's own, which inspects its caller."""
+    """A coroutine function under ``auto_await``, as verl's own, which inspects its caller.
+
+    The V0 trainers call it once a step or, with dynamic sampling, several times (role
+    ``rollout``), and for each batch of validation (role ``rollout_val``).
+    """
     from verl.utils.ray_utils import auto_await
 
     @around
@@ -222,8 +209,9 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
     return auto_await(generate_sequences)  # type: ignore[no-any-return]
 
 
-@around
+@_seams.around(f"{RAY_TRAINER}:RayPPOTrainer.init_workers")
 def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    """The number of steps is known. Trainers that never state the step count it in `self`."""
     global _trainer
     _trainer = weakref.ref(self)
     # The fully async application has two such trainers, and only one generates.

@@ -1,35 +1,4 @@
-"""verl 0.9's V1 trainer: prompts go to TransferQueue, batches are sampled from it.
-
-Seams, each wrapped when verl imports its module:
-
-``PPOTrainer.__init__``
-    The roles are switched on and the config is judged before any model is loaded;
-    :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
-``PPOTrainer._init_dataloader``
-    The number of steps is known: steps without a dump are refused, an engine is left out.
-``PPOTrainer._submit_batch_to_rollout``
-    Role ``rollout_tq``, phase submit: the last place that sees the prompts. Under
-    ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced filtered
-    ones when its dump was made; what is submitted at the same step after that is a refill. Replayed
-    rows without scores are scored.
-``PPOTrainer.fit``
-    Role ``rollout_val``, phase submit: the agent-loop manager that the trainer gets, of any class,
-    submits validation by a stage. A step's first batch may be a mismatch; the others are refills.
-``ReplayBuffer._materialize_batch``
-    Role ``rollout_tq``, and in verl's partition ``val`` role ``rollout_val``, phase sample: the
-    last place that sees the roots. verl deletes them before its own ``sample`` returns.
-``ReplayBuffer._clear_groups``
-    Role ``rollout_tq``, phase evict: filtered, failed, stale and surplus groups.
-``ReplayBuffer._select_prompt_uids``
-    verl chooses among the groups of one step in the order of a set, which differs from run to
-    run: with the role on, in the order in which they were submitted.
-``PPOTrainer._save_checkpoint``
-    Journals of sessions that were trained before it are removed.
-``AgentLoopManagerTQ.generate_sequences``
-    Where prompts carry their own number of sessions, rlskip's buffer is told that number.
-``FullyAsyncAgentLoopManager.generate_sequences_single``
-    Role ``async_rollout``, in the fully async rollouter.
-"""
+"""verl 0.9's V1 trainer: prompts go to TransferQueue, batches are sampled from it."""
 
 from __future__ import annotations
 
@@ -41,7 +10,7 @@ import attrs
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from rlskip._wrap import around, wrap
+from rlskip._wrap import Seams
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
@@ -59,30 +28,17 @@ from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
-_KEY = "rlskip.verl_v1"
 _ROLE = "rollout_tq"
+_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 
 
-def attach() -> None:
-    """Wrap the seams when verl imports their modules. Imports nothing of verl."""
-    seams: dict[str, Callable[..., Any]] = {
-        f"{V1}.trainer_base:PPOTrainer.__init__": _beginning,
-        f"{V1}.trainer_base:PPOTrainer._init_dataloader": _loading,
-        f"{V1}.trainer_base:PPOTrainer.fit": _fitting,
-        f"{V1}.trainer_base:PPOTrainer._submit_batch_to_rollout": _submitting,
-        f"{V1}.trainer_base:PPOTrainer._save_checkpoint": _saving,
-        f"{V1}.replay_buffer:ReplayBuffer._materialize_batch": _materializing,
-        f"{V1}.replay_buffer:ReplayBuffer._clear_groups": _clearing,
-        f"{V1}.replay_buffer:ReplayBuffer._select_prompt_uids": _selecting,
-        f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences": _expecting,
-        f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single": rollout_stage(
-            "async_rollout"
-        ),
-    }
-    for target, decorate in seams.items():
-        wrap(target, decorate, key=_KEY)
-
+_seams = Seams(__name__)
+attach = _seams.attach
+_seams.decorated(f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single")(
+    rollout_stage("async_rollout")
+)
 
 # The settings of the trainer in this process.
 _settings: V1Settings | None = None
@@ -105,10 +61,14 @@ def trainer_settings() -> V1Settings:
     return _settings
 
 
-@around
+@_seams.around(f"{_TRAINER}.__init__")
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
+    """The roles are switched on and the config is judged before any model is loaded.
+
+    :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
+    """
     global _settings
     skip = begin(config)
     read = V1Settings.read(config, skip.facts if skip.roles else None)
@@ -117,8 +77,9 @@ def _beginning(
     init(self, config, *args, **kwargs)
 
 
-@around
+@_seams.around(f"{_TRAINER}._init_dataloader")
 def _loading(load: Callable[..., None], self: Any) -> None:
+    """The number of steps is known: steps without a dump are refused, an engine is left out."""
     load(self)
     before_workers(self.config, self.total_training_steps)
 
@@ -138,7 +99,14 @@ def _stages(
 # -- role rollout_tq -----------------------------------------------------------------------
 
 
+@_seams.decorated(f"{_TRAINER}._submit_batch_to_rollout")
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
+    """Phase submit: the last place that sees the prompts.
+
+    Under ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced
+    filtered ones when its dump was made; what is submitted at the same step after that is a refill.
+    Replayed rows without scores are scored.
+    """
     stages = _stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
@@ -213,34 +181,44 @@ _evicted = _observed(_ROLE, "evict")
 _sampled = {TRAIN: _observed(_ROLE, "sample"), VAL: _observed(VALIDATION_ROLE, "sample")}
 
 
-@around
+@_seams.around(f"{_BUFFER}._materialize_batch")
 def _materializing(
     materialize: Callable[..., Any], self: Any, partition_id: str, uids: Any, snapshot: Any
 ) -> Any:
+    """Phase sample, in verl's partition ``val`` that of role ``rollout_val``.
+
+    It is the last place that sees the roots: verl deletes them before its own ``sample`` returns.
+    """
     if partition_id in _sampled and _ROLE in SkipManager.skip_instances:
         _sampled[partition_id](partition_id, uids, snapshot)
     return materialize(self, partition_id, uids, snapshot)
 
 
-@around
+@_seams.around(f"{_BUFFER}._clear_groups")
 def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
+    """Phase evict: filtered, failed, stale and surplus groups."""
     if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
         _evicted(partition_id, sorted(uids), self.partitions[partition_id])
     clear(self, partition_id, uids)
 
 
-@around
+@_seams.around(f"{_BUFFER}._select_prompt_uids")
 def _selecting(
     select: Callable[..., Any], self: Any, partition_id: str, sampleable: Any, batch_size: int
 ) -> Any:
+    """Groups of one step in the order in which they were submitted.
+
+    verl chooses among them in the order of a set, which differs from run to run.
+    """
     if _ROLE in SkipManager.skip_instances:
         submitted = self.prompt_global_steps[partition_id]
         sampleable = [uid for uid in submitted if uid in sampleable]
     return select(self, partition_id, sampleable, batch_size)
 
 
-@around
+@_seams.around(f"{_TRAINER}._save_checkpoint")
 def _saving(save: Callable[..., None], self: Any) -> None:
+    """Journals of sessions that were trained before the checkpoint are removed."""
     save(self)
     tidy_journals(last_checkpoint(self.config))
 
@@ -248,10 +226,11 @@ def _saving(save: Callable[..., None], self: Any) -> None:
 # -- role rollout_val ------------------------------------------------------------------------
 
 
-@around
+@_seams.around(f"{_TRAINER}.fit")
 def _fitting(
     fit: Callable[..., Any], self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    """The manager that the trainer gets, of any class, submits validation by a stage."""
     if VALIDATION_ROLE in SkipManager.skip_instances:
         submit = agent_loop_manager.generate_sequences
         agent_loop_manager.generate_sequences = _validating(self, submit)
@@ -259,7 +238,10 @@ def _fitting(
 
 
 def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[..., None]:
-    """`submit`, the manager's, with validation as a stage."""
+    """`submit`, the manager's, with validation as a stage.
+
+    A step's first batch may be a mismatch; the others are refills.
+    """
 
     def validate(prompts: TensorDict) -> None:
         submit(prompts)
@@ -287,8 +269,9 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
 # -- rlskip's buffer with verl's manager -----------------------------------------------------
 
 
-@around
+@_seams.around(f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences")
 def _expecting(generate: Callable[..., None], self: Any, prompts: TensorDict) -> None:
+    """Where prompts carry their own number of sessions, rlskip's buffer is told that number."""
     refuse_to_generate(self.config, prompts)
     if samples_with_ours(self.config):
         expect_sessions(prompts, VAL if is_validation(prompts) else TRAIN)
