@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ ENTRIES = {
 }
 _OF_THE_MACHINE = ("step_time", "num_tokens", "epoch", "runtime", "per_second", "total_flos",
                    "profiling/")  # fmt: skip
+_RECORDING = "_rlskip_recording"  # the attribute of a trainer that is recorded
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
@@ -32,9 +34,10 @@ def record_stages(trainer: Any, settings: RecordConfig) -> None:
     settings
         What :func:`rlskip.config.record.read_record` returned.
     """
-    if isinstance(trainer.log, _Wrapped):
-        return  # this trainer is recorded already
+    if hasattr(trainer, _RECORDING):
+        return
     recording = _Recording(trainer)
+    setattr(trainer, _RECORDING, recording)
     stages.start(settings, lambda: recording.step)
     for name in (
         "_calculate_rewards", "_generate_and_score_completions", "_compute_loss",
@@ -42,18 +45,8 @@ def record_stages(trainer: Any, settings: RecordConfig) -> None:
     ):  # fmt: skip
         method = getattr(trainer, name, None)
         if method is not None:
-            setattr(trainer, name, _Wrapped(method, getattr(recording, name.lstrip("_"))))
-
-
-class _Wrapped:
-    """A method of the trainer, and what is called with it and its arguments in its place."""
-
-    def __init__(self, method: Any, around: Any) -> None:
-        self._method = method
-        self._around = around
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._method, *args, **kwargs)
+            in_its_place = getattr(recording, name.lstrip("_"))
+            setattr(trainer, name, functools.partial(in_its_place, method))
 
 
 class _Recording:

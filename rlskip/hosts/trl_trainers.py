@@ -21,6 +21,10 @@ class Seam:
 
     Parameters
     ----------
+    module
+        Where its class is; empty for a class that is not TRL's.
+    has_engine
+        Whether the module has the name of the engine, which is made in ``__init__``.
     methods
         The methods that return completions; a trainer calls one of them.
     evaluates
@@ -32,6 +36,8 @@ class Seam:
         What the dump's readers cannot tell from these names.
     """
 
+    module: str = ""
+    has_engine: bool = False
     methods: tuple[str, ...] = ("_generate",)
     evaluates: bool = True
     parts: tuple[str, ...] = ()
@@ -50,66 +56,62 @@ class Seam:
         return self.parts[number] if number < len(self.parts) else f"part_{number}"
 
 
+def _experimental(name: str) -> str:
+    return f"trl.experimental.{name}.{name}_trainer"
+
+
 _IDS = ("prompt_ids", "completion_ids")
 
 #: Trainers by the name of their class; a subclass has the seam of its base.
 SEAMS = {
     "GRPOTrainer": Seam(  # and GMPOTrainer
+        "trl.trainer.grpo_trainer",
+        has_engine=True,
         parts=(
             *_IDS, "tool_mask", "completions", "logprobs", "extra_fields", "images", "tool_images",
         ),
     ),
-    "RLOOTrainer": Seam(parts=(*_IDS, "completions")),
+    "RLOOTrainer": Seam(
+        "trl.trainer.rloo_trainer", has_engine=True, parts=(*_IDS, "completions")
+    ),
     "DistillationTrainer": Seam(  # and ServerDistillationTrainer
+        "trl.trainer.distillation_trainer",
+        has_engine=True,
         parts=(*_IDS, "tool_mask", "images", "tool_images"),
     ),
-    "SDPOTrainer": Seam(parts=_IDS),
-    "SDFTTrainer": Seam(parts=_IDS),
+    "SDPOTrainer": Seam(_experimental("sdpo"), parts=_IDS),
+    "SDFTTrainer": Seam(_experimental("sdft"), parts=_IDS),
     "OnlineDPOTrainer": Seam(
-        ("_generate", "_generate_vllm"),
+        _experimental("online_dpo"),
+        methods=("_generate", "_generate_vllm"),
         evaluates=False,
         parts=("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "vision_inputs"),
     ),
     "GKDTrainer": Seam(
-        ("generate_on_policy_outputs",),
+        _experimental("gkd"),
+        methods=("generate_on_policy_outputs",),
         evaluates=False,
         parts=("input_ids", "attention_mask", "labels"),
         rows={"labels": "labels"},
     ),
 }  # fmt: skip
 #: Trainers that generate, and have no method that returns what they generated.
-REFUSED = (
-    "A2POTrainer",
-    "AsyncDistillationTrainer",
-    "AsyncGRPOTrainer",
-    "GOLDTrainer",
-    "IWOPDTrainer",
-)
-# Where they are. The first three have the name of the engine, which is made in `__init__`.
-_WITH_ENGINE = {
-    "trl.trainer.grpo_trainer": "GRPOTrainer",
-    "trl.trainer.rloo_trainer": "RLOOTrainer",
-    "trl.trainer.distillation_trainer": "DistillationTrainer",
+REFUSED = {
+    "A2POTrainer": _experimental("a2po"),
+    "AsyncDistillationTrainer": _experimental("async_distillation"),
+    "AsyncGRPOTrainer": _experimental("async_grpo"),
+    "GOLDTrainer": _experimental("gold"),
+    "IWOPDTrainer": _experimental("iw_opd"),
 }
-_FOLDERS = {
-    "a2po": "A2POTrainer",
-    "async_distillation": "AsyncDistillationTrainer",
-    "async_grpo": "AsyncGRPOTrainer",
-    "gkd": "GKDTrainer",
-    "gold": "GOLDTrainer",
-    "iw_opd": "IWOPDTrainer",
-    "online_dpo": "OnlineDPOTrainer",
-    "sdft": "SDFTTrainer",
-    "sdpo": "SDPOTrainer",
-}
-TRAINERS = {
-    **_WITH_ENGINE,
-    **{f"trl.experimental.{name}.{name}_trainer": made for name, made in _FOLDERS.items()},
+#: All of them, by their modules.
+TRAINERS = {seam.module: name for name, seam in SEAMS.items()} | {
+    module: name for name, module in REFUSED.items()
 }
 _ENGINE = "VLLMGeneration"
 _IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
 # What is imported before a trainer is made without an engine.
-_GRPO_AND_RLOO = tuple(_WITH_ENGINE)[:2]
+_GRPO_AND_RLOO = tuple(SEAMS[name].module for name in ("GRPOTrainer", "RLOOTrainer"))
+_WITH_ENGINE = frozenset(seam.module for seam in SEAMS.values() if seam.has_engine)
 
 
 def seam_of(trainer: Any) -> Seam:
