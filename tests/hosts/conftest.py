@@ -7,9 +7,11 @@ import copy
 import importlib
 import importlib.abc
 import importlib.machinery
+import json
 import multiprocessing
 import os
 import random
+import subprocess
 import sys
 import textwrap
 import types
@@ -175,6 +177,32 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+# -- TRL -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def trl_jobs(python_of: Callable[[str], str]) -> Callable[..., list[dict[str, Any]]]:
+    """``trl_jobs(app, folder, jobs, *launcher)``: each rank's results of an app of this directory.
+
+    It runs in a process of the python with TRL.
+    """
+
+    def run(
+        app: str, folder: Path, jobs: Any, *launcher: str, ranks: int = 1, **more: str
+    ) -> list[dict[str, Any]]:
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        own = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
+        done = subprocess.run(
+            [python_of("trl"), *launcher, Path(__file__).with_name(app), "jobs.json", "results"],
+            cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=800,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        names = ["results"] if ranks == 1 else [f"results{rank}" for rank in range(ranks)]
+        return [json.loads((folder / name).read_text()) for name in names]
+
+    return run
 
 
 # -- SkyRL ---------------------------------------------------------------------------------

@@ -5,18 +5,16 @@ Real processes of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
 
-APP = Path(__file__).with_name("trl_app.py")
 Results = dict[str, Any]
 
 # name -> what differs from four steps that each generate once for two accumulated batches
@@ -46,31 +44,13 @@ VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": True}
 CALLS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
 
 
-@pytest.fixture(scope="session")
-def python(python_of: Callable[[str], str]) -> str:
-    """The interpreter with TRL in it."""
-    return python_of("trl")
-
-
 @pytest.fixture(scope="module")
-def run(python: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """``run(jobs, *launcher)``: the results of each rank, after a process of its own."""
+def run(trl_jobs: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``run(jobs, *launcher)``: the results of each rank; ``run.folder`` is where they ran."""
     folder = tmp_path_factory.mktemp("trl")
-
-    def run(jobs: Results, *launcher: str, ranks: int = 1, **env: str) -> list[Results]:
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-        here = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [python, *launcher, str(APP), "jobs.json", "results"],
-            cwd=folder, env={**os.environ, **here, **env}, capture_output=True, text=True,
-            timeout=400,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        names = ["results"] if ranks == 1 else [f"results{rank}" for rank in range(ranks)]
-        return [json.loads((folder / name).read_text()) for name in names]
-
-    run.folder = folder  # type: ignore[attr-defined]
-    return run
+    made = functools.partial(trl_jobs, "trl_app.py", folder)
+    made.folder = folder  # type: ignore[attr-defined]
+    return made
 
 
 def skip(name: str, **more: Any) -> dict[str, Any]:
@@ -261,7 +241,9 @@ def test_holes_are_named_before_the_first_step(runs: Results) -> None:
     assert not any("grad_norm" in entry for entry in hole["log"])
 
 
-def test_what_imports_vllm_is_imported_when_an_engine_is_made(python: str) -> None:
+def test_what_imports_vllm_is_imported_when_an_engine_is_made(
+    python_of: Callable[[str], str],
+) -> None:
     code = """
 import sys
 from rlskip.hosts.trl import attached
@@ -274,7 +256,8 @@ except TypeError as error:
     print(error)
 print("trl.generation" in sys.modules)
 """
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    command = [python_of("trl"), "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     before, made, after = done.stdout.splitlines()
     assert made.startswith("VLLMGeneration.__init__() missing")
     assert (before, after) == ("False", "True")
@@ -316,7 +299,7 @@ def test_two_ranks_under_accelerate(run: Callable[..., Any]) -> None:
     defaults = "--mixed_precision=no --dynamo_backend=no"
     launch = ("-m", "accelerate.commands.launch", *flags.split(), *defaults.split())
     args = {"output_dir": "out/two_ranks"}
-    config = run.folder / "skip.yaml"  # type: ignore[attr-defined]
+    config = run.folder / "skip.yaml"
     config.write_text(json.dumps({"skip": skip("two_ranks")}))
     jobs: Results = {"bare": {"args": args}, "skipped": {"args": args, "skip": None}}
     env = {"RLSKIP_CONFIG": str(config)}

@@ -6,7 +6,6 @@ Real trainers of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it)
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 pytestmark = pytest.mark.trl
 
-APP = Path(__file__).with_name("trl_environments_app.py")
 SESSIONS = 2 * 8
 
 
@@ -25,10 +23,7 @@ def skip(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    python = os.environ.get("RLSKIP_TRL")
-    if not python:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+def runs(trl_jobs: Any, python_of: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("trl_environments")
     one, several = {"reward": "completions"}, {"reward": "completions", "several": True}
     jobs = {
@@ -41,15 +36,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "other kind": {**several, "skip": skip("one")},
         **{name: {"reward": name, "skip": skip(name)} for name in ("owned", "takes", "reads")},
     }
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, str(APP), "jobs.json", "results"], cwd=folder, env=env, capture_output=True,
-        text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    results: dict[str, Any] = json.loads((folder / "results").read_text())
-    return {**results, "python": python, "folder": folder}
+    [results] = trl_jobs("trl_environments_app.py", folder, jobs)
+    return {**results, "python": python_of("trl"), "folder": folder}
 
 
 @pytest.mark.parametrize("which", ["", " of several"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +37,12 @@ def job(name: str, more: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of what each case recorded, in a process of the python with TRL."""
-    python = os.environ.get("RLSKIP_TRL")
-    if not python:
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
+def trained(trl_jobs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what each case recorded."""
     folder = tmp_path_factory.mktemp("trl_stages")
     cases = {"golden": {}, **{name: more for name, (more, *_) in CASES.items()}}
     jobs = {name: job(name, more) for name, more in cases.items()}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    app = Path(__file__).with_name("trl_app.py")
-    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, str(app), "jobs.json", "results"],
-        cwd=folder, env=env, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = json.loads((folder / "results").read_text())
+    [results] = trl_jobs("trl_app.py", folder, jobs)
     assert {name: one["error"] for name, one in results.items()} == dict.fromkeys(results)
     return folder / "records"
 

@@ -6,8 +6,6 @@ Real trainers of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it)
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from rlskip.store import StepStore
 
 pytestmark = pytest.mark.trl
 
-APP = Path(__file__).with_name("trl_trainers_app.py")
 # Each with the generations of two steps of two accumulated batches.
 GENERATE = {
     "GRPOTrainer": 2,
@@ -44,8 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path, python_of: Any) -> dict[str, Any]:
-    command = [python_of("trl"), str(APP), "jobs.json", "results"]
+def runs(folder: Path, trl_jobs: Any) -> dict[str, Any]:
     jobs = {
         f"{which} {name}": {"trainer": name, "skip": None if which == "bare" else skip(name)}
         for name in GENERATE
@@ -55,12 +51,8 @@ def runs(folder: Path, python_of: Any) -> dict[str, Any]:
         name: {"trainer": name, "skip": skip("others")} for name in ("A2POTrainer", "SFTTrainer")
     }
     jobs |= {f"same place {name}": {"trainer": name, "skip": skip("same")} for name in SAME_PLACE}
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    env = {**os.environ, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    results: dict[str, Any] = json.loads((folder / "results").read_text())
-    return results
+    results: list[dict[str, Any]] = trl_jobs("trl_trainers_app.py", folder, jobs)
+    return results[0]
 
 
 @pytest.mark.parametrize("name", GENERATE)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,15 +53,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model() -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=2, num_key_value_heads=2, bos_token_id=None,
-            pad_token_id=WORDS.index("<pad>"), eos_token_id=WORDS.index("<eos>"),
-            attention_dropout=0.1,  # another consumer of the global generators
-        )
-    )  # fmt: skip
+def tiny_model(**more: Any) -> Qwen2ForCausalLM:
+    config = {
+        "vocab_size": len(WORDS), "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "bos_token_id": None, "pad_token_id": WORDS.index("<pad>"),
+        "eos_token_id": WORDS.index("<eos>"),
+        "attention_dropout": 0.1,  # another consumer of the global generators
+    }  # fmt: skip
+    return Qwen2ForCausalLM(Qwen2Config(**{**config, **more}))
+
+
+def logged(trainer: Any) -> list[dict[str, Any]]:
+    """What a trainer has logged, without times."""
+    timed = ("time", "per_second")
+    return [
+        {key: value for key, value in line.items() if not any(word in key for word in timed)}
+        for line in trainer.state.log_history
+    ]
 
 
 def plant(trainer: GRPOTrainer, bug: str | None) -> None:
@@ -156,15 +166,14 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         trainer.train(resume_from_checkpoint=resume)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
-    timed = ("time", "per_second")
-    log = [
-        {key: value for key, value in line.items() if not any(word in key for word in timed)}
-        for line in trainer.state.log_history
-    ]
-    return {**result, "log": log, "generated": generated, "rewarded": rewarded, "seen": seen}
+    return {
+        **result, "log": logged(trainer), "generated": generated, "rewarded": rewarded,
+        "seen": seen,
+    }  # fmt: skip
 
 
-if __name__ == "__main__":
+def main(train: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Run the jobs of the command line."""
     jobs, results = map(Path, sys.argv[1:])
     done = {name: train(job) for name, job in json.loads(jobs.read_text()).items()}
     rank = os.environ.get("RANK", "")
@@ -174,3 +183,7 @@ if __name__ == "__main__":
         # gloo's), in 8 of 130 processes that did nothing but all_reduce.
         sys.stdout.flush()
         os._exit(0)
+
+
+if __name__ == "__main__":
+    main(train)

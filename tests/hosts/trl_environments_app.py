@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -20,10 +18,10 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import PreTrainedTokenizerFast, set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
-from trl_app import ARGS
+from trl_app import ARGS, logged, main, tiny_model
 
 from rlskip.hosts import trl as host
 
@@ -91,21 +89,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def model() -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=2, bos_token_id=None, pad_token_id=PAD,
-            eos_token_id=END,
-        )
-    )  # fmt: skip
-
-
 def train(job: dict[str, Any]) -> dict[str, Any]:
     global called
     set_seed(0)
     called = generated = 0
-    words, actor = tokenizer(), model()
+    words = tokenizer()
+    actor = tiny_model(
+        vocab_size=len(WORDS), num_hidden_layers=1, pad_token_id=PAD, eos_token_id=END,
+        attention_dropout=0.0,
+    )  # fmt: skip
     sample = actor.generate
 
     def generate(input_ids: Any = None, **kwargs: Any) -> Any:
@@ -148,15 +140,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
-    log = [
-        {key: value for key, value in line.items() if "time" not in key and "per_sec" not in key}
-        for line in trainer.state.log_history
-    ]
-    return {**result, "log": log, "generated": generated, "called": called}
+    return {**result, "log": logged(trainer), "generated": generated, "called": called}
 
 
 if __name__ == "__main__":
-    jobs, results = map(Path, sys.argv[1:])
     tokenizer().save_pretrained("tokenizer")
-    done = {name: train(job) for name, job in json.loads(jobs.read_text()).items()}
-    results.write_text(json.dumps(done))
+    main(train)

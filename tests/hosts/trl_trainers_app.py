@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 from datasets import Dataset
 from transformers import GenerationMixin, set_seed
-from trl_app import ARGS, tiny_model, tokenizer
+from trl_app import ARGS, logged, main, tiny_model, tokenizer
 
 from rlskip.hosts import trl as host
 
@@ -109,13 +106,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         error = f"{type(raised).__name__}: {raised}"
     finally:
         GenerationMixin.generate = generate
-    log = trainer.state.log_history if trainer else []
-    timed = ("time", "per_second")
-    log = [{k: v for k, v in line.items() if not any(t in k for t in timed)} for line in log]
+    log = logged(trainer) if trainer else []
     return {"log": log, "generated": generated, "error": error}
 
 
 if __name__ == "__main__":
-    jobs, results = map(Path, sys.argv[1:])
-    done = {name: train(job) for name, job in json.loads(jobs.read_text()).items()}
-    results.write_text(json.dumps(done))
+    main(train)
