@@ -82,16 +82,6 @@ def test_the_least_value_is_accepted() -> None:
     assert problems_of({"count": 1}) == []
 
 
-def test_all_problems_are_raised_together() -> None:
-    problems: list[Problem] = []
-    read(Schema, {"flag": 1, "coutn": 2, "inner": {"deep": None}}, "root", problems)
-    with pytest.raises(ConfigError) as caught:
-        raise_all(problems)
-    text = str(caught.value)
-    assert text.startswith("3 problems in the configuration:")
-    assert all(key in text for key in ("root.flag", "root.coutn", "root.inner.deep"))
-
-
 def test_a_single_problem_is_not_a_list() -> None:
     with pytest.raises(ConfigError) as caught:
         raise_all([Problem("root.coutn", "unknown key", "did you mean root.count?")])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip._wrap import AttachError
 from rlskip.errors import ConfigError
 from rlskip.hosts import trl
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, is_on, read_config
@@ -48,17 +47,6 @@ def test_a_file_that_is_no_config_is_refused_by_name(
 
 def trainer(**more: Any) -> Any:
     return SimpleNamespace(args=ARGS, model=None, state=None, **more)
-
-
-def test_trl_trainers_that_cannot_be_attached_are_refused(tmp_path: Path) -> None:
-    on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    other = SimpleNamespace(args=SimpleNamespace(output_dir="out"))  # of OnlineDPO or GKD, say
-    for refused in (trainer(), other):
-        with pytest.raises(AttachError, match=r"SimpleNamespace has no .*_generate, _metrics"):
-            trl.attach(refused, on)
-    gold = type("GOLDTrainer", (SimpleNamespace,), {})(**vars(trainer(_generate=print)))
-    with pytest.raises(AttachError, match="GOLDTrainer generates within methods that do more"):
-        trl.attach(gold, on)
 
 
 @pytest.mark.parametrize("node", [{}, {"enable": False, "rollout": {"enable": True}}])
