@@ -21,12 +21,11 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.hosts.verl.names import MAIN_PPO_SYNC
 from rlskip.hosts.verl.run_queue import expect_sessions, run_queue
-from rlskip.hosts.verl.trainer import begin, lacking_now
+from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.hosts.verl.v1 import score_dropped
+from rlskip.hosts.verl.v1 import score_dropped, submit_stages
 from rlskip.keys import GLOBAL_STEPS, RUNNING, STATUS, TRAIN
 from rlskip.skip import SkipManager
-from rlskip.skip.arguments import ALL
 
 _ROLE = "rollout_tq"
 
@@ -55,14 +54,9 @@ def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
     The prompts are first marked as running in verl's buffer: a replayed group that it sees before
     that has no step.
     """
-    stage = SkipManager.annotate(
-        role=_ROLE,
-        stage="verl.submit",
-        ignore=[ALL],
-        prompts="prompts",
-        queue=lambda *_: run_queue(),
-        lacks=lacking_now,
-    )(generate)
+    stages = submit_stages(
+        generate, _ROLE, "verl.submit", lambda *_: run_queue(), prompts="prompts"
+    )
 
     @functools.wraps(generate)
     def submitting(self: Any, prompts: TensorDict) -> None:
@@ -74,7 +68,7 @@ def _submitting(generate: Callable[..., None]) -> Callable[..., None]:
         self.replay_buffer.add(TRAIN, {uid: {GLOBAL_STEPS: step, STATUS: RUNNING} for uid in uids})
         SkipManager.set_step(step)
         expect_sessions(prompts, TRAIN)
-        stage(self, prompts)
+        stages["submit"](self, prompts)
         score_dropped(skip, prompts, self.reward_loop_worker_handles)
 
     return submitting

@@ -84,7 +84,7 @@ def _loading(load: Callable[..., None], self: Any) -> None:
     before_workers(self.config, self.total_training_steps)
 
 
-def _stages(
+def submit_stages(
     submit: Callable[..., Any], role: str, stage: str, queue: Callable[..., Any], **options: Any
 ) -> dict[str, Callable[..., Any]]:
     """`submit` as a stage, for the first batch of a step and for its refills."""
@@ -107,7 +107,7 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     filtered ones when its dump was made; what is submitted at the same step after that is a refill.
     Replayed rows without scores are scored.
     """
-    stages = _stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
+    stages = submit_stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
@@ -247,7 +247,7 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
         submit(prompts)
 
     queue = functools.partial(_queue_of, trainer)
-    stages = _stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
+    stages = submit_stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
     validated: int | None = None
 
     @functools.wraps(submit)
