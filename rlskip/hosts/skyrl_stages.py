@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from rlskip import stages
+from rlskip._wrap import around
 from rlskip.config.record import RecordConfig
 
 #: SkyRL's fields by the names that all hosts share, in the order in which a step computes them.
@@ -34,29 +35,30 @@ def record_stages(trainer: Any, settings: RecordConfig) -> None:
         What :func:`rlskip.config.record.read_record` returned.
     """
     stages.start(settings, lambda: trainer.global_step)
-    compute, log = trainer.compute_advantages_and_returns, trainer.tracker.log
-    train = trainer.train
+    trainer.compute_advantages_and_returns = _computing(trainer.compute_advantages_and_returns)
+    trainer.tracker.log = _logging(trainer.tracker.log)
+    trainer.train = _training(trainer.train)
 
-    @functools.wraps(compute)
-    def computing(data: Any) -> Any:
-        result = compute(data)
-        _record(result)
-        return result
 
-    @functools.wraps(log)
-    def logging(data: Any, *args: Any, **kwargs: Any) -> Any:
-        stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
-        return log(data, *args, **kwargs)
+@around
+def _computing(compute: Callable[..., Any], data: Any) -> Any:
+    result = compute(data)
+    _record(result)
+    return result
 
-    @functools.wraps(train)
-    async def training(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return await train(*args, **kwargs)
-        finally:  # the process that trains is killed later
-            stages.stop()
 
-    trainer.compute_advantages_and_returns, trainer.tracker.log = computing, logging
-    trainer.train = training
+@around
+def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
+    return log(data, *args, **kwargs)
+
+
+@around
+async def _training(train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return await train(*args, **kwargs)
+    finally:  # the process that trains is killed later
+        stages.stop()
 
 
 def _record(data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -34,48 +35,43 @@ def compute_packed(trainer: Any, max_tokens: int) -> None:
     for model in (trainer.model, getattr(trainer, "ref_model", None)):
         if model is not None:
             refuse_inexact(model)
-    setattr(trainer, SEAM, _PackedLogProbs(trainer, max_tokens))
+    setattr(trainer, SEAM, functools.partial(_on_packs, trainer, max_tokens))
 
 
-class _PackedLogProbs:
-    """Replaces the trainer's method, with its arguments and results."""
-
-    def __init__(self, trainer: Any, max_tokens: int) -> None:
-        self.trainer = trainer
-        self.max_tokens = max_tokens
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **images: Any,
-    ) -> tuple[Tensor, Tensor | None, None]:
-        given = [name for name, value in images.items() if value is not None]
-        if given or compute_aux_loss:
-            what = ", ".join(given) or "the auxiliary loss of a mixture of experts"
-            raise PackingError(f"packing does not support {what}", "pack", "attach without pack")
-        exists = attention_mask.bool()
-        trained = exists.clone()
-        trained[:, :-logits_to_keep] = False
-        rows = {"input_ids": input_ids, "attention_mask": exists, "loss_mask": trained}
-        log_probs = torch.zeros(input_ids.shape, device=input_ids.device)
-        entropies = torch.zeros_like(log_probs)
-        for each in pack(rows, self.max_tokens):
-            with self.trainer.accelerator.autocast():
-                logits = packed_forward(model, each)
-            logits = logits / self.trainer.temperature
-            tokens = torch.zeros_like(exists)
-            tokens[sorted(each.rows)] = exists[sorted(each.rows)]
-            log_probs = _filled(log_probs, tokens, each.rows, each.log_probs(logits))
-            if compute_entropy:
-                entropies = _filled(entropies, tokens, each.rows, each.entropy(logits))
-        kept = slice(input_ids.shape[1] - logits_to_keep, None)
-        return log_probs[:, kept], entropies[:, kept] if compute_entropy else None, None
+def _on_packs(
+    trainer: Any,
+    max_tokens: int,
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **images: Any,
+) -> tuple[Tensor, Tensor | None, None]:
+    """What replaces the trainer's method, with its arguments and results."""
+    given = [name for name, value in images.items() if value is not None]
+    if given or compute_aux_loss:
+        what = ", ".join(given) or "the auxiliary loss of a mixture of experts"
+        raise PackingError(f"packing does not support {what}", "pack", "attach without pack")
+    exists = attention_mask.bool()
+    trained = exists.clone()
+    trained[:, :-logits_to_keep] = False
+    rows = {"input_ids": input_ids, "attention_mask": exists, "loss_mask": trained}
+    log_probs = torch.zeros(input_ids.shape, device=input_ids.device)
+    entropies = torch.zeros_like(log_probs)
+    for each in pack(rows, max_tokens):
+        with trainer.accelerator.autocast():
+            logits = packed_forward(model, each)
+        logits = logits / trainer.temperature
+        tokens = torch.zeros_like(exists)
+        tokens[sorted(each.rows)] = exists[sorted(each.rows)]
+        log_probs = _filled(log_probs, tokens, each.rows, each.log_probs(logits))
+        if compute_entropy:
+            entropies = _filled(entropies, tokens, each.rows, each.entropy(logits))
+    kept = slice(input_ids.shape[1] - logits_to_keep, None)
+    return log_probs[:, kept], entropies[:, kept] if compute_entropy else None, None
 
 
 def _filled(table: Tensor, where: Tensor, rows: list[int], values: Tensor) -> Tensor:
