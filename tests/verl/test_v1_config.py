@@ -124,14 +124,6 @@ def test_verls_filter_is_ours() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            ["skip.rollout.enable=true"],
-            "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout': nothing would",
-        ),
-        (
-            ["skip.rollout.enable=true"],
-            "use skip.rollout_tq (+skip=rollout_tq_cache), or trainer.use_v1=False",
-        ),
         (["skip.async_rollout.enable=true"], "use skip.rollout_tq (+skip=rollout_tq_cache)"),
         (
             ["skip.rollout_tq.enable=true", "async_training.staleness_threshold=1"],
