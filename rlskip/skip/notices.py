@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -276,7 +277,7 @@ def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
     name = xxhash.xxh3_128_hexdigest(data)
     with open_folder(directory, FOLDER, create=True) as folder:
         if f"{name}.json" not in folder.names():
-            staged = f".{name}.{os.getpid()}"
+            staged = f".{name}.{secrets.token_hex(4)}"  # calls may be side by side
             with folder.open(staged, "w") as file:
                 file.write(data)
             os.replace(staged, f"{name}.json", src_dir_fd=folder.handle, dst_dir_fd=folder.handle)

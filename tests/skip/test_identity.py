@@ -6,7 +6,9 @@ import copy
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
-from rlskip.skip.notices import MASKED, flat_config
+from rlskip.skip.notices import MASKED, flat_config, keep_config
 from rlskip.store import UnsupportedTypeError
 from tests.skip.trainers import visit
 
@@ -410,6 +412,20 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
     SkipManager.set_step(2)
     generate([2])
     assert "the config cannot be kept with the dumps" in caplog.text
+
+
+def test_calls_side_by_side_keep_one_config(tmp_path: Path) -> None:
+    for k in range(10):
+        meet = threading.Barrier(8)
+
+        def keep(_: int, k: int = k, meet: threading.Barrier = meet) -> str:
+            meet.wait(60)
+            return keep_config(tmp_path, {"key": k})
+
+        with ThreadPoolExecutor(8) as threads:
+            (name,) = {*threads.map(keep, range(8))}
+        assert json.loads((tmp_path / ".config" / f"{name}.json").read_text()) == {"key": k}
+    assert len([*(tmp_path / ".config").iterdir()]) == 10
 
 
 # -- the tables ----------------------------------------------------------------------------
