@@ -17,9 +17,9 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.agreement import Loaded, OneRank, all_ranks, no_other_rank
+from rlskip.skip.agreement import OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, capture_rng, restore_rng, seconds_saved
+from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, PromptMatching
 from rlskip.skip.role import Role
 from rlskip.skip.run_index import Gathered, RunIndex
@@ -28,7 +28,6 @@ from rlskip.skip.verifying import compare
 from rlskip.skip.visit import Found, Visit
 from rlskip.store import (
     AbsentDumpError,
-    CorruptDumpError,
     DumpError,
     DumpMeta,
     RankTimeoutError,
@@ -134,7 +133,7 @@ class CallRole(Role):
             where = str(self.dumps.directory / str(call.step))
             raise AbsentDumpError("no dump serves this call", where)
         try:
-            rollouts, meta, states = self.ranks.load(call, self._load)
+            rollouts, meta, states = self.ranks.load(call, self._matching.load)
             if self._is_verified(call):
                 call.verify = functools.partial(self._verify, call, rollouts, meta, states)
             elif self.local_config.restore_rng:
@@ -151,13 +150,6 @@ class CallRole(Role):
             raise
         call.awaited = str(meta.info.get("awaited", ""))
         found = call.found if isinstance(call.found, Found) else str(call.found)
-        if isinstance(call.found, Found):
-            call.facts.update(
-                source=meta.step,
-                part=call.found.number,
-                bytes=self.dumps.store.size_of(meta),
-                seconds_saved=seconds_saved([meta], call.seconds),
-            )
         if call.verify is not None:
             call.facts["seconds_saved"] = 0.0
         self.dumps.notices.replayed(call.step, meta, found)
@@ -231,30 +223,10 @@ class CallRole(Role):
                 )
             finally:
                 # Also if this one is about to raise: the other ranks must not wait for it.
-                found = self.ranks.agree(call, found, offers, self._load)
+                found = self.ranks.agree(call, found, offers, self._matching.load)
             if found is not None:
                 self._matching.take(call, found)
             return found  # type: ignore[no-any-return]
-
-    # -- what is in it -------------------------------------------------------------------
-
-    def _load(self, call: Call) -> Loaded:
-        """The rollouts that serve the call, verified, and the generators' states if needed."""
-        found, store = call.found, self.dumps.store
-        assert found is not None
-        if isinstance(found, Gathered):
-            assert isinstance(self._matching, PromptMatching)
-            return *self._matching.load(call, found), None
-        with call.timed():
-            rollouts, meta = store.load_with_meta(found.step, part=found.part)
-            compares = self.local_config.action != SkipAction.REPEAT and not call.reason
-            if compares and self.dumps.differences(call.identity, meta):
-                where = str(self.dumps.directory / found.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
-            self.dumps.check_fields(rollouts, meta, call)
-            restores = self.local_config.restore_rng
-            states = store.load_sidecar(found.step, part=found.part) if restores else None
-            return self.dumps.without_dropped(rollouts), meta, states
 
     # -- whether it is what the stage returns ----------------------------------------------
 

@@ -12,9 +12,10 @@ import attrs
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.skip.agreement import Loaded
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.visit import Found
 from rlskip.store import CorruptDumpError, DumpMeta, Identity
@@ -99,6 +100,34 @@ class CallMatching:
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
         call.visit.take(found)
+
+    def load(self, call: Call) -> Loaded:
+        """The rollouts that serve the call, verified, with one meta and the generators' states.
+
+        Raises
+        ------
+        DumpError
+            A dump is unusable.
+        """
+        found, store, config = call.found, self._dumps.store, self._dumps.local_config
+        assert isinstance(found, Found)
+        with call.timed():
+            rollouts, meta = store.load_with_meta(found.step, part=found.part)
+            compares = config.action != SkipAction.REPEAT and not call.reason
+            if compares and self._dumps.differences(call.identity, meta):
+                where = str(self._dumps.directory / found.path)
+                raise CorruptDumpError("another job replaced it meanwhile", where)
+            self._dumps.check_fields(rollouts, meta, call)
+            restores = config.restore_rng
+            states = store.load_sidecar(found.step, part=found.part) if restores else None
+            rollouts = self._dumps.without_dropped(rollouts)
+        call.facts.update(
+            source=meta.step,
+            part=found.number,
+            bytes=store.size_of(meta),
+            seconds_saved=seconds_saved([meta], call.seconds),
+        )
+        return rollouts, meta, states
 
     def _repeated(self, call: Call) -> Found | None:
         """The same call of the step itself, else of the nearest one; else that step's last."""
@@ -203,16 +232,17 @@ class PromptMatching(CallMatching):
             if not group.found.size and group.found.step == call.step:
                 call.visit.mark_present(group.found.number)
 
-    def load(self, call: Call, found: Gathered) -> tuple[Any, DumpMeta]:
-        """The groups put together as the stage would have returned them, and one dump's meta.
+    def load(self, call: Call) -> Loaded:
+        """As `CallMatching.load`, or the groups as the stage would have returned them.
 
         Raises
         ------
-        DumpError
-            A dump is unusable.
         AssemblyError
             The rows cannot be one batch.
         """
+        found = call.found
+        if not isinstance(found, Gathered):
+            return super().load(call)
         with call.timed(), self._index.lock:  # calls may be side by side
             metas: dict[Found, DumpMeta] = {}
             first = found.groups[0].found
@@ -236,7 +266,7 @@ class PromptMatching(CallMatching):
             bytes=sum(meta.stored for meta in metas.values()),
             seconds_saved=took - call.seconds if took else 0.0,
         )
-        return rollouts, metas[first]
+        return rollouts, metas[first], None
 
     def _gather(self, call: Call, fits: Callable[[Identity], bool]) -> Gathered | str:
         prompts = call.summarize_prompts()
