@@ -375,14 +375,15 @@ class Unpacker:
         return keys
 
     def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
-        """Array `number` as elements of `dtype`.
+        """Array `number` as elements of `dtype`, or as the reader narrows them.
 
         An array can be taken once only: a small file must not become large by naming it often.
         """
         if number in self._used:
             raise ValueError(f"array {number} is used twice")
         self._used.add(number)
-        return self._source.array(number).view(dtype)
+        array = self._source.array(number)
+        return array if array.dtype.metadata else array.view(dtype)
 
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, BinaryIO
 
 import attrs
@@ -120,6 +120,13 @@ class _Entry:
     spec: str
     chunks: list[_Chunk]
 
+    @property
+    def narrowest(self) -> str:
+        """The narrowest spec to which all chunks can be widened."""
+        specs = {chunk.spec for chunk in self.chunks}
+        fitting = (spec for spec in STORED_AS[self.spec] if specs <= STORED_AS[spec])
+        return min(fitting, key=lambda spec: spec[1])
+
 
 class Reader:
     """A dump's file, opened: the index verified, the arrays read one by one.
@@ -161,6 +168,8 @@ class Reader:
         if xxhash.xxh3_128_digest(packed) != digest:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
+        #: Arrays whose integers come as narrow as all of their chunks allow (:meth:`array`).
+        self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
@@ -175,7 +184,11 @@ class Reader:
         return self._entries[number].nbytes
 
     def array(self, number: int) -> np.ndarray:
-        """Array `number`, verified, as bytes in newly allocated memory."""
+        """Array `number`, verified, as bytes in newly allocated memory.
+
+        Integers that come narrower than they were have their own dtype instead, and its
+        ``metadata["of"]`` is the array's spec.
+        """
         self.nbytes(number)
         if number not in self._ready:
             self._load([number])
@@ -200,12 +213,15 @@ class Reader:
         jobs = []
         for number in numbers:
             entry = self._entries[number]
-            small = entry.nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
-            out = np.empty(entry.nbytes, np.uint8) if small else pool.take(entry.nbytes)
-            self._ready[number] = out
+            spec = entry.narrowest if number in self.narrow else entry.spec
+            times = int(entry.spec[1]) // int(spec[1])
+            nbytes, step = entry.nbytes // times, CHUNK // times
+            small = nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
+            out = np.empty(nbytes, np.uint8) if small else pool.take(nbytes)
+            self._ready[number] = out if times == 1 else out.view(_noted(spec, entry.spec))
             self._verified.add(number)
             jobs += [
-                (chunk, out[i * CHUNK : (i + 1) * CHUNK], entry.spec)
+                (chunk, out[i * step : (i + 1) * step], spec)
                 for i, chunk in enumerate(entry.chunks)
             ]
 
@@ -273,6 +289,12 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
+
+
+def _noted(spec: str, of: str) -> np.dtype:
+    """The dtype of `spec`, with a note of what it was narrowed from."""
+    noted: np.dtype = np.dtype(spec, metadata={"of": of})  # type: ignore[call-overload]
+    return noted
 
 
 def _is_sound(entry: _Entry) -> bool:

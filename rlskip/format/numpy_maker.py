@@ -1,8 +1,9 @@
 """Tensors and batches as numpy's arrays, so that looking at a dump loads no torch.
 
 A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype; where numpy lacks that,
-its values are float32. A nested tensor becomes a :class:`~rlskip.batch.tables.Ragged` of its rows,
-a TensorDict a :class:`~rlskip.batch.tables.Table` of columns, a wrapped value a
+its values are float32, and integers that the reader narrows stay narrow. A nested tensor becomes a
+:class:`~rlskip.batch.tables.Ragged` of its rows, a TensorDict a
+:class:`~rlskip.batch.tables.Table` of columns, a wrapped value a
 :class:`~rlskip.batch.tables.Whole`, a DataProto its parts.
 """
 
@@ -37,7 +38,9 @@ class NumpyMaker:
         self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None
     ) -> np.ndarray:
         if dtype in _SAME:
-            flat = raw.view(dtype) if len(raw) else np.empty(0, dtype)
+            if not _is_narrowed(raw, dtype):
+                raw = raw.view(dtype) if len(raw) else np.empty(0, dtype)
+            flat = raw
         elif dtype == "bfloat16":
             flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
@@ -83,6 +86,12 @@ class NumpyMaker:
 
     def as_array(self, tensor: np.ndarray) -> np.ndarray:
         return tensor
+
+
+def _is_narrowed(raw: np.ndarray, dtype: str) -> bool:
+    """Whether the elements were of `dtype` and the reader narrows them."""
+    noted: Any = raw.dtype.metadata or {}
+    return bool(noted.get("of") == np.dtype(dtype).str[1:])
 
 
 def _stacked(parts: list[Any], dim: int) -> Any:

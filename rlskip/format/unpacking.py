@@ -35,6 +35,14 @@ def unpacker(source: Reader, fields: Sequence[str] | None = None, into: Into = "
     return Unpacker(source, fields, TorchMaker(host_classes=into == "host"))
 
 
+def array_of(node: Node) -> int | None:
+    """The array that holds a tensor's elements, one after the other; None of any other value."""
+    match node:
+        case ["tensor", "dense", _, _, int(number), *_]:
+            return number
+    return None
+
+
 def choosable(node: Node) -> dict[str, Node]:
     """The nodes of the fields that can be chosen of a value, by name; none of any other value."""
     if type(node) is not list or node[0] not in WITH_FIELDS:

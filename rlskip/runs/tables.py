@@ -131,10 +131,10 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
     offsets = np.zeros(n + 1, np.int32)
     np.cumsum([0 if cell is None else len(cell) for cell in cells or ()], out=offsets[1:])
     missing = None if len(given) == n else pa.array([cell is None for cell in cells or ()])
-    dtype = np.dtype(dtype or np.result_type(*{cell.dtype for cell in given}))
+    dtype = np.dtype(dtype or np.result_type(*{_dumped(cell.dtype) for cell in given}))
     # Arrow keeps the memory of tables that are gone, for those to come.
     memory = pa.allocate_buffer(int(offsets[-1]) * dtype.itemsize)
-    flat = np.frombuffer(memory, _bare(dtype))
+    flat = np.frombuffer(memory, dtype)
     np.concatenate(given, out=flat, casting="unsafe")
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), mask=missing)
 
@@ -142,7 +142,7 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
 def _own(pa: Any, column: Column) -> Any:
     """A trainer's own column; what Arrow has no type for is text in JSON."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and 0 not in column.shape[1:]:
-        found = pa.array(column.reshape(-1).view(_bare(column.dtype)))
+        found = pa.array(column.reshape(-1).astype(_dumped(column.dtype), copy=False))
         for width in reversed(column.shape[1:]):
             found = pa.FixedSizeListArray.from_arrays(found, width)
         return found
@@ -158,7 +158,9 @@ def _cells(pa: Any, cells: list[Any]) -> Any:
         return pa.array([json.dumps(finite(cell)) for cell in cells], pa.string())
 
 
-def _bare(dtype: np.dtype) -> np.dtype:
-    """Without the note of what torch's dtype was."""
-    bare: np.dtype = np.dtype(dtype.str)
-    return bare
+def _dumped(dtype: np.dtype) -> np.dtype:
+    """What a column's dtype was in the rollouts: its integers may have been read narrower."""
+    noted: Any = dtype.metadata or {}
+    is_narrow = dtype.kind in "iu" and "torch" in noted
+    dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str)
+    return dumped

@@ -18,9 +18,11 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from rlskip.batch.columns import columns_of, is_tensordict, rows_of
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
+from rlskip.format.chunks import CHUNK
 from rlskip.format.container import Reader, write
+from rlskip.format.dump_errors import CorruptDumpError
 from rlskip.format.kinds import Packer
-from rlskip.format.unpacking import unpacker
+from rlskip.format.unpacking import array_of, unpacker
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore, register_codec
 
@@ -125,6 +127,45 @@ def test_a_registered_codec_gets_tensors(tmp_path: Path) -> None:
 
     register_codec(Thing, "tests.NumpyThing", lambda thing: thing.tensor, type)
     assert _as_numpy([Thing(), torch.arange(2)], tmp_path)[0] is torch.Tensor
+
+
+RANGES = {"u1": (0, 2**8), "i1": (-(2**7), 2**7), "u2": (0, 2**16), "i2": (-(2**15), 2**15),
+          "u4": (0, 2**32), "i4": (-(2**31), 2**31), "i8": (-(2**63), 2**63)}  # fmt: skip
+"""From the least value of a type up to, without, the first beyond it."""
+
+
+@pytest.mark.parametrize("first", RANGES)
+@pytest.mark.parametrize("second", RANGES)
+def test_a_narrow_array_has_the_values_of_all_its_chunks(first: str, second: str) -> None:
+    ends = [number for spec in (first, second) for number in RANGES[spec]]
+    fitting = [s for s, (low, end) in RANGES.items() if low <= min(ends) and max(ends) <= end]
+    each = CHUNK // 8
+    values = np.resize([RANGES[first][0], RANGES[first][1] - 1], each + 5)
+    values[each:] = RANGES[second][0], RANGES[second][1] - 1, 0, 1, 2
+    packer, body = Packer(), io.BytesIO()
+    write(body, {"value": packer.node(torch.from_numpy(values))}, packer.arrays, packer.cost)
+    for expand in (False, True):
+        reader = Reader(body.getvalue(), "dump")
+        node = reader.index["value"]
+        reader.narrow = {array_of(node)}
+        if expand:
+            reader.expand_all()
+        found = unpacker(reader, into="numpy").root("value")
+        assert found.dtype == fitting[0]
+        assert found.dtype.metadata["torch"] == "int64"
+        assert np.array_equal(found, values)
+
+
+def test_a_narrow_array_must_have_the_size_of_its_tensor() -> None:
+    packer, body = Packer(), io.BytesIO()
+    node = packer.node(torch.arange(16))
+    node[3] = [2]  # as many elements as fit into its bytes, once it is narrow
+    write(body, {"value": node}, packer.arrays, packer.cost)
+    for narrow in ({0}, ()):
+        reader = Reader(body.getvalue(), "dump")
+        reader.narrow = narrow
+        with pytest.raises(CorruptDumpError):
+            unpacker(reader, into="numpy").root("value")
 
 
 @pytest.mark.parametrize("rollouts", ["TensorDict", "DataProto", "mapping"])

@@ -45,20 +45,23 @@ def test_a_table_has_the_rows_that_iter_rows_has(dumps: Path) -> None:
 
 P, R = 3, 4  # the widths of the prompts and of the responses
 EVERY = list(itertools.product((0, 1), repeat=P + 2 * R))
+LAYOUTS = ["attention", "mask alone", "whole"]
+NAMES = ["prompt", "response", "mask", "log_probs"]
 
 
-@pytest.mark.data
-@pytest.mark.parametrize("flags", [EVERY, []], ids=["every", "none"])
-@pytest.mark.parametrize("layout", ["attention", "mask alone", "whole"])
-def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: str) -> None:
-    n, all_flags = len(flags), np.array(flags, np.int64).reshape(-1, P + 2 * R)
+def _padded(
+    flags: list[tuple[int, ...]], layout: str, tokens: np.ndarray, true: int = 1
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """Padded columns of which masks have `true` where a flag is set, and the rows that they are."""
+    all_flags = np.array(flags, np.int64).reshape(-1, P + 2 * R)
     attention, mask = all_flags[:, : P + R], all_flags[:, P + R :]
-    tokens = np.arange(n * (P + R), dtype=np.int32).reshape(n, P + R)
-    probs = -tokens[:, P:].astype(np.float32)
-    columns = {"prompts": tokens[:, :P], "responses": tokens[:, P:], "attention_mask": attention,
-               "response_mask": mask, "rollout_log_probs": probs}  # fmt: skip
+    probs = -np.arange(tokens.size, dtype=np.float32).reshape(tokens.shape)
+    columns = {"prompts": tokens[:, :P], "responses": tokens[:, P:],
+               "attention_mask": true * attention, "response_mask": true * mask,
+               "rollout_log_probs": probs[:, P:]}  # fmt: skip
     expected = []
-    for row, seen, sampled in zip(tokens.tolist(), attention.tolist(), mask.tolist(), strict=True):
+    lists = (array.tolist() for array in (tokens, probs, attention, mask))
+    for row, its_probs, seen, sampled in zip(*lists, strict=True):
         start, prompt = P, [token for token, flag in zip(row[:P], seen, strict=False) if flag]
         ends = [i + 1 for i, flag in enumerate(seen[P:]) if flag]
         if layout == "mask alone":
@@ -68,23 +71,65 @@ def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: st
             start = P + (sampled.index(1) if ends else R)
             prompt = [token for token, flag in zip(row[:start], seen, strict=False) if flag]
         span = slice(start, P + max(ends, default=R if layout == "whole" else 0))
-        response = row[span]
-        expected.append({"prompt": prompt, "response": response,
+        expected.append({"prompt": prompt, "response": row[span],
                          "mask": sampled[span.start - P : span.stop - P],
-                         "log_probs": [-float(token) for token in response]})  # fmt: skip
+                         "log_probs": its_probs[span]})  # fmt: skip
     if layout == "mask alone":
         del columns["attention_mask"]
     if layout == "whole":
-        before = np.zeros((n, P), np.int64)
-        columns = {"input_ids": tokens, "attention_mask": attention,
-                   "response_mask": np.hstack([before, mask]),
-                   "rollout_log_probs": -tokens.astype(np.float32)}  # fmt: skip
-    names = ["prompt", "response", "mask", "log_probs"]
-    rollouts = Rollouts(rollout_columns(columns), {}, names)
-    rows = [{name: row[name] for name in names} for row in rollouts]
+        before = np.zeros((len(tokens), P), np.int64)
+        columns = {"input_ids": tokens, "attention_mask": true * attention,
+                   "response_mask": np.hstack([before, true * mask]),
+                   "rollout_log_probs": probs}  # fmt: skip
+    return columns, expected
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("flags", [EVERY, []], ids=["every", "none"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: str) -> None:
+    tokens = np.arange(len(flags) * (P + R), dtype=np.int32).reshape(-1, P + R)
+    columns, expected = _padded(flags, layout, tokens)
+    rollouts = Rollouts(rollout_columns(columns), {}, NAMES)
+    rows = [{name: row[name] for name in NAMES} for row in rollouts]
     assert rows == expected
-    (table,) = tables(lambda fields: iter([rollouts]), names, "turn")
-    assert table.select(names).to_pylist() == rows
+    (table,) = tables(lambda fields: iter([rollouts]), NAMES, "turn")
+    assert table.select(NAMES).to_pylist() == rows
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("stored", "low", "span", "true"),
+    [("u1", 0, 200, 1), ("u2", 0, 60_000, 300), ("u4", 2**31, 2**31, 70_000),
+     ("i1", -100, 200, -1), ("i2", -200, 30_000, -300), ("i4", -70_000, 2**31, -70_000),
+     ("i8", -(2**62), 2**63 - 1, 2**40)],
+)  # fmt: skip
+def test_tokens_and_masks_are_the_same_however_narrow_they_are_stored(
+    stored: str, low: int, span: int, true: int, layout: str, tmp_path: Path
+) -> None:
+    n = len(EVERY) * (P + R)
+    spread = [low + i * span // n * 1_000_003 % span for i in range(n)]
+    tokens = np.array(spread).reshape(-1, P + R)
+    columns, expected = _padded(EVERY, layout, tokens, true)
+    tensors = {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}
+    StepStore(tmp_path / DIRECTORY).save(1, TensorDict(tensors, [len(EVERY)]))
+    run = rlskip.open(tmp_path / DIRECTORY)
+    for fields in (NAMES, None):
+        (rollouts,) = run.rollouts(fields)
+        read = rollouts.columns.columns
+        of_tokens = "input_ids" if layout == "whole" else "responses"
+        assert read[of_tokens].dtype == stored == read["response_mask"].dtype
+        table = run.to_arrow(fields)
+        assert table.select(NAMES).to_pylist() == expected
+        assert [{name: row[name] for name in NAMES} for row in run.iter_rows(fields)] == expected
+        types = [str(table.schema.field(name).type.value_type) for name in NAMES]
+        assert types == ["int64", "int64", "bool", "float"]
+    own = run.to_arrow([*columns, "response"])
+    for name, column in columns.items():
+        assert own[name].to_pylist() == column.tolist()
+        values = "float" if name == "rollout_log_probs" else "int64"
+        assert str(own.schema.field(name).type.value_type) == values
 
 
 @pytest.mark.data
