@@ -34,8 +34,7 @@ import xxhash
 from rlskip._files import open_folder
 from rlskip.format import container
 from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
-from rlskip.format.kinds import Packer
-from rlskip.format.unpacking import unpacker
+from rlskip.format.kinds import Packer, rebuild
 from rlskip.store.identity import Identity
 from rlskip.store.layout import quarantine_name
 
@@ -242,7 +241,7 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
 
 def _entry(text: bytes, where: str) -> Entry:
     identity, _, record = text.rpartition(b" ")
-    key, value = unpacker(container.Reader(base64.b64decode(record), where)).root("record")
+    key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
     hash(key)
     return _identity(identity), key, value
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rlskip.batch.columns import objects_of
-from rlskip.format.codec import Node, Packer, Unpacker, add_kind, add_packer
+from rlskip.format.codec import Kind, Node, Packer, Unpacker
 from rlskip.format.dump_errors import UnknownTypeError
 
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcSUmM]\d{1,9}(\[\d{0,9}[A-Za-z]{1,2}\])?")
@@ -77,8 +76,7 @@ def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
     def build(raw: np.ndarray) -> np.ndarray:
         return np.reshape(check_characters(raw.view(dtype)), shape)
 
-    array: np.ndarray = shared(unpacker, content, (name, shape), build)
-    return array
+    return unpacker.shared(content, (name, shape), build)
 
 
 def check_characters(array: np.ndarray) -> np.ndarray:
@@ -88,16 +86,6 @@ def check_characters(array: np.ndarray) -> np.ndarray:
         if points.max() > _LAST_CODE_POINT:
             raise ValueError("text of impossible characters")
     return array
-
-
-def shared(unpacker: Unpacker, number: int, form: Any, build: Callable[[np.ndarray], Any]) -> Any:
-    """A tensor or array that the tree names twice is one object, as it was when packed."""
-    if number not in unpacker.shared:
-        unpacker.shared[number] = form, build(unpacker.array(number, "u1"))
-    same, found = unpacker.shared[number]
-    if same != form:
-        raise ValueError("one array in two forms")
-    return found
 
 
 def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
@@ -123,7 +111,7 @@ def _unpack_scalar(parts: list[Node], unpacker: Unpacker) -> Any:
     return value
 
 
-add_kind("ndarray", _unpack_ndarray)
-add_packer("ndarray", _pack_ndarray, [np.ndarray])
-add_kind("scalar", _unpack_scalar, 128)
-add_packer("scalar", _pack_scalar, test=lambda value: isinstance(value, np.generic))
+KINDS = [
+    Kind("ndarray", np.ndarray, _pack_ndarray, _unpack_ndarray),
+    Kind("scalar", lambda kind: issubclass(kind, np.generic), _pack_scalar, _unpack_scalar, 128),
+]

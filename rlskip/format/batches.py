@@ -1,27 +1,73 @@
-"""What the nodes of tensors, TensorDicts, DataProtos and images mean.
+"""The kinds of torch and of hosts: tensors, TensorDicts, verl's DataProto and PIL's images.
 
 The parts of a node are checked here. What is made of them, the unpacker's ``make`` decides: with
 torch (:mod:`rlskip.format.torch_maker`), or with numpy alone (:mod:`rlskip.format.numpy_maker`).
+This module loads none of these libraries: without them there is no value of theirs to write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlskip.format.arrays import shared, size_of
-from rlskip.format.codec import Maker, Node, Unpacker, add_kind
+from rlskip.batch.columns import columns_of
+from rlskip.batch.tables import loaded
+from rlskip.format.arrays import size_of
+from rlskip.format.codec import Kind, Maker, NBytes, Node, Packer, Unpacker, pack_entries
 from rlskip.format.dump_errors import UnknownTypeError
 from rlskip.format.plain import IN_MAPPING, places_in
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 _WRAPPED = 2048
 """Bytes of a tensor, of a TensorDict, and of a value that one wraps."""
 
-NBytes = Callable[[int], int]
-
 # -- tensors -----------------------------------------------------------------------------
+
+
+def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
+    if value.is_nested:
+        return _pack_nested(value, packer)
+    from rlskip.format.torch_maker import TORCH_DTYPES, flat_bytes, is_plain
+
+    if type(value) is not loaded("torch", "Tensor"):
+        raise packer.unsupported(value)
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in TORCH_DTYPES or not is_plain(value):
+        raise packer.unsupported(value, f"dtype {name}, {value.layout}, device {value.device}")
+    device = None if value.device.type == "cpu" else value.device.type
+    number = None
+    if value.numel():
+        flat = flat_bytes(value)
+        owned = flat.ctypes.data != value.data_ptr()
+        number = packer.array(*_stored(flat, value.dtype), owner=value, owned=owned)
+    return ["dense", name, list(value.shape), number, device]
+
+
+def _stored(raw: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, str]:
+    """Bytes of a tensor as the elements that the file stores, and their kind."""
+    if not dtype.is_floating_point and not dtype.is_complex:
+        kind = "i" if dtype.is_signed else "u"
+        return raw.view(f"{kind}{dtype.itemsize}"), kind
+    width = dtype.itemsize // (2 if dtype.is_complex else 1)
+    return raw.view(f"u{width}"), "x"
+
+
+def _pack_nested(value: Any, packer: Packer) -> list[Node]:
+    if str(value.layout) == "torch.jagged":
+        lengths = value.lengths()
+        return [
+            "jagged",
+            packer.node(value.values(), ".values()"),
+            packer.node(value.offsets(), ".offsets()"),
+            None if lengths is None else packer.node(lengths, ".lengths()"),
+            value._ragged_idx,
+        ]
+    return ["nested", packer.node(list(value.unbind()))]
 
 
 def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -45,11 +91,8 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
         if size:
             raise ValueError("a tensor without its elements")
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, None)
-    return shared(
-        unpacker,
-        number,
-        (name, shape),
-        lambda raw: unpacker.make.tensor(raw, name, shape, device),
+    return unpacker.shared(
+        number, (name, shape), lambda raw: unpacker.make.tensor(raw, name, shape, device)
     )
 
 
@@ -91,11 +134,22 @@ def _unpack_size(parts: list[Node], unpacker: Unpacker) -> Any:
     return unpacker.make.size(parts[0])
 
 
-add_kind("tensor", _unpack_tensor, _cost_of_tensor)
-add_kind("size", _unpack_size)
-add_kind("dtype", lambda parts, unpacker: unpacker.make.dtype(parts[0]))
+def _pack_dtype(value: torch.dtype, packer: Packer) -> list[Node]:
+    return [str(value).removeprefix("torch.")]
+
+
+def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
+    return unpacker.make.dtype(parts[0])
+
 
 # -- tensordict --------------------------------------------------------------------------
+
+
+def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
+    device = None if value.device is None else value.device.type
+    names = value.names if any(name is not None for name in value.names) else None
+    entries = pack_entries(columns_of(value).items(), packer)
+    return [list(value.batch_size), device, names, entries]
 
 
 def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -117,6 +171,19 @@ def check_entry(make: Maker, value: Any, batch_size: list[int]) -> None:
         raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
 
 
+def _pack_stack(value: Any, packer: Packer) -> list[Node]:
+    parts = value.tensordicts
+    dim_name = getattr(value, "_td_dim_name", None)
+    name = [] if dim_name is None else [dim_name]
+    wraps = type(value) is loaded("tensordict", "NonTensorStack")
+    wrapper = loaded("tensordict", "NonTensorData")
+    if wraps and all(type(p) is wrapper and not p.batch_size for p in parts):
+        return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
+    form = "nontensor" if wraps else "lazy"
+    nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
+    return [form, value.stack_dim, nodes, *name]
+
+
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     form, dim, content, *name = parts
     if form == "data":
@@ -129,6 +196,10 @@ def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     if form not in ("data", "nontensor", "lazy"):
         raise ValueError(f"a stack of the form {form!r}")
     return unpacker.outside(unpacker.make.stack, form, stacked, dim, name[0] if name else None)
+
+
+def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:
+    return [packer.node(value.data, ".data"), list(value.batch_size)]
 
 
 def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -146,20 +217,19 @@ def _cost_of_stack(parts: list[Node], nbytes: NBytes) -> int:
     return _WRAPPED + (_WRAPPED * places_in(content[1:], nbytes) if form == "data" else 0)
 
 
-add_kind("tensordict", _unpack_tensordict, _cost_of_tensordict)
-add_kind("tensordictstack", _unpack_stack, _cost_of_stack)
-add_kind("nontensor", _unpack_wrapped, _WRAPPED)
-
 # -- verl --------------------------------------------------------------------------------
+
+
+def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
+    return [
+        packer.node(value.batch, ".batch"),
+        pack_entries(value.non_tensor_batch.items(), packer),
+        packer.node(value.meta_info, ".meta_info"),
+    ]
 
 
 def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
     batch, others, meta_info = parts
-    if type(batch) is list and batch[0] == "tensordict":
-        tensors, others = unpacker.chosen(batch[-1], others)
-        batch = [*batch[:-1], tensors]
-    else:
-        (others,) = unpacker.chosen(others)
     return unpacker.outside(
         unpacker.make.data_proto,
         unpacker.node(batch),
@@ -168,9 +238,19 @@ def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
     )
 
 
-add_kind("dataproto", _unpack_dataproto)
-
 # -- PIL ---------------------------------------------------------------------------------
+
+
+def _pack_image(value: Any, packer: Packer) -> list[Node]:
+    palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
+    pixels = np.frombuffer(value.tobytes(), np.uint8)
+    return [
+        value.mode,
+        list(value.size),
+        packer.array(pixels, "x"),
+        packer.node(palette),
+        packer.node(dict(value.info), ".info"),
+    ]
 
 
 def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -199,4 +279,48 @@ def _cost_of_image(parts: list[Node], nbytes: NBytes) -> int:
     return 512 + (width * pixel + 8) * height + nbytes(pixels)
 
 
-add_kind("image", _unpack_image, _cost_of_image)
+def _exactly(*names: str) -> Callable[[type], bool]:
+    """Whether a class is one of these, given by module and name."""
+    places = [(module, name) for module, _, name in (full.rpartition(".") for full in names)]
+    return lambda kind: any(kind is loaded(*place) for place in places)
+
+
+def _below(module: str, name: str) -> Callable[[type], bool]:
+    """Whether a class is that one, or a subclass of it."""
+    return lambda kind: issubclass(kind, loaded(module, name))
+
+
+KINDS = [
+    # Jagged tensors are of a subclass.
+    Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor, _cost_of_tensor),
+    Kind("size", _exactly("torch.Size"), lambda value, _: [list(value)], _unpack_size),
+    Kind("dtype", _exactly("torch.dtype"), _pack_dtype, _unpack_dtype),
+    Kind(
+        "tensordict",
+        _exactly("tensordict.TensorDict"),
+        _pack_tensordict,
+        _unpack_tensordict,
+        _cost_of_tensordict,
+    ),
+    Kind(
+        "tensordictstack",
+        _exactly("tensordict.NonTensorStack", "tensordict.LazyStackedTensorDict"),
+        _pack_stack,
+        _unpack_stack,
+        _cost_of_stack,
+    ),
+    Kind(
+        "nontensor",
+        _exactly("tensordict.NonTensorData"),
+        _pack_wrapped,
+        _unpack_wrapped,
+        _WRAPPED,
+    ),
+    Kind(
+        "dataproto",
+        _exactly("verl.protocol.DataProto", "rlskip.batch.tables.DataProtoParts"),
+        _pack_dataproto,
+        _unpack_dataproto,
+    ),
+    Kind("image", _below("PIL.Image", "Image"), _pack_image, _unpack_image, _cost_of_image),
+]

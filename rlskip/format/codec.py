@@ -2,10 +2,11 @@
 
 :class:`Packer` turns a value into a *node*, plain JSON, and a list of arrays that the node names
 by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
-and strings are nodes as they are; every other value is ``[tag, ...]``, in a form that
-:func:`add_kind` registers. The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
-:mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`. Whether
-the last become tensors or arrays of numpy, a `Maker` decides.
+and strings are nodes as they are; every other value is ``[tag, ...]``, in the form that its
+:class:`Kind` states. The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
+:mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`, those of
+a program's own data in :mod:`rlskip.format.objects`. Whether tensors become tensors again or
+arrays of numpy, a `Maker` decides.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
 a rebuilt value occupies in memory follows from its node. It is charged to a budget that follows
@@ -20,12 +21,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import attrs
 import numpy as np
 
 from rlskip.format.chunks import Array
 from rlskip.format.dump_errors import (
-    DAMAGE,
-    CorruptDumpError,
     DumpError,
     UnknownTypeError,
     UnreadableDumpError,
@@ -46,7 +46,6 @@ MAX_DEPTH = 100
 MAX_ALIKE = 64
 """The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
 
-WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 _USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -60,33 +59,50 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 Pack = Callable[[Any, "Packer"], list[Node]]
 Unpack = Callable[[list[Node], "Unpacker"], Any]
-Cost = Callable[[list[Node], Callable[[int], int]], int]
-_KINDS: dict[str, tuple[Unpack, Cost]] = {}
-_PACKERS: dict[type, tuple[str, Pack]] = {}
-_PACKERS_BY_TEST: list[tuple[Callable[[Any], bool], tuple[str, Pack]]] = []
+NBytes = Callable[[int], int]
+Cost = Callable[[list[Node], NBytes], int]
 
 
-def add_kind(tag: str, unpack: Unpack, cost: int | Cost = 512) -> None:
-    """Read nodes ``[tag, *parts]``.
+@attrs.frozen
+class Kind:
+    """Values that are written as nodes ``[tag, *parts]``.
 
     Parameters
     ----------
+    of
+        The class whose values these are, and not those of its subclasses; or a function that says
+        whether values of a class are of this kind. It is asked for classes that no kind names.
+    pack
+        ``pack(value, packer)`` returns the parts.
     unpack
         ``unpack(parts, unpacker)`` returns the value.
     cost
         Bytes that the value occupies besides its arrays and its parts: a number, or
         ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
-    _KINDS[tag] = unpack, cost if callable(cost) else lambda parts, nbytes: cost
+
+    tag: str
+    of: type | Callable[[type], bool]
+    pack: Pack
+    unpack: Unpack
+    cost: int | Cost = 512
+
+    def charge(self, parts: list[Node], nbytes: NBytes) -> int:
+        return self.cost if isinstance(self.cost, int) else self.cost(parts, nbytes)
 
 
-def add_packer(
-    tag: str, pack: Pack, types: Iterable[type] = (), test: Callable[[Any], bool] | None = None
-) -> None:
-    """Write values of exactly these `types`, or that pass `test`, as ``[tag, *pack(value)]``."""
-    _PACKERS.update(dict.fromkeys(types, (tag, pack)))
-    if test is not None:
-        _PACKERS_BY_TEST.append((test, (tag, pack)))
+_BY_TAG: dict[str, Kind] = {}
+_BY_CLASS: dict[type, Kind] = {}
+_BY_TEST: dict[str, tuple[Callable[[type], bool], Kind]] = {}
+
+
+def add_kind(kind: Kind) -> None:
+    """Write and read values of this kind from now on."""
+    _BY_TAG[kind.tag] = kind
+    if isinstance(kind.of, type):
+        _BY_CLASS[kind.of] = kind
+    else:
+        _BY_TEST[kind.tag] = kind.of, kind
 
 
 def register_codec(
@@ -111,9 +127,14 @@ def register_codec(
     --------
     >>> register_codec(Version, "myproject.Version", str, Version)
     """
-    tag = f"{_USER}{name}"
-    add_kind(tag, lambda parts, unpacker: unpacker.decoded(decode, parts[0]))
-    add_packer(tag, lambda value, packer: [packer.node(encode(value))], [type])
+    add_kind(
+        Kind(
+            f"{_USER}{name}",
+            type,
+            lambda value, packer: [packer.node(encode(value))],
+            lambda parts, unpacker: unpacker.decoded(decode, parts[0]),
+        )
+    )
 
 
 class Sharing:
@@ -185,16 +206,15 @@ class Packer:
         if self._sharing.is_endless(value):
             raise self.unsupported(value, "its parts are shared too often to be stored one by one")
         try:
-            tag, pack = _PACKERS.get(kind) or self._find_packer(value)
-            parts = pack(value, self)
-            _, cost = _KINDS[tag]
-            self.cost += cost(parts, self._nbytes)
+            how = _BY_CLASS.get(kind) or self._find_kind(value)
+            parts = how.pack(value, self)
+            self.cost += how.charge(parts, self._nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
             raise self.unsupported(value, text_of(error)) from error
         self._path.pop()
-        return [tag, *parts]
+        return [how.tag, *parts]
 
     def array(self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False) -> int:
         """The number of a 1-D contiguous array.
@@ -217,10 +237,10 @@ class Packer:
             self._alive.append(owner)  # no other object may take its id meanwhile
         return len(self.arrays) - 1
 
-    def _find_packer(self, value: Any) -> tuple[str, Pack]:
-        for test, packer in _PACKERS_BY_TEST:
-            if test(value):
-                return packer
+    def _find_kind(self, value: Any) -> Kind:
+        for is_of, kind in _BY_TEST.values():
+            if is_of(type(value)):
+                return kind
         raise self.unsupported(value)
 
     def _nbytes(self, number: int) -> int:
@@ -240,61 +260,25 @@ class Unpacker:
     """The walk from a node to a value.
 
     Nodes come from a file. A node that does not fit raises one of
-    :data:`~rlskip.format.dump_errors.DAMAGE` within the walk, which becomes a
-    :class:`~rlskip.format.dump_errors.CorruptDumpError` at its root.
+    :data:`~rlskip.format.dump_errors.DAMAGE`, which :func:`rlskip.format.kinds.rebuild` makes a
+    :class:`~rlskip.format.dump_errors.CorruptDumpError`.
 
     Parameters
     ----------
     source
         The file.
-    fields
-        The fields of the outermost mapping or batch to rebuild; None for all. The attribute
-        `found` holds those that were there.
     make
         Makes the tensors and batches.
     """
 
-    def __init__(self, source: Reader, fields: Sequence[str] | None, make: Maker) -> None:
+    def __init__(self, source: Reader, make: Maker) -> None:
         self._source = source
         self.make = make
-        self._fields = fields
         self._used: set[int] = set()
+        self._shared: dict[int, Any] = {}
         self._left = source.budget
         self._depth = 0
-        self.found: set[Any] = set()
-        self.shared: dict[int, Any] = {}
         self.twins: dict[Any, type] = {}
-
-    def root(self, name: str) -> Any:
-        """The value of the tree `name`: the outermost one, whose fields may be chosen.
-
-        Raises
-        ------
-        CorruptDumpError
-            The tree does not fit together, or would expand beyond the bound.
-        UnknownTypeError
-            The tree is sound and holds a type that this process does not know.
-        UnreadableDumpError
-            This process cannot load it now, for example for lack of memory.
-        OSError
-            From the file.
-        """
-        where = self._source.where
-        try:
-            node = self._source.index[name]
-            if self._fields is not None and not (type(node) is list and node[0] in WITH_FIELDS):
-                self._fields = None  # there is nothing to choose from: none is found
-            return self.node(node)
-        except (UnknownTypeError, UnreadableDumpError) as error:
-            raise type(error)(error.what, error.where or where, error.remedy) from error
-        except (DumpError, OSError):
-            raise
-        except DAMAGE as error:
-            raise CorruptDumpError(
-                f"its index does not fit together: {text_of(error)}", where
-            ) from error
-        except Exception as error:
-            raise UnreadableDumpError.by_process(error, where) from error
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
@@ -302,28 +286,30 @@ class Unpacker:
                 raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
-        if tag not in _KINDS and tag.startswith(_USER):
+        if tag not in _BY_TAG and tag.startswith(_USER):
             raise UnknownTypeError(
                 f"it holds a value of type {tag.removeprefix(_USER)!r}",
                 remedy="register its codec before loading: rlskip.store.register_codec",
             )
-        if tag not in _KINDS:  # the index is sound: a newer rlskip wrote it
+        if tag not in _BY_TAG:  # the index is sound: a newer rlskip wrote it
             raise UnknownTypeError(
                 f"it holds a value of the kind {tag!r}, which this rlskip does not know",
                 remedy="load it with the version of rlskip that wrote it",
             )
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        unpack, cost = _KINDS[tag]
-        self.spend(cost(parts, self._source.nbytes))
+        kind = _BY_TAG[tag]
+        self.spend(kind.charge(parts, self._source.nbytes))
         self._depth += 1
-        value = unpack(parts, self)
+        value = kind.unpack(parts, self)
         self._depth -= 1
         return value
 
     def decoded(self, decode: Callable[[Any], T], node: Node) -> T:
         """What a registered codec makes of a node: it gets tensors, whatever else is made here."""
-        make, self.make = self.make, self.make.for_codecs()
+        from rlskip.format.torch_maker import TorchMaker
+
+        make, self.make = self.make, TorchMaker(self.make.host_classes)
         try:
             plain = self.node(node)
         finally:
@@ -352,19 +338,10 @@ class Unpacker:
         if self._left < 0:
             raise ValueError("it expands to more than a file of its size may")
 
-    def chosen(self, *mappings: list[list[Node]]) -> list[list[list[Node]]]:
-        """The chosen entries of mappings that form the outermost value; all entries of others."""
-        wanted, self._fields = self._fields, None
-        if wanted is None:
-            return list(mappings)
-        self.found.update(key for entries in mappings for key, _ in entries if key in wanted)
-        return [[entry for entry in entries if entry[0] in wanted] for entries in mappings]
-
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
-        (chosen,) = self.chosen(entries)
-        keys = self.hashable([self.node(key) for key, _ in chosen])
-        return zip(keys, (self.node(value) for _, value in chosen), strict=True)
+        keys = self.hashable([self.node(key) for key, _ in entries])
+        return zip(keys, (self.node(value) for _, value in entries), strict=True)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
         """Return keys of a mapping or items of a set, of which few have one hash."""
@@ -384,6 +361,18 @@ class Unpacker:
         self._used.add(number)
         array = self._source.array(number)
         return array if array.dtype.metadata else array.view(dtype)
+
+    def shared(self, number: int, form: Any, build: Callable[[np.ndarray], T]) -> T:
+        """What `build` makes of array `number`: one object wherever a tree names it.
+
+        One tensor under two names is one tensor again. `form` is what both places must say of it.
+        """
+        if number not in self._shared:
+            self._shared[number] = form, build(self.array(number, "u1"))
+        same, found = self._shared[number]
+        if same != form:
+            raise ValueError("one array in two forms")
+        return found  # type: ignore[no-any-return]
 
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:

@@ -26,7 +26,7 @@ from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 from rlskip.format.scalars import is_number, scalar_of
-from rlskip.format.tensors import flat_bytes, is_plain
+from rlskip.format.torch_maker import flat_bytes, is_plain
 
 VOLATILE = frozenset(
     {

@@ -1,8 +1,123 @@
-"""The packer, with all kinds of values registered."""
+"""All kinds of values that dumps hold; a tree of a file as a value, whole or some of its fields."""
 
-from rlskip.format import arrays, batches, objects, plain, tensors  # noqa: F401
-from rlskip.format.codec import Packer, register_codec
+from __future__ import annotations
 
-objects.add_packers()
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["Packer", "register_codec"]
+from rlskip.format import arrays, batches, objects, plain
+from rlskip.format.codec import Maker, Node, Packer, Unpacker, add_kind, register_codec
+from rlskip.format.dump_errors import (
+    DAMAGE,
+    CorruptDumpError,
+    DumpError,
+    UnknownTypeError,
+    UnreadableDumpError,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from rlskip.format.container import Reader
+
+__all__ = ["Into", "Packer", "array_of", "choosable", "rebuild", "register_codec"]
+
+Into = Literal["host", "torch", "numpy"]
+"""What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
+arrays of numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
+
+_WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
+
+# A class is of the first kind whose test it passes: some of the hosts' are dataclasses, too.
+for _kind in (*plain.KINDS, *arrays.KINDS, *batches.KINDS, *objects.KINDS):
+    add_kind(_kind)
+
+
+def rebuild(
+    source: Reader, tree: str, fields: Sequence[str] | None = None, into: Into = "host"
+) -> Any:
+    """The value of one of a file's trees.
+
+    Parameters
+    ----------
+    fields
+        The fields of the outermost mapping or batch to rebuild; None for all.
+    into
+        What is made of tensors and batches.
+
+    Raises
+    ------
+    CorruptDumpError
+        The tree does not fit together, or would expand beyond the bound.
+    UnknownTypeError
+        The tree is sound and holds a type that this process does not know.
+    UnreadableDumpError
+        This process cannot load it now, for example for lack of memory.
+    DumpError
+        It has no such field.
+    OSError
+        From the file.
+    """
+    where = source.where
+    try:
+        node = source.index[tree]
+        if fields is not None:
+            if missing := sorted({*fields} - choosable(node).keys()):
+                raise DumpError(f"it has no field {', '.join(map(repr, missing))}", where)
+            node = _chosen(node, fields)
+        return Unpacker(source, _maker(into)).node(node)
+    except (UnknownTypeError, UnreadableDumpError) as error:
+        raise type(error)(error.what, error.where or where, error.remedy) from error
+    except (DumpError, OSError):
+        raise
+    except DAMAGE as error:
+        what = f"its index does not fit together: {text_of(error)}"
+        raise CorruptDumpError(what, where) from error
+    except Exception as error:
+        raise UnreadableDumpError.by_process(error, where) from error
+
+
+def _maker(into: Into) -> Maker:
+    if into == "numpy":
+        from rlskip.format.numpy_maker import NumpyMaker
+
+        return NumpyMaker()
+    from rlskip.format.torch_maker import TorchMaker
+
+    return TorchMaker(host_classes=into == "host")
+
+
+def array_of(node: Node) -> int | None:
+    """The array that holds a tensor's elements, one after the other; None of any other value."""
+    match node:
+        case ["tensor", "dense", _, _, int(number), *_]:
+            return number
+    return None
+
+
+def _has_fields(node: Node) -> bool:
+    return type(node) is list and node[0] in _WITH_FIELDS
+
+
+def choosable(node: Node) -> dict[str, Node]:
+    """The nodes of the fields that can be chosen of a value, by name; none of any other value."""
+    if not _has_fields(node):
+        return {}
+    within, entries = {}, node[-1]
+    if node[0] == "dataproto":
+        _, batch, entries, _ = node
+        within = choosable(batch)
+    return {**within, **{key: value for key, value in entries if type(key) is str}}
+
+
+def _chosen(node: Node, fields: Sequence[str]) -> Node:
+    """The node of a value with these of its fields only."""
+    if not _has_fields(node):
+        return node
+    if node[0] == "dataproto":
+        tag, batch, entries, meta_info = node
+        return [tag, _chosen(batch, fields), _entries(entries, fields), meta_info]
+    return [*node[:-1], _entries(node[-1], fields)]
+
+
+def _entries(entries: list[list[Node]], fields: Sequence[str]) -> list[list[Node]]:
+    return [entry for entry in entries if entry[0] in fields]

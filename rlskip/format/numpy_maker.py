@@ -10,14 +10,11 @@ its values are float32, and integers that the reader narrows stay narrow. A nest
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
-
-if TYPE_CHECKING:
-    from rlskip.format.torch_maker import TorchMaker
 
 _SAME = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
@@ -72,11 +69,6 @@ class NumpyMaker:
 
     def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> DataProtoParts:
         return DataProtoParts(batch, others, meta_info)
-
-    def for_codecs(self) -> TorchMaker:
-        from rlskip.format.torch_maker import TorchMaker
-
-        return TorchMaker(host_classes=False)
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)

@@ -16,7 +16,7 @@ import types
 import uuid
 from typing import Any
 
-from rlskip.format.codec import Node, Packer, Unpacker, add_kind, add_packer
+from rlskip.format.codec import Kind, Node, Packer, Unpacker
 from rlskip.format.dump_errors import UnknownTypeError
 from rlskip.format.plain import cost_of_mapping, members_of, program_class
 
@@ -117,21 +117,15 @@ def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
     )
 
 
-add_kind("dataclass", _unpack_dataclass, cost_of_mapping)
-add_kind("member", _unpack_member, 0)
-
-
-def add_packers() -> None:
-    """Write dataclasses and members, too: call it after those of hosts, some of which are both."""
-    add_packer("dataclass", _pack_dataclass, test=lambda value: _fields_of(type(value)) is not None)
-    add_packer("member", _pack_member, test=lambda value: isinstance(value, enum.Enum))
-
-
 # -- of the standard library -------------------------------------------------------------
 
 _PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath)} | {
     type(pathlib.Path()).__name__: type(pathlib.Path())
 }
+
+
+def _pack_path(value: pathlib.PurePath, packer: Packer) -> list[Node]:
+    return [type(value).__name__, str(value)]
 
 
 def _unpack_path(parts: list[Node], unpacker: Unpacker) -> pathlib.PurePath:
@@ -147,7 +141,15 @@ def _unpack_uuid(parts: list[Node], unpacker: Unpacker) -> uuid.UUID:
     return uuid.UUID(int=int(parts[0], 16))
 
 
-add_kind("path", _unpack_path)
-add_packer("path", lambda value, _: [type(value).__name__, str(value)], _PATHS.values())
-add_kind("uuid", _unpack_uuid)
-add_packer("uuid", lambda value, _: [value.hex], [uuid.UUID])
+KINDS = [
+    Kind("path", lambda kind: kind in _PATHS.values(), _pack_path, _unpack_path),
+    Kind("uuid", uuid.UUID, lambda value, _: [value.hex], _unpack_uuid),
+    Kind(
+        "dataclass",
+        lambda kind: _fields_of(kind) is not None,
+        _pack_dataclass,
+        _unpack_dataclass,
+        cost_of_mapping,
+    ),
+    Kind("member", lambda kind: issubclass(kind, enum.Enum), _pack_member, _unpack_member, 0),
+]

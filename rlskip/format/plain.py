@@ -10,7 +10,7 @@ import struct
 import sys
 import types
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -18,13 +18,13 @@ import numpy as np
 
 from rlskip.format.codec import (
     Cost,
+    Kind,
+    NBytes,
     Node,
     Pack,
     Packer,
     Unpack,
     Unpacker,
-    add_kind,
-    add_packer,
     check_hashes,
     pack_entries,
 )
@@ -40,7 +40,7 @@ _CHARACTER = 5  # one wide character makes every character of its string take fo
 _IN_LIST, _IN_SET, IN_MAPPING = 24, 72, 128
 
 
-def cost_of_list(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def cost_of_list(parts: list[Node], nbytes: NBytes) -> int:
     form, content, *rest = parts
     if form == "any":
         return 64 + _IN_LIST * len(content)
@@ -49,20 +49,20 @@ def cost_of_list(parts: list[Node], nbytes: Callable[[int], int]) -> int:
     return 64 + (_RUN if form == "runs" else _NUMBER) * nbytes(content)
 
 
-def places_in(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def places_in(parts: list[Node], nbytes: NBytes) -> int:
     """How many items a list of these parts has."""
     return len(parts[1]) if parts[0] == "any" else nbytes(parts[1]) // 8
 
 
-def _cost_of_set(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def _cost_of_set(parts: list[Node], nbytes: NBytes) -> int:
     return 192 + cost_of_list(parts, nbytes) + _IN_SET * places_in(parts, nbytes)
 
 
-def cost_of_mapping(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def cost_of_mapping(parts: list[Node], nbytes: NBytes) -> int:
     return 256 + IN_MAPPING * len(parts[-1])
 
 
-def _cost_of_bytes(parts: list[Node], nbytes: Callable[[int], int]) -> int:
+def _cost_of_bytes(parts: list[Node], nbytes: NBytes) -> int:
     return 64 + nbytes(parts[0])
 
 
@@ -156,14 +156,8 @@ def _pack_bytes(value: bytes | bytearray, packer: Packer) -> list[Node]:
     return [packer.array(np.frombuffer(bytes(value), np.uint8), "x")]
 
 
-def _is_namedtuple(value: Any) -> bool:
-    fields = getattr(type(value), "_fields", None)
-    return (
-        isinstance(value, tuple)
-        and type(value).__bases__ == (tuple,)
-        and isinstance(fields, tuple)
-        and len(fields) == len(value)
-    )
+def _is_namedtuple(kind: type) -> bool:
+    return kind.__bases__ == (tuple,) and isinstance(getattr(kind, "_fields", None), tuple)
 
 
 def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
@@ -240,34 +234,34 @@ def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
     return [pack_entries(value.items(), packer)]
 
 
-_PLAIN: list[tuple[type, Pack, Unpack, int | Cost]] = [
-    (list, _pack_list, _collection(list), cost_of_list),
-    (tuple, _pack_list, _collection(tuple), cost_of_list),
-    (set, _pack_set, _unique(set), _cost_of_set),
-    (frozenset, _pack_set, _unique(frozenset), _cost_of_set),
-    (dict, _pack_mapping, _mapping(dict), cost_of_mapping),
-    (OrderedDict, _pack_mapping, _mapping(OrderedDict), cost_of_mapping),
-    (defaultdict, _pack_defaultdict, _unpack_defaultdict, cost_of_mapping),
-    (bytes, _pack_bytes, _raw(bytes), _cost_of_bytes),
-    (bytearray, _pack_bytes, _raw(bytearray), _cost_of_bytes),
+def _of_python(kind: type, pack: Pack, unpack: Unpack, cost: int | Cost) -> Kind:
+    return Kind(kind.__name__.lower(), kind, pack, unpack, cost)
+
+
+KINDS = [
+    _of_python(list, _pack_list, _collection(list), cost_of_list),
+    _of_python(tuple, _pack_list, _collection(tuple), cost_of_list),
+    _of_python(set, _pack_set, _unique(set), _cost_of_set),
+    _of_python(frozenset, _pack_set, _unique(frozenset), _cost_of_set),
+    _of_python(dict, _pack_mapping, _mapping(dict), cost_of_mapping),
+    _of_python(OrderedDict, _pack_mapping, _mapping(OrderedDict), cost_of_mapping),
+    _of_python(defaultdict, _pack_defaultdict, _unpack_defaultdict, cost_of_mapping),
+    _of_python(bytes, _pack_bytes, _raw(bytes), _cost_of_bytes),
+    _of_python(bytearray, _pack_bytes, _raw(bytearray), _cost_of_bytes),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
-    (int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), 64),
-    (float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
-    (
+    _of_python(int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), 64),
+    _of_python(float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
+    _of_python(
         complex,
         lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
         lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
         64,
     ),
-    (
+    _of_python(
         str,
         lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
         lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
         64,
     ),
+    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple, 128),
 ]
-for _type, _pack, _unpack, _cost in _PLAIN:
-    add_kind(_type.__name__.lower(), _unpack, _cost)
-    add_packer(_type.__name__.lower(), _pack, [_type])
-add_kind("namedtuple", _unpack_namedtuple, 128)
-add_packer("namedtuple", _pack_namedtuple, test=_is_namedtuple)

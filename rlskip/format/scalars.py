@@ -21,7 +21,7 @@ def scalar_of(value: Any) -> Any:
             return value
         return scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
     if is_tensor(value) and not value.is_nested and value.ndim == 0:
-        from rlskip.format.tensors import is_plain
+        from rlskip.format.torch_maker import is_plain
 
         with contextlib.suppress(NotImplementedError):  # of less than a byte
             return value.item() if is_plain(value) else value

@@ -1,4 +1,4 @@
-"""Tensors and batches of torch and tensordict, made from the parts that a dump holds."""
+"""Tensors and batches of torch and tensordict, made from the parts that a dump holds, and back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,31 @@ from tensordict import (
 from rlskip.batch.tables import DataProtoParts
 from rlskip.format.dump_errors import UnknownTypeError
 
-VERL = "verl.protocol"
-"""The module of the class DataProto."""
+_VERL = "verl.protocol"
 TORCH_DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
+
+
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor has elements in memory, one after the other or strided."""
+    return value.layout is torch.strided and not value.is_quantized and not value.is_meta
+
+
+def flat_bytes(value: torch.Tensor) -> np.ndarray:
+    """The elements in row-major order, as bytes: a view of the tensor's memory if possible."""
+    plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    # torch cannot copy elements of less than a byte, but it can copy them as integers.
+    plain = plain.view(_SIGNED[plain.element_size()]).contiguous()
+    # A dimension of one element may have any stride, and torch still calls it contiguous.
+    return plain.as_strided((plain.numel(),), (1,)).numpy().view(np.uint8)
 
 
 class TorchMaker:
@@ -101,10 +119,6 @@ class TorchMaker:
         kind = _dataproto_class() if self.host_classes else DataProtoParts
         return kind(batch=batch, non_tensor_batch=others, meta_info=meta_info)
 
-    def for_codecs(self) -> TorchMaker:
-        """The maker of what registered codecs get."""
-        return self
-
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_nested
 
@@ -119,7 +133,7 @@ class TorchMaker:
 
 def _dataproto_class() -> Any:
     try:
-        return (sys.modules.get(VERL) or importlib.import_module(VERL)).DataProto
+        return (sys.modules.get(_VERL) or importlib.import_module(_VERL)).DataProto
     except ImportError as error:
         raise UnknownTypeError(
             "holds a verl DataProto, and verl cannot be imported here",

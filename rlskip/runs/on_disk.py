@@ -17,7 +17,7 @@ from rlskip._files import open_folder
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import AbsentDumpError, DumpError
 from rlskip.store import commit
-from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
+from rlskip.store.dump import is_complete, open_dump, read_meta
 from rlskip.store.layout import (
     WORK,
     Place,
@@ -32,7 +32,7 @@ from rlskip.store.meta import DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
-    from rlskip.format.unpacking import Into
+    from rlskip.format.kinds import Into
     from rlskip.runs.rollouts import Decode, Rollouts
 
 
@@ -108,6 +108,8 @@ class Dump:
         DumpError
             It cannot be used. It stays where it is.
         """
+        from rlskip.format.kinds import rebuild
+
         with self._opened() as (reader, _):
             value = rebuild(reader, part, fields, into)
             if fields is None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
-from rlskip.format.unpacking import array_of, choosable
+from rlskip.format.kinds import array_of, choosable, rebuild
 from rlskip.runs.columns import QUEUE_PART, Columns, rollout_columns
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, needed
-from rlskip.store.dump import rebuild
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader

@@ -49,7 +49,7 @@ def _as_bytes(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     """The value's bytes, element by element, and its numbers."""
     value = entry.value
     if is_tensor(value):
-        from rlskip.format.tensors import flat_bytes
+        from rlskip.format.torch_maker import flat_bytes
 
         raw = flat_bytes(value).reshape(*value.shape, -1)
         value = value.detach().cpu()

@@ -175,7 +175,7 @@ def _refuse_unreadable(value: torch.Tensor) -> None:
     """Refuse a tensor whose elements are not all in this process's memory."""
     from torch import Tensor
 
-    from rlskip.format.tensors import is_plain
+    from rlskip.format.torch_maker import is_plain
 
     if value.is_nested:
         return

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from rlskip._lazy import load_on_use
 
 if TYPE_CHECKING:
-    from rlskip.format.codec import register_codec
     from rlskip.format.dump_errors import (
         AbsentDumpError,
         CorruptDumpError,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedTypeError,
     )
     from rlskip.format.fingerprint import fingerprint
+    from rlskip.format.kinds import register_codec
     from rlskip.jobs.ranks import RankTimeoutError
     from rlskip.store.identity import Identity
     from rlskip.store.layout import run_directory

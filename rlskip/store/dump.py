@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlskip.format.dump_errors import CorruptDumpError, DumpError
+from rlskip.format.dump_errors import CorruptDumpError
 from rlskip.store.layout import OpenPlace, Place, call_numbers
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format import container
-    from rlskip.format.unpacking import Into
 
 
 def whose(place: Place | DumpMeta) -> dict[str, int | None]:
@@ -106,16 +105,3 @@ def _check_whose(found: Mapping[str, Any], place: Place, where: str) -> None:
             f"rank {found.get('rank')} of {found.get('world_size')}",
             where=where,
         )
-
-
-def rebuild(
-    reader: container.Reader, tree: str, fields: Sequence[str] | None, into: Into = "host"
-) -> Any:
-    """One of the file's trees as a value; `into` says what is made of tensors and batches."""
-    from rlskip.format.unpacking import unpacker
-
-    walk = unpacker(reader, fields, into)
-    value = walk.root(tree)
-    if missing := sorted(set(fields or ()) - walk.found):
-        raise DumpError(f"it has no field {', '.join(map(repr, missing))}", reader.where)
-    return value

@@ -20,9 +20,9 @@ from rlskip.format.dump_errors import (
     DumpError,
     UnreadableDumpError,
 )
-from rlskip.format.kinds import Packer
+from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
-from rlskip.store.dump import is_complete, open_dump, read_meta, rebuild
+from rlskip.store.dump import is_complete, open_dump, read_meta
 from rlskip.store.identity import Identity
 from rlskip.store.layout import OpenPlace, Place, call_numbers
 from rlskip.store.meta import DumpMeta
@@ -334,7 +334,7 @@ class StepStore:
     def load_sidecar(self, step: int, *, part: int | None = None) -> Any:
         """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""
         with self._reader(step, part) as (reader, _):
-            return rebuild(reader, "aside", None)
+            return rebuild(reader, "aside")
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""

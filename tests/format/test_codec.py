@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict
 
-from rlskip.format.codec import Packer
+from rlskip.format.kinds import Packer
 from rlskip.store import (
     CorruptDumpError,
     DumpError,

@@ -20,8 +20,7 @@ from tensordict import NonTensorStack, TensorDict
 from rlskip.format.chunks import MAX_RATIO, Array, squeeze
 from rlskip.format.container import FLOOR, Reader, write
 from rlskip.format.dump_errors import UnreadableDumpError
-from rlskip.format.kinds import Packer
-from rlskip.format.unpacking import unpacker
+from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import CorruptDumpError, UnknownTypeError, UnsupportedTypeError
 
 _SLACK = 12 << 20
@@ -46,7 +45,7 @@ def _read(data: bytes) -> tuple[Any, float]:
         try:
             reader = Reader(file, "dump")
             reader.expand_all()
-            return unpacker(reader).root("rollouts"), time.thread_time() - began
+            return rebuild(reader, "rollouts"), time.thread_time() - began
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from rlskip.format.chunks import MAX_RATIO, squeeze
 from rlskip.format.container import FLOOR, Reader
 from rlskip.format.dump_errors import UnreadableDumpError
-from rlskip.format.kinds import Packer
-from rlskip.format.unpacking import unpacker
+from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import (
     CorruptDumpError,
     UnknownTypeError,
@@ -194,7 +193,7 @@ class Fuzzer:
             reader = Reader(self._file, "dump")
             if measured:
                 reader.expand_all()
-            value = unpacker(reader, into="torch").root("rollouts")
+            value = rebuild(reader, "rollouts", into="torch")
         except (CorruptDumpError, UnreadableDumpError, UnknownTypeError) as error:
             self.counted[type(error).__name__ if error.where == "dump" else "nowhere"] += 1
         else:

@@ -21,8 +21,7 @@ from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 from rlskip.format.chunks import CHUNK
 from rlskip.format.container import Reader, write
 from rlskip.format.dump_errors import CorruptDumpError
-from rlskip.format.kinds import Packer
-from rlskip.format.unpacking import array_of, unpacker
+from rlskip.format.kinds import Packer, array_of, rebuild
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore, register_codec
 
@@ -33,7 +32,7 @@ def _as_numpy(value: Any, tmp_path: Path) -> Any:
         body = io.BytesIO()
         write(body, {"value": packer.node(value)}, packer.arrays, packer.cost)
         file.write(body.getvalue())
-        return unpacker(Reader(file, "dump"), into="numpy").root("value")
+        return rebuild(Reader(file, "dump"), "value", into="numpy")
 
 
 def _plain(value: Any) -> Any:
@@ -150,7 +149,7 @@ def test_a_narrow_array_has_the_values_of_all_its_chunks(first: str, second: str
         reader.narrow = {array_of(node)}
         if expand:
             reader.expand_all()
-        found = unpacker(reader, into="numpy").root("value")
+        found = rebuild(reader, "value", into="numpy")
         assert found.dtype == fitting[0]
         assert found.dtype.metadata["torch"] == "int64"
         assert np.array_equal(found, values)
@@ -165,7 +164,7 @@ def test_a_narrow_array_must_have_the_size_of_its_tensor() -> None:
         reader = Reader(body.getvalue(), "dump")
         reader.narrow = narrow
         with pytest.raises(CorruptDumpError):
-            unpacker(reader, into="numpy").root("value")
+            rebuild(reader, "value", into="numpy")
 
 
 @pytest.mark.parametrize("rollouts", ["TensorDict", "DataProto", "mapping"])
