@@ -47,7 +47,7 @@ class Found:
         return self.number or None
 
     def order(self, step: int) -> tuple[int, int]:
-        """By what it is preferred as a substitute at `step`, as `by_preference` has it."""
+        """By what it is preferred as a substitute at `step`, as `StepStore.nearest` has it."""
         below = self.step <= step
         return (step - self.step if below else (1 << 62) + self.step), self.number
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +26,16 @@ from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
 from rlskip.store.dump import is_complete, open_dump, read_meta
 from rlskip.store.identity import Identity
-from rlskip.store.layout import OpenPlace, Place, call_numbers
+from rlskip.store.layout import OpenPlace, Place, call_numbers, steps_among
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
-from rlskip.store.step_index import StepIndex, by_preference
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_TICK_S = 1.0
+"""A directory changed again within a clock tick of being listed may show no newer time."""
 
 
 class StepStore:
@@ -66,7 +69,9 @@ class StepStore:
         self.directory = Path(directory)
         self.rank = rank
         self.world_size = world_size
-        self._index = StepIndex(self.directory)
+        # While the directory's mtime, in ns, is the first, it holds exactly these steps. Threads
+        # replace the pair as a whole.
+        self._seen: tuple[int | None, list[int]] = (None, [])
         self._retention = Retention(self.directory, keep_last, max_size)
 
     # -- which steps there are -----------------------------------------------------------
@@ -82,7 +87,9 @@ class StepStore:
         `step` itself; else the largest below; else the smallest above; else None.
         """
         with _unread_dumps() as unread:
-            candidates = by_preference(self._listed(unread), step)
+            listed = self._listed(unread)
+            at = bisect.bisect_right(listed, step)
+            candidates = [*reversed(listed[:at]), *listed[at:]]
             return next((s for s in candidates if self._meta(s, part, unread) is not None), None)
 
     def listed(self) -> list[int]:
@@ -123,9 +130,22 @@ class StepStore:
 
     def _listed(self, unread: list[DumpError]) -> list[int]:
         try:
-            return self._index.steps()
+            return self._steps_there()
         except OSError as error:
             unread.append(UnreadableDumpError(f"it cannot be listed: {error}", str(self.directory)))
+            return []
+
+    def _steps_there(self) -> list[int]:
+        """The steps that have a directory; it is listed again only when it has changed."""
+        try:
+            changed = os.stat(self.directory).st_mtime_ns
+            seen, steps = self._seen
+            if changed != seen:
+                steps = steps_among(os.listdir(self.directory))
+                settled = time.time() - changed / 1e9 > _TICK_S
+                self._seen = (changed if settled else None, steps)
+            return steps
+        except FileNotFoundError:
             return []
 
     def _is_complete(self, step: int, part: int | None, unread: list[DumpError]) -> bool:
@@ -232,16 +252,14 @@ class StepStore:
             shared = place.parts if place.world_size > 1 else place.parts[:-1]
             for depth, _ in enumerate(shared, 1):
                 commit.quarantine_other_than_directory(self.directory.joinpath(*shared[:depth]))
-            before = self._index.changed_at()
             if place.world_size > 1:
                 commit.publish_files(staging, place.directory, place.meta, place.dump)
             elif (other := self._publish(staging, place)) is not None:
                 meta, ours = other, False
         # It is published: from here on nothing may fail.
-        self._index.added(place.step, before)
         if place.rank == 0:
             added = None if place.part is None else meta.stored * place.world_size
-            self._retention.apply(self._index.steps, place.step, added)
+            self._retention.apply(self._steps_there, place.step, added)
         return meta, ours
 
     def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:
