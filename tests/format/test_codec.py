@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict
 
 from rlskip.format.kinds import Packer
@@ -27,18 +25,6 @@ from rlskip.store import (
 )
 
 Same = Callable[[Any, Any], bool]
-
-
-@settings(max_examples=150)
-@given(data=st.data())
-def test_every_value_round_trips_exactly(
-    data: st.DataObject, values: st.SearchStrategy, store: StepStore, same: Same
-) -> None:
-    value = data.draw(values)
-    step = len(store.steps())
-    store.save(step, value, sidecar={"beside": value})
-    assert same(store.load(step), value)
-    assert same(store.load_sidecar(step), {"beside": value})
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 2**18, 2**19 + 3])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import io
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
@@ -38,24 +34,6 @@ def test_equal_prompts_have_equal_fingerprints() -> None:
     assert fingerprint(prompts) == fingerprint(_prompts())
     assert len(fingerprint(prompts)) == 32
     int(fingerprint(prompts), 16)
-
-
-def test_another_process_computes_the_same_fingerprint() -> None:
-    """Neither depends on the order that a process gives to strings in sets."""
-    code = (
-        "import json; from rlskip.store import Identity, fingerprint\n"
-        "a = frozenset('abc'); b = frozenset('xyz')\n"
-        "value = [{a: 1, b: 2, ('t', a): 3}, {a, b, 'u', 'v'}, 1.5]\n"
-        "print(fingerprint(value), json.dumps(Identity(extra={'x': value, a: a}).as_json()))"
-    )
-    seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"  # another than this process'
-    env = {**os.environ, "PYTHONHASHSEED": seed}
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    here = io.StringIO()
-    with contextlib.redirect_stdout(here):
-        exec(code, {})
-    assert child.stdout == here.getvalue()
-    assert len(child.stdout) > 32
 
 
 @pytest.mark.parametrize(
@@ -101,15 +79,6 @@ def test_content_changes_the_fingerprint(change: Any) -> None:
     changed = _prompts()
     change(changed)
     assert fingerprint(changed) != fingerprint(_prompts())
-
-
-@settings(max_examples=200)
-@given(data=st.data())
-def test_every_storable_value_has_a_fingerprint(
-    data: st.DataObject, values: st.SearchStrategy
-) -> None:
-    value = data.draw(values)
-    assert fingerprint(value) == fingerprint(value)
 
 
 @given(st.lists(st.text()), st.lists(st.text()))

@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.tables import DataProtoParts
-from rlskip.store import fingerprint
+from rlskip.store import Identity, fingerprint
 
 # Computed by rlskip 0.1.0.
 _GOLDEN = {
@@ -123,3 +123,23 @@ def _ordinary() -> Iterator[tuple[str, Any]]:
 
 def test_ordinary_prompts_keep_their_0_1_fingerprints() -> None:
     assert {name: fingerprint(prompts) for name, prompts in _ordinary()} == _GOLDEN
+
+
+def test_sets_of_text_are_the_same_in_every_process() -> None:
+    """Computed by other processes, each of which gives the strings of a set another order."""
+    a, b = frozenset("abc"), frozenset("xyz")
+    value = [{a: 1, b: 2, ("t", a): 3}, {a, b, "u", "v"}, 1.5]
+    assert fingerprint(value) == "3172229399d38fd85d5f4bef9e2f8dae"
+    known, of_a = "<frozenset 3d496830cdfdeb4cdbb577a72cb41a71>", {"<set>": ["a", "b", "c"]}
+    assert Identity(extra={"x": value, a: a}).as_json()["extra"] == {
+        known: of_a,
+        "x": [
+            {
+                known: 1,
+                "<frozenset 573a1fb5a31fe321ffeb610644f21727>": 2,
+                "<tuple c8cf94d1d1d136cf38875f101014ffbc>": 3,
+            },
+            {"<set>": ["u", "v", of_a, {"<set>": ["x", "y", "z"]}]},
+            1.5,
+        ],
+    }

@@ -225,7 +225,10 @@ class Fuzzer:
             else:
                 entry[2][0][chance.randrange(2)] = junk
         index = {"rollouts": _Grammar(chance).node(), "arrays": listing}
-        return self._seal(index, self._body)
+        body = bytearray(self._body)
+        if chance.random() < 0.2:  # within a compressed run
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        return self._seal(index, bytes(body))
 
 
 @pytest.fixture(scope="module")

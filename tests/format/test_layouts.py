@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlskip.store import StepStore, fingerprint
 
@@ -58,7 +57,9 @@ def _raw(value: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("name", _DTYPES)
 def test_a_tensor_of_any_dtype_and_layout_round_trips(name: str, store: StepStore) -> None:
-    values = {cut: take(_tensor(getattr(torch, name))) for cut, take in _CUTS.items()}
+    whole = _tensor(getattr(torch, name))
+    values = {cut: take(whole) for cut, take in _CUTS.items()}
+    values |= {f"expanded to {n}": whole[0].expand(n, 6) for n in (0, 1, 3)}
     store.save(1, values)
     for cut, loaded in store.load(1).items():
         value = values[cut]
@@ -66,14 +67,6 @@ def test_a_tensor_of_any_dtype_and_layout_round_trips(name: str, store: StepStor
         assert loaded.is_contiguous(), cut
         np.testing.assert_array_equal(_raw(loaded), _raw(value), cut)
         assert fingerprint([value]) == fingerprint([loaded]), cut
-
-
-@pytest.mark.parametrize("expand", [(1, 6), (3, 6), (0, 6)])
-def test_expanded_tensors_round_trip(expand: tuple[int, int], store: StepStore) -> None:
-    value = torch.arange(6).expand(*expand)
-    store.save(1, value)
-    assert torch.equal(store.load(1), value)
-    assert fingerprint(value) == fingerprint(value.clone())
 
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128])
@@ -105,6 +98,7 @@ def test_an_array_of_any_dtype_and_layout_round_trips(
     base = np.arange(24).reshape(4, 6)
     base = (base % 2 == 0 if dtype == "?" else base).astype(dtype, order=order)
     values = {cut: np.asarray(take(base)) for cut, take in _CUTS.items()}
+    values |= {"backwards": base[::-1, ::-2], "one element, backwards": base[::-1, ::-2][:1, :1]}
     store.save(1, values)
     for cut, loaded in store.load(1).items():
         value = values[cut]
@@ -112,15 +106,6 @@ def test_an_array_of_any_dtype_and_layout_round_trips(
         np.testing.assert_array_equal(loaded, value, cut)
         native = np.array(value.tolist(), value.dtype.newbyteorder("=")).reshape(value.shape)
         assert fingerprint([value]) == fingerprint([native]), cut
-
-
-def test_views_with_negative_strides_round_trip(store: StepStore) -> None:
-    value = np.arange(24).reshape(4, 6)[::-1, ::-2]
-    store.save(1, [value, value[:1, :1]])
-    loaded = store.load(1)
-    np.testing.assert_array_equal(loaded[0], value)
-    np.testing.assert_array_equal(loaded[1], value[:1, :1])
-    assert fingerprint([value]) == fingerprint([value.copy()])
 
 
 def test_empty_text_arrays_round_trip(store: StepStore) -> None:
@@ -132,11 +117,3 @@ def test_empty_text_arrays_round_trip(store: StepStore) -> None:
         for loaded, saved in zip(store.load(step), (value, value[:0]), strict=True):
             assert (loaded.dtype, loaded.shape) == (saved.dtype, saved.shape)
         assert fingerprint(value) != fingerprint(value[:1])
-
-
-def test_a_batch_of_one_is_dumped_and_compared(store: StepStore) -> None:
-    """As a trainer slices it: one row, whose last tokens are a column of stride 12."""
-    batch = TensorDict({"last": torch.arange(12).reshape(1, 12)[:, -1]}, [1])
-    assert fingerprint(batch) == fingerprint(batch.clone())
-    store.save(1, batch)
-    assert store.load(1)["last"].tolist() == [11]

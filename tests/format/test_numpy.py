@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,18 @@ from rlskip.format.container import Reader, write
 from rlskip.format.dump_errors import CorruptDumpError
 from rlskip.format.kinds import Packer, array_of, rebuild
 from rlskip.runs.opened import Run
-from rlskip.store import StepStore, register_codec
+from rlskip.store import StepStore, fingerprint, register_codec
 
 
-def _as_numpy(value: Any, tmp_path: Path) -> Any:
-    packer = Packer()
-    with open(tmp_path / "dump", "w+b", buffering=0) as file:
-        body = io.BytesIO()
-        write(body, {"value": packer.node(value)}, packer.arrays, packer.cost)
-        file.write(body.getvalue())
-        return rebuild(Reader(file, "dump"), "value", into="numpy")
+def _written(value: Any) -> Reader:
+    """The file of a value, opened."""
+    packer, body = Packer(), io.BytesIO()
+    write(body, {"value": packer.node(value)}, packer.arrays, packer.cost)
+    return Reader(body.getvalue(), "dump")
+
+
+def _as_numpy(value: Any) -> Any:
+    return rebuild(_written(value), "value", into="numpy")
 
 
 def _plain(value: Any) -> Any:
@@ -71,14 +73,17 @@ _IN_NUMPY = {
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_every_value_is_the_same_without_torch(
-    data: st.DataObject, values: st.SearchStrategy, tmp_path: Path
+def test_every_value_comes_back_exactly_and_is_the_same_without_torch(
+    data: st.DataObject, values: st.SearchStrategy, same: Callable[[Any, Any], bool]
 ) -> None:
     value = data.draw(values)
-    assert repr(_plain(_as_numpy(value, tmp_path))) == repr(_plain(value))
+    found = rebuild(_written(value), "value")
+    assert same(found, value)
+    assert fingerprint(found) == fingerprint(value)
+    assert repr(_plain(_as_numpy(value))) == repr(_plain(value))
 
 
-def test_batches_become_tables_of_columns(tmp_path: Path) -> None:
+def test_batches_become_tables_of_columns() -> None:
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict({"half": torch.tensor([1.5, -2.0]).bfloat16(), "x": torch.arange(2)}, [2])
     batch["jagged"] = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
@@ -88,7 +93,7 @@ def test_batches_become_tables_of_columns(tmp_path: Path) -> None:
     batch["text"] = NonTensorStack("a", "b")
     batch["whole"] = NonTensorData([1, 2], batch_size=[2])
     batch["within"] = TensorDict({"y": torch.ones(2)}, [2])
-    found = _as_numpy(batch, tmp_path)
+    found = _as_numpy(batch)
     assert isinstance(found, Table)
     assert found.batch_size == (2,)
     assert found["half"].dtype == np.float32
@@ -104,28 +109,28 @@ def test_batches_become_tables_of_columns(tmp_path: Path) -> None:
              "whole": [1, 2], "within": {"y": "1.0"}},
         ]
     )  # fmt: skip
-    proto = _as_numpy(DataProtoParts(batch, {"uid": np.array(["a", "b"])}, {"n": 1}), tmp_path)
+    proto = _as_numpy(DataProtoParts(batch, {"uid": np.array(["a", "b"])}, {"n": 1}))
     assert isinstance(proto.batch, Table)
     parts = [TensorDict({"x": torch.ones(n), "z": torch.ones(2)}, []) for n in (1, 2)]
-    lazy = _as_numpy(LazyStackedTensorDict(*parts), tmp_path)
+    lazy = _as_numpy(LazyStackedTensorDict(*parts))
     assert (lazy.batch_size, type(lazy["x"]), lazy["z"].shape) == ((2,), Ragged, (2, 2))
     assert lazy["z"].dtype.metadata["torch"] == "float32"
 
 
-def test_lengths_cut_the_rows_of_a_jagged_tensor(tmp_path: Path) -> None:
+def test_lengths_cut_the_rows_of_a_jagged_tensor() -> None:
     jagged = torch.nested.nested_tensor_from_jagged(
         torch.arange(12).reshape(2, 6), torch.tensor([0, 3, 6]), torch.tensor([1, 2]), 2
     )
-    rows = _as_numpy(jagged, tmp_path)
+    rows = _as_numpy(jagged)
     assert [row.tolist() for row in rows] == [[[0], [6]], [[3, 4], [9, 10]]]
 
 
-def test_a_registered_codec_gets_tensors(tmp_path: Path) -> None:
+def test_a_registered_codec_gets_tensors() -> None:
     class Thing:
         tensor = torch.arange(3)
 
     register_codec(Thing, "tests.NumpyThing", lambda thing: thing.tensor, type)
-    assert _as_numpy([Thing(), torch.arange(2)], tmp_path)[0] is torch.Tensor
+    assert _as_numpy([Thing(), torch.arange(2)])[0] is torch.Tensor
 
 
 RANGES = {"u1": (0, 2**8), "i1": (-(2**7), 2**7), "u2": (0, 2**16), "i2": (-(2**15), 2**15),
@@ -141,12 +146,9 @@ def test_a_narrow_array_has_the_values_of_all_its_chunks(first: str, second: str
     each = CHUNK // 8
     values = np.resize([RANGES[first][0], RANGES[first][1] - 1], each + 5)
     values[each:] = RANGES[second][0], RANGES[second][1] - 1, 0, 1, 2
-    packer, body = Packer(), io.BytesIO()
-    write(body, {"value": packer.node(torch.from_numpy(values))}, packer.arrays, packer.cost)
     for expand in (False, True):
-        reader = Reader(body.getvalue(), "dump")
-        node = reader.index["value"]
-        reader.narrow = {array_of(node)}
+        reader = _written(torch.from_numpy(values))
+        reader.narrow = {array_of(reader.index["value"])}
         if expand:
             reader.expand_all()
         found = rebuild(reader, "value", into="numpy")
@@ -156,12 +158,9 @@ def test_a_narrow_array_has_the_values_of_all_its_chunks(first: str, second: str
 
 
 def test_a_narrow_array_must_have_the_size_of_its_tensor() -> None:
-    packer, body = Packer(), io.BytesIO()
-    node = packer.node(torch.arange(16))
-    node[3] = [2]  # as many elements as fit into its bytes, once it is narrow
-    write(body, {"value": node}, packer.arrays, packer.cost)
     for narrow in ({0}, ()):
-        reader = Reader(body.getvalue(), "dump")
+        reader = _written(torch.arange(16))
+        reader.index["value"][3] = [2]  # as many as fit into its bytes, once they are narrow
         reader.narrow = narrow
         with pytest.raises(CorruptDumpError):
             rebuild(reader, "value", into="numpy")
