@@ -20,6 +20,7 @@ _KILLS = """
     import torch
     from rlskip.store import StepStore, commit
     torch.set_num_threads(1)
+    os.fsync = lambda handle: None  # a killed process loses nothing that it wrote
     folder, what, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
     store = StepStore(folder, keep_last=2 if what == "retain" else None)
     chance = random.Random(0)
@@ -260,11 +261,12 @@ def test_the_claim_of_a_dead_process_holds_nobody_up(store: StepStore) -> None:
 # -- memory ------------------------------------------------------------------------------
 
 _MEMORY = """
-    import json, resource, sys, threading, time
+    import json, os, resource, sys, threading, time
     import torch
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
 
+    os.fsync = lambda handle: None  # a gigabyte need not be on the disk
     def now():  # without mapped files: the kernel drops and rereads those as it likes
         _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())
         return (resident - shared) * resource.getpagesize()

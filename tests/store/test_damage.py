@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +84,7 @@ def _instead(path: Path, make: Callable[[Path], Any]) -> None:
 
 def _link_out(path: Path) -> None:
     run = next(parent for parent in path.parents if parent.name == "run")
-    outside = run.with_name(f"outside-{path.name}")
+    outside = run.with_name(f"outside-{secrets.token_hex(4)}")
     os.rename(path, outside)
     path.symlink_to(outside)
 
@@ -140,21 +141,13 @@ def test_what_was_damaged_is_never_loaded_and_always_named(
     assert store.read_meta(3) is None
     assert store.steps() == [4]
     assert store.load(4)["step"] == 4
-    store.save(3, "generated again")
-    assert store.load(3) == "generated again"
-
-
-@pytest.mark.parametrize(
-    "damage", [d for d in _DAMAGES if "bit" not in d and not d.startswith("rollouts of")]
-)
-def test_evident_damage_is_a_miss_at_a_glance(damage: str, store: StepStore) -> None:
-    for step in (3, 4):
-        rollouts = {"a": torch.zeros(1000 + step)}
-        store.save(step, rollouts, identity=Identity(n=8))
-    _DAMAGES[damage](store.directory / "3")
-    assert store.read_meta(3) is None
-    assert store.nearest(3) == 4
-    assert len(list(store.directory.glob("3.bad-*"))) == 1
+    store.save(3, {"a": torch.zeros(1000)}, identity=Identity(n=8))
+    assert store.load(3)["a"].sum() == 0
+    if "bit" not in damage and not damage.startswith("rollouts of"):  # evident at a glance
+        _DAMAGES[damage](store.directory / "3")
+        assert store.nearest(3) == 4
+        assert store.read_meta(3) is None
+        assert len(list(store.directory.glob("3.bad-*"))) == 2
 
 
 def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
@@ -193,10 +186,7 @@ def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
         ("more", 1),
     ],
 )
-@pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
-def test_a_forged_meta_is_a_corrupt_dump(
-    name: str, value: Any, look: Callable[[StepStore, int], Any], store: StepStore
-) -> None:
+def test_a_forged_meta_is_a_corrupt_dump(name: str, value: Any, store: StepStore) -> None:
     store.save(3, "x")
     path = store.directory / "3" / "meta.json"
     plain = json.loads(path.read_text())
@@ -204,12 +194,9 @@ def test_a_forged_meta_is_a_corrupt_dump(
     plain[name] = value
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     path.write_text(json.dumps({**plain, "seal": xxhash.xxh3_128_hexdigest(text.encode())}))
-    if look is StepStore.load:
-        with pytest.raises(CorruptDumpError) as caught:
-            store.load(3)
-        assert caught.value.where == str(path)
-    else:
-        assert look(store, 3) is None
+    with pytest.raises(CorruptDumpError) as caught:
+        store.load(3)
+    assert caught.value.where == str(path)
     assert len(list(store.directory.glob("3.bad-*"))) == 1
 
 

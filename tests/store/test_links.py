@@ -79,13 +79,15 @@ _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("instead", _INSTEAD)
+@pytest.mark.parametrize(
+    ("instead", "ranks"),
+    [*((instead, 1) for instead in _INSTEAD), ("a link to a directory", 2), ("a FIFO", 2)],
+)
 @pytest.mark.parametrize(
     "level", [".work", "1", "1/2", "1/gen_batch.dp", "1/meta.json", "1/2/meta.json"]
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_nothing_is_followed_or_waited_for_at_any_level(
-    instead: str, level: str, ranks: int, tmp_path: Path
+    instead: str, level: str, ranks: int, tmp_path: Path, no_fsync: None
 ) -> None:
     outside, run = tmp_path / "outside", tmp_path / "run"
     (outside / "2").mkdir(parents=True)

@@ -132,6 +132,7 @@ _LIMITS = st.sampled_from([("keep_last", 1), ("keep_last", 3), ("max_size", 0), 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), _LIMITS, st.integers(0, 3))
 def test_limits_hold_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,
+    no_fsync: None,
     steps: list[int],
     limit: tuple[str, float],
     others: int,
