@@ -17,7 +17,7 @@ from rlskip._files import open_folder
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import AbsentDumpError, DumpError
 from rlskip.store import commit
-from rlskip.store.dump import is_complete, open_dump, read_meta
+from rlskip.store.dump import opened
 from rlskip.store.layout import (
     WORK,
     Place,
@@ -81,8 +81,8 @@ class Dump:
 
     def full_meta(self) -> DumpMeta:
         """Its meta with the identity, read again; raises DumpError where it cannot be read."""
-        with self.place.opened() as here:
-            return read_meta(here)
+        with opened(self.place) as here:
+            return here.read_meta()
 
     def load(
         self,
@@ -177,10 +177,10 @@ class Dump:
     def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
         with (
             commit.reading(self.place.root, self.step),
-            self.place.opened() as here,
-            open_dump(here) as opened,
+            opened(self.place) as here,
+            here.reader() as found,
         ):
-            yield opened
+            yield found
 
     def verify(self) -> str | None:
         """Compare every byte with its checksum; the reason why the dump is unusable, or None.
@@ -191,9 +191,9 @@ class Dump:
             It was removed since it was listed.
         """
         try:
-            with self.place.opened() as here:
-                if is_complete(here):
-                    with open_dump(here) as (reader, _):
+            with opened(self.place) as here:
+                if here.is_complete():
+                    with here.reader() as (reader, _):
                         reader.verify()
                     return None
             problem = "shards of other ranks are missing, or of another call"
@@ -220,8 +220,8 @@ def _at(place: Place) -> Iterator[Dump]:
     for one in place.among(names_in(place.directory)):
         meta, problem = None, None
         try:
-            with one.opened() as here:
-                meta = read_meta(here, identity=False)  # which needs numpy
+            with opened(one) as here:
+                meta = here.read_meta(identity=False)  # which needs numpy
         except DumpError as error:
             problem = error.what
         if found := _files_of(one):  # else it was removed meanwhile

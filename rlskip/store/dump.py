@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
-from rlskip.format.dump_errors import CorruptDumpError
-from rlskip.store.layout import OpenPlace, Place, call_numbers
+from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
+from rlskip.store.layout import Place, call_numbers
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
@@ -26,82 +30,139 @@ def whose(place: Place | DumpMeta) -> dict[str, int | None]:
     }
 
 
-def _has_own(place: Place, names: frozenset[str]) -> bool:
-    """Whether both of this rank's files are there; raises where only one of them is."""
-    missing = {place.dump, place.meta} - names
-    # The two files of a shard, or in a directory that later calls have, too, come one after the
-    # other; those of other dumps in one rename.
-    joins = place.part is None and place.dump in names and call_numbers(names)
-    if len(missing) == 1 and place.world_size == 1 and not joins:
-        raise CorruptDumpError(f"{missing.pop()} is missing", where=str(place.directory))
-    return not missing
-
-
-def is_complete(here: OpenPlace, compared: Sequence[Place] | None = None) -> bool:
-    """Whether the files of all ranks are there, and the `compared` shards are of this one's call.
-
-    By default all are compared, which reads as many files as there are ranks.
-    """
-    names, shards = here.names(), list(here.place.shards())
-    if not _has_own(here.place, names) or not all({s.dump, s.meta} <= names for s in shards):
-        return False
-    return len(shards) == 1 or _are_of_one_call(here, shards if compared is None else compared)
-
-
-def _are_of_one_call(here: OpenPlace, shards: Sequence[Place]) -> bool:
-    """False where a job that replaces another's shards was killed or has not finished yet.
-
-    Shards without a generation pass: nothing is known of them.
-    """
-    own = read_meta(here).info.get("generation")
-    try:
-        return all(
-            read_meta(attrs.evolve(here, place=shard)).info.get("generation") == own
-            for shard in shards
-            if shard != here.place
-        )
-    except (FileNotFoundError, CorruptDumpError):
-        return False  # its own rank decides what becomes of that shard
-
-
-def read_meta(here: OpenPlace, identity: bool = True) -> DumpMeta:
-    """The ``meta.json`` of this rank; raises as :meth:`OpenPlace.open` does."""
-    place = here.place
-    where = str(place.directory / place.meta)
-    with here.open(place.meta, MAX_META) as file:
-        meta = DumpMeta.from_bytes(file.read(), where, identity)
-    _check_whose(whose(meta), place, where)
-    size = here.size(place.dump)
-    if size != meta.stored:
-        raise CorruptDumpError(
-            f"it has {size} bytes of {meta.stored}", where=str(place.directory / place.dump)
-        )
-    return meta
-
-
 @contextlib.contextmanager
-def open_dump(here: OpenPlace) -> Iterator[tuple[container.Reader, DumpMeta]]:
-    """Open this rank's dump to read its arrays."""
-    place = here.place
-    where = str(place.directory / place.dump)
+def opened(place: Place) -> Iterator[OpenDump]:
+    """Hold a dump's directory open, so that its files belong together whatever is renamed.
+
+    This is the boundary to the file system for whatever reads dumps: within the block, too,
+    its faults become one of these errors.
+
+    Raises
+    ------
+    AbsentDumpError
+        There is no such directory or file (any more).
+    UnreadableDumpError
+        The file system does not let it be read, or there is not enough memory.
+    CorruptDumpError
+        Something else has the directory's name: a file, a link.
+    """
     try:
-        meta = read_meta(here)
-    except FileNotFoundError:
-        _has_own(place, here.names())
-        raise
-    # Here, because whoever only looks at meta.json needs no numpy.
-    from rlskip.format import container
+        with open_folder(place.root, *place.parts) as folder:
+            yield OpenDump(place, folder)
+    except RefusedFileError as error:
+        raise CorruptDumpError(error.what, error.where) from error
+    except (OSError, MemoryError) as error:
+        where = str(place.directory)
+        # ESTALE: another host has removed what is open here (NFS).
+        if getattr(error, "errno", None) in (errno.ENOENT, errno.ESTALE):
+            raise AbsentDumpError("there is no dump of this step", where) from error
+        reason = error if isinstance(error, OSError) else "there is not enough memory"
+        raise UnreadableDumpError(f"it cannot be read at the moment: {reason}", where) from error
 
-    with here.open(place.dump) as file:
-        reader = container.Reader(file, where, meta.checksum)
-        _check_whose(reader.index, place, where)
-        yield reader, meta
 
+@attrs.frozen
+class OpenDump:
+    """A dump whose directory is held open by :func:`opened`."""
 
-def _check_whose(found: Mapping[str, Any], place: Place, where: str) -> None:
-    if any(found.get(name) != value for name, value in whose(place).items()):
-        raise CorruptDumpError(
-            f"it was written for step {found.get('step')}, part {found.get('inner')}, "
-            f"rank {found.get('rank')} of {found.get('world_size')}",
-            where=where,
-        )
+    place: Place
+    folder: Folder
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self.folder.names())
+
+    def is_in_place(self) -> bool:
+        """Whether the open directory still has this name, as far as can be seen."""
+        try:
+            now = os.lstat(self.place.directory)
+            return os.path.samestat(os.fstat(self.folder.handle), now)
+        except OSError:
+            return False
+
+    def is_complete(self, *, compare_all: bool = True) -> bool:
+        """Whether the files of all ranks are there, and their shards are of one call.
+
+        All shards are compared with this rank's, which reads as many files as there are ranks; or
+        only the next rank's is.
+        """
+        place, names, shards = self.place, self.names(), list(self.place.shards())
+        if not self._has_own(names) or not all({s.dump, s.meta} <= names for s in shards):
+            return False
+        if len(shards) == 1:
+            return True
+        compared = shards if compare_all else [shards[(place.rank + 1) % len(shards)]]
+        # Shards without a generation pass: nothing is known of them. They differ where a job that
+        # replaces another's shards was killed or has not finished yet.
+        own = self.read_meta().info.get("generation")
+        try:
+            return all(
+                attrs.evolve(self, place=shard).read_meta().info.get("generation") == own
+                for shard in compared
+                if shard != place
+            )
+        except (FileNotFoundError, CorruptDumpError):
+            return False  # its own rank decides what becomes of that shard
+
+    def read_meta(self, identity: bool = True) -> DumpMeta:
+        """The ``meta.json`` of this rank.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is none, or no ``gen_batch.dp``.
+        CorruptDumpError
+            It is damaged, or does not fit its place or its ``gen_batch.dp``.
+        """
+        place = self.place
+        where = str(place.directory / place.meta)
+        with self._open(place.meta, MAX_META) as file:
+            meta = DumpMeta.from_bytes(file.read(), where, identity)
+        self._check_whose(whose(meta), where)
+        dump, found = str(place.directory / place.dump), self.folder.stat(place.dump)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptDumpError("it is not a regular file", dump)
+        if found.st_size != meta.stored:
+            raise CorruptDumpError(f"it has {found.st_size} bytes of {meta.stored}", dump)
+        return meta
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[tuple[container.Reader, DumpMeta]]:
+        """Open this rank's ``gen_batch.dp`` to read its arrays; raises as :meth:`read_meta`."""
+        place = self.place
+        where = str(place.directory / place.dump)
+        try:
+            meta = self.read_meta()
+        except FileNotFoundError:
+            self._has_own(self.names())
+            raise
+        # Here, because whoever only looks at meta.json needs no numpy.
+        from rlskip.format import container
+
+        with self._open(place.dump) as file:
+            reader = container.Reader(file, where, meta.checksum)
+            self._check_whose(reader.index, where)
+            yield reader, meta
+
+    def _has_own(self, names: frozenset[str]) -> bool:
+        """Whether both of this rank's files are there; raises where only one of them is."""
+        place = self.place
+        missing = {place.dump, place.meta} - names
+        # The two files of a shard, or in a directory that later calls have, too, come one after the
+        # other; those of other dumps in one rename.
+        joins = place.part is None and place.dump in names and call_numbers(names)
+        if len(missing) == 1 and place.world_size == 1 and not joins:
+            raise CorruptDumpError(f"{missing.pop()} is missing", where=str(place.directory))
+        return not missing
+
+    def _open(self, name: str, max_bytes: int | None = None) -> BinaryIO:
+        try:
+            return self.folder.open(name, max_bytes=max_bytes)
+        except RefusedFileError as error:
+            raise CorruptDumpError(error.what, error.where) from error
+
+    def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
+        if any(found.get(name) != value for name, value in whose(self.place).items()):
+            raise CorruptDumpError(
+                f"it was written for step {found.get('step')}, part {found.get('inner')}, "
+                f"rank {found.get('rank')} of {found.get('world_size')}",
+                where=where,
+            )

@@ -1,4 +1,4 @@
-"""The one home of the layout: what is where in a dump_dir, what names mean, how dumps are opened.
+"""The one home of the layout: what is where in a dump_dir, and what names mean.
 
 ::
 
@@ -17,24 +17,19 @@ Whatever is not a dump has a name that is not an integer.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import attrs
 import xxhash
 
-from rlskip._files import Folder, RefusedFileError, guard, open_folder
+from rlskip._files import guard
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
-from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
@@ -238,10 +233,6 @@ class Place:
         """The same step's places of all ranks."""
         return (attrs.evolve(self, rank=rank) for rank in range(self.world_size))
 
-    def next_shard(self) -> Place:
-        """The same step's place of the next rank; of the last one, rank 0's."""
-        return attrs.evolve(self, rank=(self.rank + 1) % self.world_size)
-
     def among(self, names: Iterable[str]) -> list[Place]:
         """The places, of one rank or of several, whose dumps have files of these `names`."""
         names = set(names)
@@ -252,75 +243,3 @@ class Place:
             if rank < size > 1
         ]
         return [self, *shards] if {self.dump, self.meta} & names else shards
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[OpenPlace]:
-        """Hold the directory open, so that its files belong together whatever is renamed.
-
-        This is the boundary to the file system for whatever reads dumps: within the block, too,
-        its faults become one of these errors.
-
-        Raises
-        ------
-        AbsentDumpError
-            There is no such directory or file (any more).
-        UnreadableDumpError
-            The file system does not let it be read, or there is not enough memory.
-        CorruptDumpError
-            Something else has the directory's name: a file, a link.
-        """
-        try:
-            with open_folder(self.root, *self.parts) as folder:
-                yield OpenPlace(self, folder)
-        except RefusedFileError as error:
-            raise CorruptDumpError(error.what, error.where) from error
-        except (OSError, MemoryError) as error:
-            where = str(self.directory)
-            # ESTALE: another host has removed what is open here (NFS).
-            if getattr(error, "errno", None) in (errno.ENOENT, errno.ESTALE):
-                raise AbsentDumpError("there is no dump of this step", where) from error
-            reason = error if isinstance(error, OSError) else "there is not enough memory"
-            raise UnreadableDumpError(
-                f"it cannot be read at the moment: {reason}", where
-            ) from error
-
-
-@attrs.frozen
-class OpenPlace:
-    """A place whose directory is held open."""
-
-    place: Place
-    folder: Folder
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self.folder.names())
-
-    def open(self, name: str, max_bytes: int | None = None) -> BinaryIO:
-        """Open a file of the dump for reading.
-
-        Raises
-        ------
-        FileNotFoundError
-            There is none.
-        CorruptDumpError
-            It is not a regular file, or larger than `max_bytes`.
-        """
-        try:
-            return self.folder.open(name, max_bytes=max_bytes)
-        except RefusedFileError as error:
-            raise CorruptDumpError(error.what, error.where) from error
-
-    def size(self, name: str) -> int:
-        """Bytes of a file of the dump; raises as :meth:`open` does."""
-        found = self.folder.stat(name)
-        if not stat.S_ISREG(found.st_mode):
-            raise CorruptDumpError("it is not a regular file", str(self.folder.path / name))
-        return found.st_size
-
-    def is_in_place(self) -> bool:
-        """Whether the open directory still has this name, as far as can be seen."""
-        try:
-            now = os.lstat(self.place.directory)
-            return os.path.samestat(os.fstat(self.folder.handle), now)
-        except OSError:
-            return False

@@ -24,9 +24,9 @@ from rlskip.format.dump_errors import (
 )
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
-from rlskip.store.dump import is_complete, open_dump, read_meta
+from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
-from rlskip.store.layout import OpenPlace, Place, call_numbers, steps_among
+from rlskip.store.layout import Place, call_numbers, steps_among
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
@@ -104,7 +104,7 @@ class StepStore:
         looked at. A step of a queue, whose parts are numbered from 0, has no later calls.
         """
         try:
-            with self._place(step, None).opened() as here:
+            with opened(self._place(step, None)) as here:
                 names = here.names()
         except (AbsentDumpError, UnreadableDumpError):
             return []
@@ -150,8 +150,8 @@ class StepStore:
 
     def _is_complete(self, step: int, part: int | None, unread: list[DumpError]) -> bool:
         try:
-            with self._place(step, part).opened() as here:
-                return is_complete(here)
+            with opened(self._place(step, part)) as here:
+                return here.is_complete()
         except UnreadableDumpError as error:
             unread.append(error)
         except DumpError:
@@ -169,8 +169,7 @@ class StepStore:
 
     def _meta_there(self, step: int, part: int | None) -> DumpMeta | None:
         with self._opened(step, part) as here:
-            complete = is_complete(here, [here.place.next_shard()])
-            return read_meta(here) if complete else None
+            return here.read_meta() if here.is_complete(compare_all=False) else None
 
     # -- saving --------------------------------------------------------------------------
 
@@ -397,11 +396,11 @@ class StepStore:
         return Place(self.directory, step, part, self.rank, self.world_size)
 
     @contextlib.contextmanager
-    def _opened(self, step: int, part: int | None) -> Iterator[OpenPlace]:
+    def _opened(self, step: int, part: int | None) -> Iterator[OpenDump]:
         """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
         place, here = self._place(step, part), None
         try:
-            with place.opened() as here:
+            with opened(place) as here:
                 try:
                     yield here
                 except CorruptDumpError as error:
@@ -420,9 +419,9 @@ class StepStore:
         with (
             commit.reading(self.directory, step),
             self._opened(step, part) as here,
-            open_dump(here) as opened,
+            here.reader() as found,
         ):
-            yield opened
+            yield found
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import pytest
 
 from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
+from rlskip.runs import on_disk
 from rlskip.store import Identity, StepStore, commit
 from rlskip.store.layout import Place
 
@@ -91,10 +92,10 @@ def test_what_a_live_run_removes_meanwhile_is_left_out(
             shutil.rmtree(step, ignore_errors=True)
         return held(place)
 
-    held = Place.opened
+    held = on_disk.opened
     monkeypatch.setattr(os, "scandir", scandir)
     if "prune" not in verb:
-        monkeypatch.setattr(Place, "opened", opened)
+        monkeypatch.setattr(on_disk, "opened", opened)
     name, *options = verb.split()
     where = [run_dir] if name != "verify" else ["-d", run_dir]
     said = rlskip(name, *where, *options)

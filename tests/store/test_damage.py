@@ -241,10 +241,10 @@ def test_a_dump_that_was_replaced_meanwhile_is_not_quarantined(
 def test_a_dump_replaced_while_it_is_read_is_read_to_its_end(
     store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlskip.store import dump
+    from rlskip.store.dump import OpenDump
 
     store.save(1, "first")
-    original = dump.read_meta
+    original = OpenDump.read_meta
 
     def replaced_meanwhile(here: Any) -> DumpMeta:
         meta = original(here)
@@ -253,6 +253,6 @@ def test_a_dump_replaced_while_it_is_read_is_read_to_its_end(
         store.save(1, "second")
         return meta
 
-    monkeypatch.setattr(dump, "read_meta", replaced_meanwhile)
+    monkeypatch.setattr(OpenDump, "read_meta", replaced_meanwhile)
     assert store.load(1) == "first"
     assert store.load(1) == "second"
