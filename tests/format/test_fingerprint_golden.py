@@ -2,127 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.tables import DataProtoParts
 from rlskip.store import Identity, fingerprint
 
-# Computed by rlskip 0.1.0.
-_GOLDEN = {
-    "tokens": "e0ef101781e41d95f6443e1e8c8f9292",
-    "tokens of numpy": "e0ef101781e41d95f6443e1e8c8f9292",
-    "tokens, transposed": "47e74152471ef71bba3c0441ad4c4136",
-    "int32 tokens": "8e6e53f2b87cb1dc2fa6a39f93b75ace",
-    "mask": "204729c12cf4f9c7d5605aa72b024def",
-    "floats": "93e6bff8f49dce59d1d39baf11d5aca7",
-    "half": "04ad570fd138db9ca1fdac8dd44a7827",
-    "lists of tokens": "c26dceba40ac16692f956459da67b4bc",
-    "strings": "3f3dcdfa0d0ffb9d392682f5c845d425",
-    "one string": "68c231df7ad7d8bb5c1576c27c258a49",
-    "chats": "3ab44d0842fc026e338c3781d1983e2d",
-    "chats in an object array": "3ab44d0842fc026e338c3781d1983e2d",
-    "lists of dicts": "f21da0e92b65fe1d2a3a6094cab3a011",
-    "columns": "b928afe61de962e093e2509804af3d93",
-    "TensorDict": "08bb05174896d22c0e20e44ed2b2b0d7",
-    "TensorDict, jagged and of objects": "151d236ce2fd037e6b611eac6112115b",
-    "jagged": "196ffab71760443e9c791cd97b733d3f",
-    "DataProto": "9d71094f5f47ec5bf39ae5fa72a98ea8",
-    "DataProto without tensors": "453af68626717952aecf27319c721a9c",
-    "numpy text": "ec2b3c0a22cbb7260d0bfc72b6f10a7b",
-    "bytes": "a3ad63be332279ebaa9a2a70db0bca3c",
-    "tools": "7eb7e1e5cfc57ed26a2b35b65278142c",
-    "scalars": "9e84f9bd65399c7483817101f0d198b8",
-    "dtype and size": "5d325a32272d0d7a9a884427a5622584",
-}
+_IDS = torch.arange(12).reshape(3, 4)
+_OFFSETS = torch.tensor([0, 2, 5])
+_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "é"}]
+_BATCH = TensorDict({"input_ids": _IDS[:2], "nested": TensorDict({"x": _IDS[:2]}, [2])}, [2])
+_BATCH["prompts"] = torch.nested.nested_tensor_from_jagged(torch.arange(5), _OFFSETS)
+_BATCH.set("each", NonTensorStack("a", "b"))
+_BATCH.set("all", NonTensorData(data="maths", batch_size=[2]))
+_TOOL = {"name": "f", "parameters": {"x": {"type": "integer"}, 1: {2, 3}}}
+_ROWS = [
+    {"prompt": _CHAT, "uid": "1", "n": 8, "temperature": 1.0, "greedy": False, "tools": None},
+    {"prompt": _CHAT[:1], "uid": "2"},
+]
+_PROTO = DataProtoParts(
+    TensorDict({"input_ids": _IDS}, [3]),
+    {
+        "raw_prompt": np.array([_CHAT, _CHAT[:1], []], object),
+        "uid": np.array(["1", "2", "3"], object),
+        "index": np.array([1, 2, 3]),
+    },
+    {"global_steps": 7},
+)
 
-
-def _ordinary() -> Iterator[tuple[str, Any]]:
-    """Prompts as trainers have them."""
-    ids = torch.arange(12).reshape(3, 4)
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "é"}]
-    offsets = torch.tensor([0, 2, 5])
-    yield "tokens", ids
-    yield "tokens of numpy", ids.numpy()
-    yield "tokens, transposed", torch.arange(12).reshape(4, 3).T
-    yield "int32 tokens", ids.to(torch.int32)
-    yield "mask", ids > 4
-    yield "floats", torch.linspace(-1, 1, 6)
-    yield "half", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)
-    yield "lists of tokens", [[1, 2, 3], [4], []]
-    yield "strings", ["a", "b", "é", ""]
-    yield "one string", "What is 2 + 2?"
-    yield "chats", [chat, chat[:1]]
-    yield "chats in an object array", np.array([chat, chat[:1]], object)
-    yield (
-        "lists of dicts",
-        [
-            {
-                "prompt": chat,
-                "uid": "1",
-                "n": 8,
-                "temperature": 1.0,
-                "greedy": False,
-                "tools": None,
-            },
-            {"prompt": chat[:1], "uid": "2"},
-        ],
-    )
-    yield (
-        "columns",
+# Prompts as trainers have them, with what rlskip 0.1.0 computed.
+_GOLDEN: list[tuple[str, Any]] = [
+    ("e0ef101781e41d95f6443e1e8c8f9292", _IDS),
+    ("e0ef101781e41d95f6443e1e8c8f9292", _IDS.numpy()),
+    ("47e74152471ef71bba3c0441ad4c4136", torch.arange(12).reshape(4, 3).T),
+    ("8e6e53f2b87cb1dc2fa6a39f93b75ace", _IDS.to(torch.int32)),
+    ("204729c12cf4f9c7d5605aa72b024def", _IDS > 4),
+    ("93e6bff8f49dce59d1d39baf11d5aca7", torch.linspace(-1, 1, 6)),
+    ("04ad570fd138db9ca1fdac8dd44a7827", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)),
+    ("c26dceba40ac16692f956459da67b4bc", [[1, 2, 3], [4], []]),
+    ("3f3dcdfa0d0ffb9d392682f5c845d425", ["a", "b", "é", ""]),
+    ("68c231df7ad7d8bb5c1576c27c258a49", "What is 2 + 2?"),
+    ("3ab44d0842fc026e338c3781d1983e2d", [_CHAT, _CHAT[:1]]),
+    ("3ab44d0842fc026e338c3781d1983e2d", np.array([_CHAT, _CHAT[:1]], object)),
+    ("f21da0e92b65fe1d2a3a6094cab3a011", _ROWS),
+    (
+        "b928afe61de962e093e2509804af3d93",
         {"prompt": ["a", "b"], "answer": ("1", "2"), "uid": ["x", "y"], "level": [1, 2.5]},
-    )
-    yield (
-        "TensorDict",
+    ),
+    (
+        "08bb05174896d22c0e20e44ed2b2b0d7",
         TensorDict(
-            {"input_ids": ids, "attention_mask": torch.ones_like(ids), "uid": torch.arange(3)}, [3]
+            {"input_ids": _IDS, "attention_mask": torch.ones_like(_IDS), "uid": torch.arange(3)},
+            [3],
         ),
-    )
-    td = TensorDict({"input_ids": ids[:2], "nested": TensorDict({"x": ids[:2]}, [2])}, [2])
-    td["prompts"] = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
-    td.set("each", NonTensorStack("a", "b"))
-    td.set("all", NonTensorData(data="maths", batch_size=[2]))
-    yield "TensorDict, jagged and of objects", td
-    yield "jagged", torch.nested.nested_tensor_from_jagged(torch.arange(10).reshape(5, 2), offsets)
-    yield (
-        "DataProto",
-        DataProtoParts(
-            TensorDict({"input_ids": ids}, [3]),
-            {
-                "raw_prompt": np.array([chat, chat[:1], []], object),
-                "uid": np.array(["1", "2", "3"], object),
-                "index": np.array([1, 2, 3]),
-            },
-            {"global_steps": 7},
-        ),
-    )
-    yield (
-        "DataProto without tensors",
-        DataProtoParts(None, {"raw_prompt": np.array([chat, chat[:1]], object)}, {}),
-    )
-    yield "numpy text", np.array(["a", "bc"])
-    yield "bytes", [b"a", bytearray(b"b")]
-    yield (
-        "tools",
-        {
-            "tools": [
-                {
-                    "type": "function",
-                    "function": {"name": "f", "parameters": {"x": {"type": "integer"}, 1: {2, 3}}},
-                }
-            ]
-        },
-    )
-    yield "scalars", [None, True, 1, 1.5, 2**70, 1e300, float("nan"), 1j]
-    yield "dtype and size", {"dtype": torch.bfloat16, "size": torch.Size([2, 3])}
+    ),
+    ("151d236ce2fd037e6b611eac6112115b", _BATCH),
+    (
+        "196ffab71760443e9c791cd97b733d3f",
+        torch.nested.nested_tensor_from_jagged(torch.arange(10).reshape(5, 2), _OFFSETS),
+    ),
+    ("9d71094f5f47ec5bf39ae5fa72a98ea8", _PROTO),
+    (
+        "453af68626717952aecf27319c721a9c",
+        DataProtoParts(None, {"raw_prompt": np.array([_CHAT, _CHAT[:1]], object)}, {}),
+    ),
+    ("ec2b3c0a22cbb7260d0bfc72b6f10a7b", np.array(["a", "bc"])),
+    ("a3ad63be332279ebaa9a2a70db0bca3c", [b"a", bytearray(b"b")]),
+    ("7eb7e1e5cfc57ed26a2b35b65278142c", {"tools": [{"type": "function", "function": _TOOL}]}),
+    (
+        "9e84f9bd65399c7483817101f0d198b8",
+        [None, True, 1, 1.5, 2**70, 1e300, float("nan"), 1j],
+    ),
+    (
+        "5d325a32272d0d7a9a884427a5622584",
+        {"dtype": torch.bfloat16, "size": torch.Size([2, 3])},
+    ),
+]
 
 
-def test_ordinary_prompts_keep_their_0_1_fingerprints() -> None:
-    assert {name: fingerprint(prompts) for name, prompts in _ordinary()} == _GOLDEN
+@pytest.mark.parametrize(("golden", "prompts"), _GOLDEN)
+def test_ordinary_prompts_keep_their_0_1_fingerprints(golden: str, prompts: Any) -> None:
+    assert fingerprint(prompts) == golden
 
 
 def test_sets_of_text_are_the_same_in_every_process() -> None:

@@ -155,6 +155,7 @@ def test_a_narrow_array_has_the_values_of_all_its_chunks(first: str, second: str
         assert found.dtype == fitting[0]
         assert found.dtype.metadata["torch"] == "int64"
         assert np.array_equal(found, values)
+    assert np.array_equal(rebuild(_written(torch.from_numpy(values)), "value"), values)
 
 
 def test_a_narrow_array_must_have_the_size_of_its_tensor() -> None:

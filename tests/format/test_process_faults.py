@@ -86,10 +86,9 @@ _FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 }
 
 
-@pytest.mark.parametrize("on_miss", ["error", "generate"])
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_a_dump_that_the_process_cannot_load_stays(
-    fault: str, on_miss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(**skip: Any) -> Any:
         names = {"experiment_name": "e", "project_name": "p"}
@@ -103,12 +102,10 @@ def test_a_dump_that_the_process_cannot_load_stays(
     (meta,) = tmp_path.rglob("1/meta.json")
     with monkeypatch.context() as patch:
         _FAULTS[fault](patch)
-        if on_miss == "error":
-            with pytest.raises(MissError) as caught:
-                run(on_miss=on_miss)
-            assert "generate it once" not in caught.value.remedy or "OSError" in fault
-        else:
-            assert run(on_miss=on_miss) is _ROLLOUTS
+        with pytest.raises(MissError) as caught:
+            run(on_miss="error")
+        assert "generate it once" not in caught.value.remedy or "OSError" in fault
+        assert run(on_miss="generate") is _ROLLOUTS
     assert StepStore(meta.parent.parent).steps() == [1]
     assert not list(tmp_path.rglob("*.bad-*"))
     _codec(lambda plain: Thing())

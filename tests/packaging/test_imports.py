@@ -66,10 +66,3 @@ def test_every_name_that_a_package_offers_loads(package: str) -> None:
     assert {*module.__all__} <= {*dir(module)}
     with pytest.raises(AttributeError, match=package):
         _ = module.another
-
-
-def test_the_first_use_of_a_name_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rlskip.skip
-
-    monkeypatch.delattr(rlskip, "SkipManager", raising=False)
-    assert rlskip.SkipManager is rlskip.skip.SkipManager
