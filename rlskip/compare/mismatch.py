@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -103,13 +102,12 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
         turns.setdefault(int(rows.turns[at]), []).append(gaps)
         k = int(np.abs(gaps).argmax())
         size = float(abs(gaps[k]))
-        if len(worst) < _WORST or size > worst[0].gap:
+        if len(worst) < _WORST or size > worst[-1].gap:
             place = int(places[k])
             values = float(engine[k]), float(trainer[k])
-            found = WorstToken(
-                size, step, name_of(rows, at), place, *values, around_token(tokens, place)
-            )
-            (heapq.heappush if len(worst) < _WORST else heapq.heappushpop)(worst, found)
+            around = around_token(tokens, place)
+            worst.append(WorstToken(size, step, name_of(rows, at), place, *values, around))
+            worst = sorted(worst, reverse=True)[:_WORST]
     every = np.concatenate([cut for part in positions for cut in part] or [np.empty(0)])
     return StepMismatch(
         step,
@@ -117,7 +115,7 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
         Gaps.of(every),
         [Gaps.of(np.concatenate(part or [np.empty(0)])) for part in positions],
         {turn: Gaps.of(np.concatenate(turns[turn])) for turn in sorted(turns) if turn >= 0},
-        sorted(worst, reverse=True),
+        worst,
     )
 
 

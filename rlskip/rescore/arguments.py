@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,18 +182,13 @@ def _missing(name: str, one: _Given) -> RewardError:
     return RewardError(what, one._where, remedy)
 
 
-def score_of(verdict: Any) -> float | None:
-    """The score in a verdict: a number, verl's mapping with one, or None.
-
-    Raises
-    ------
-    RewardError
-        It is anything else.
-    """
-    if verdict is None:
-        return None
-    score: Any = verdict.get("score") if isinstance(verdict, Mapping) else verdict
+def score_of(verdict: Any) -> float | Exception:
+    """The score in a verdict, a finite number or verl's mapping with one; else what is wrong."""
     try:
-        return float(score)
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"it returned {verdict!r:.80}, which is not a score") from error
+        score: Any = verdict.get("score") if isinstance(verdict, Mapping) else verdict
+        found = float(score)
+        if math.isfinite(found):
+            return found
+    except Exception:  # a verdict may be anything
+        pass
+    return RewardError(f"it returned {verdict!r:.80}, which is not a score")

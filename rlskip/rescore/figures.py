@@ -1,68 +1,43 @@
-"""Old scores against new ones: what changed, in memory that does not grow with the run."""
+"""Old scores against new ones: what changed. Of a session only its scores are kept."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
-from collections import Counter
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 SHOWN = 10
-_QUANTILES = (0.1, 0.5, 0.9)
+_QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 
 
-@attrs.frozen(order=True)
+@attrs.frozen
 class Change:
     """A session whose score changed, by `by`."""
 
     by: float
-    step: int = attrs.field(order=False)
-    call: int | None = attrs.field(order=False)
-    group: str = attrs.field(order=False)
-    session: int = attrs.field(order=False)
-    old: float | None = attrs.field(order=False)
-    new: float | None = attrs.field(order=False)
+    step: int
+    call: int | None
+    group: str
+    session: int
+    old: float | None
+    new: float | None
 
 
-@attrs.define
-class Distribution:
-    """Of scores: their number, mean, deviation and range; quantiles are known to three digits."""
+def _described(scores: array[float]) -> dict[str, Any] | None:
+    """``count``, ``mean``, ``std``, ``min``, ``p10``, ``p50``, ``p90``, ``max``."""
+    if not scores:
+        return None
+    found = {"count": len(scores), "mean": float(np.mean(scores)), "std": float(np.std(scores))}
+    quantiles = np.quantile(scores, list(_QUANTILES.values()), method="lower").tolist()
+    return found | dict(zip(_QUANTILES, quantiles, strict=True))
 
-    count: int = 0
-    low: float = math.inf
-    high: float = -math.inf
-    # The mean, and the sum of squared differences from it (Welford).
-    _mean: float = 0.0
-    _squares: float = 0.0
-    _rounded: Counter[float] = attrs.field(factory=Counter)
 
-    def add(self, score: float) -> None:
-        self.count += 1
-        gap = score - self._mean
-        self._mean += gap / self.count
-        self._squares += gap * (score - self._mean)
-        self.low, self.high = min(self.low, score), max(self.high, score)
-        self._rounded[float(f"{score:.2e}")] += 1
-
-    def result(self) -> dict[str, Any] | None:
-        """``count``, ``mean``, ``std``, ``min``, ``p10``, ``p50``, ``p90``, ``max``."""
-        if not self.count:
-            return None
-        deviation = math.sqrt(max(0.0, self._squares / self.count))
-        found = {"count": self.count, "mean": self._mean, "std": deviation, "min": self.low}
-        found |= {f"p{share * 100:.0f}": self._quantile(share) for share in _QUANTILES}
-        return {**found, "max": self.high}
-
-    def _quantile(self, share: float) -> float:
-        ordered = sorted(self._rounded.items())
-        upto = itertools.accumulate(count for _, count in ordered)
-        place = share * (self.count - 1)
-        found = next(score for (score, _), n in zip(ordered, upto, strict=True) if n > place)
-        return min(max(found, self.low), self.high)
+def _scores() -> array[float]:
+    return array("d")
 
 
 @attrs.define
@@ -87,9 +62,9 @@ class Changes:
         The sessions that changed most.
     """
 
-    old: Distribution = attrs.field(factory=Distribution)
-    new: Distribution = attrs.field(factory=Distribution)
-    spread: Distribution = attrs.field(factory=Distribution)
+    old: array[float] = attrs.field(factory=_scores)
+    new: array[float] = attrs.field(factory=_scores)
+    spread: array[float] = attrs.field(factory=_scores)
     changed: int = 0
     groups: int = 0
     pairs: int = 0
@@ -104,11 +79,11 @@ class Changes:
     def add_session(self, change: Change) -> None:
         for scores, score in ((self.old, change.old), (self.new, change.new)):
             if score is not None:
-                scores.add(score)
+                scores.append(score)
         if change.old == change.new:
             return
         self.changed += 1
-        (heapq.heappush if len(self.most) < SHOWN else heapq.heappushpop)(self.most, change)
+        self.most = sorted([*self.most, change], key=lambda one: -one.by)[:SHOWN]
 
     def add_group(
         self, name: str, old: Sequence[float | None], new: Sequence[float | None]
@@ -135,9 +110,9 @@ class Changes:
     def result(self) -> dict[str, Any]:
         """All of it, as plain values."""
         return {
-            "old": self.old.result(),
-            "new": self.new.result(),
-            "spread": self.spread.result(),
+            "old": _described(self.old),
+            "new": _described(self.new),
+            "spread": _described(self.spread),
             "changed": self.changed,
             "groups": {
                 "count": self.groups,
@@ -148,5 +123,5 @@ class Changes:
                 "lost": self.lost_names,
             },
             "pairs": {"count": self.pairs, "turned": self.turned},
-            "most_changed": [attrs.asdict(one) for one in sorted(self.most, reverse=True)],
+            "most_changed": [attrs.asdict(one) for one in self.most],
         }

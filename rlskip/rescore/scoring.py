@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -96,19 +94,25 @@ class Rescoring:
         RlskipError
             A dump cannot be read, or does not record what the function takes.
         """
+        return asyncio.run(self._run(steps, progress))  # an async function has one loop for all
+
+    async def _run(
+        self, steps: Sequence[Scope], progress: Callable[[Sequence[Scope]], Iterable[Scope]]
+    ) -> Outcome:
+        pool = ThreadPoolExecutor(self.workers, "rlskip-judge")
+        asyncio.get_running_loop().set_default_executor(pool)
         outcome = Outcome()
         best = None
         if self.only_failed:
             earned = (one.reward for step in steps for one in step.sessions(["reward"]))
             best = max((reward for reward in earned if reward is not None), default=0.0)
-        with self._calling() as call:
-            for step in progress(steps):
-                for dump in step.iter_dumps():
-                    self._score(step.read(dump), dump, best, call, outcome)
+        for step in progress(steps):
+            for dump in step.iter_dumps():
+                await self._score(step.read(dump), dump, best, outcome)
         return outcome
 
-    def _score(
-        self, rollouts: Rollouts, dump: Dump, best: float | None, call: _Call, outcome: Outcome
+    async def _score(
+        self, rollouts: Rollouts, dump: Dump, best: float | None, outcome: Outcome
     ) -> None:
         sessions = [
             one
@@ -119,7 +123,7 @@ class Rescoring:
         outcome.sessions += len(sessions)
         new: dict[tuple[str, int], float] = {}
         kept = _dtype_of(rollouts)
-        verdicts = self._verdicts(sessions, rollouts.decode, call)
+        verdicts = await self._verdicts(sessions, rollouts.decode)
         for one, found in zip(sessions, verdicts, strict=True):
             place = dump.step, one.place["call"], one.group, one.number
             if isinstance(found, Exception):
@@ -130,7 +134,7 @@ class Rescoring:
             else:
                 new[one.group, one.number] = score = kept(statistics.mean(found))
                 if self.repeat > 1:
-                    outcome.changes.spread.add(statistics.pstdev(found))
+                    outcome.changes.spread.append(statistics.pstdev(found))
                 by = math.inf if one.reward is None else abs(score - one.reward)
                 outcome.changes.add_session(Change(by, *place, one.reward, score))
         for group in rollouts.groups:
@@ -143,87 +147,35 @@ class Rescoring:
             self.out.write(dump, rollouts, new)
             outcome.written.append(dump.name)
 
-    def _verdicts(
-        self, sessions: Sequence[SessionRows], decode: Decode | None, call: _Call
+    async def _verdicts(
+        self, sessions: Sequence[SessionRows], decode: Decode | None
     ) -> list[list[float] | Exception]:
         """Of each session its scores, one a repetition, or why there are none."""
         size = math.ceil(len(sessions) / self.workers) if self.judge.takes_many else 1
         cuts = [sessions[i : i + size] for i in range(0, len(sessions), max(size, 1))]
-        asks = [(cut, k) for cut in cuts for k in range(self.repeat)]
-        answers = call(
-            [(partial(arguments, self.judge, cut, decode, self.data), k) for cut, k in asks]
-        )
-        found: dict[int, list[float] | Exception] = {i: [] for i in range(len(sessions))}
-        at = {id(one): i for i, one in enumerate(sessions)}
-        for (cut, _), answer in zip(asks, answers, strict=True):
-            values = answer if isinstance(answer, list) else [answer] * len(cut)
-            for one, value in zip(cut, values, strict=True):
-                so_far = found[at[id(one)]]
-                if isinstance(so_far, list):
-                    score = value if isinstance(value, Exception) else _finite(value)
-                    if isinstance(score, Exception):
-                        found[at[id(one)]] = score
-                    else:
-                        so_far.append(score)
-        return list(found.values())
+        at_a_time = asyncio.Semaphore(self.workers)
 
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[_Call]:
-        """Makes calls, `workers` at a time; an async function has one event loop for all."""
-        judge = self.judge
-        if not judge.is_async:
-            with ThreadPoolExecutor(self.workers, "rlskip-judge") as pool:
+        async def ask(cut: Sequence[SessionRows], k: int) -> list[float | Exception]:
+            async with at_a_time:
+                # What the run lacks is no failure of one session.
+                given = arguments(self.judge, cut, decode, self.data)
                 try:
-                    yield lambda calls: list(pool.map(lambda one: _result(judge, *one), calls))
-                finally:
-                    pool.shutdown(cancel_futures=True)
-            return
+                    if self.judge.is_async:
+                        said = await self.judge.ask_async(given, k)
+                    else:
+                        said = await asyncio.to_thread(self.judge.ask, given, k)
+                except Exception as error:
+                    return [error] * len(cut)
+            return [score_of(verdict) for verdict in said]
 
-        async def every(calls: Sequence[_Asked]) -> list[Any]:
-            at_a_time = asyncio.Semaphore(self.workers)
-
-            async def one(make: Callable[[], Any], k: int) -> Any:
-                async with at_a_time:
-                    return await _result_async(judge, make, k)
-
-            return await asyncio.gather(*(one(*some) for some in calls))
-
-        loop = asyncio.new_event_loop()
-        try:
-            yield lambda calls: loop.run_until_complete(every(calls))
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-
-
-_Asked = tuple[Callable[[], Any], int]
-_Call = Callable[[Sequence[_Asked]], list[Any]]
-
-
-def _result(judge: Judge, make: Callable[[], Any], k: int) -> Any:
-    given = make()  # what the run lacks is no failure of one session
-    try:
-        return judge.ask(given, k)
-    except Exception as error:
-        return error
-
-
-async def _result_async(judge: Judge, make: Callable[[], Any], k: int) -> Any:
-    given = make()
-    try:
-        return await judge.ask_async(given, k)
-    except Exception as error:
-        return error
-
-
-def _finite(verdict: Any) -> float | Exception:
-    try:
-        score = score_of(verdict)
-    except Exception as error:
-        return error
-    if score is None or not math.isfinite(score):
-        return ValueError(f"it returned {verdict!r:.80}")
-    return score
+        asks = [ask(cut, k) for cut in cuts for k in range(self.repeat)]
+        answers = iter(await asyncio.gather(*asks))
+        found: list[list[float] | Exception] = []
+        for _ in cuts:
+            for scores in zip(*itertools.islice(answers, self.repeat), strict=True):
+                errors = [score for score in scores if isinstance(score, Exception)]
+                found.append(errors[0] if errors else list(scores))
+        return found
 
 
 def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dis
 import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,41 +129,32 @@ class Judge:
         repeat
             Which of several independent verdicts on the same content.
         """
-        reply: Any = None
-        with contextlib.closing(self._verdicts(arguments, repeat)) as work:
-            while True:
-                try:
-                    request = work.send(reply)
-                except StopIteration as done:
-                    return list(done.value)
-                reply = None
-                if isinstance(request, float):
-                    time.sleep(request)
-                else:
-                    reply = self.function(**request)
+
+        async def call(**given: Any) -> Any:
+            return self.function(**given)
+
+        async def sleep(seconds: float) -> None:
+            time.sleep(seconds)
+
+        try:
+            self._verdicts(arguments, repeat, call, sleep).send(None)
+        except StopIteration as done:
+            found: list[Any] = done.value
+            return found
+        raise AssertionError("neither of both suspends")
 
     async def ask_async(self, arguments: Mapping[str, Any], repeat: int = 0) -> list[Any]:
         """As :meth:`ask`, of an async function."""
-        reply: Any = None
-        with contextlib.closing(self._verdicts(arguments, repeat)) as work:
-            while True:
-                try:
-                    request = work.send(reply)
-                except StopIteration as done:
-                    return list(done.value)
-                reply = None
-                if isinstance(request, float):
-                    await asyncio.sleep(request)
-                else:
-                    reply = await self.function(**request)
+        return await self._verdicts(arguments, repeat, self.function, asyncio.sleep)
 
-    def _verdicts(
-        self, arguments: Mapping[str, Any], repeat: int
-    ) -> Generator[dict[str, Any] | float, Any, list[Any]]:
-        """Yields what to call the function with, or how many seconds to wait for another process.
-
-        What it holds is released while it waits, so that no two calls wait for each other.
-        """
+    async def _verdicts(
+        self,
+        arguments: Mapping[str, Any],
+        repeat: int,
+        call: Callable[..., Awaitable[Any]],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> list[Any]:
+        """What it holds is released while it sleeps, so that no two calls wait for each other."""
         keys = [self._key(row, repeat) for row in self._rows(arguments)]
         rows = {keys[i]: i for i in reversed(range(len(keys)))}  # equal ones are asked for once
         found: dict[str, Any] = {}
@@ -182,14 +172,14 @@ class Judge:
                         found[key] = value
                 if mine:
                     mine.sort(key=rows.__getitem__)
-                    reply = yield self._call(arguments, [rows[key] for key in mine])
+                    reply = await call(**self._call(arguments, [rows[key] for key in mine]))
                     for key, value in zip(mine, self._checked(reply, len(mine)), strict=True):
                         found[key] = self.verdicts.keep(key, value)
                     with self._lock:
                         self.asked += len(mine)
             if len(found) == len(rows):
                 return [found[key] for key in keys]
-            yield wait
+            await sleep(wait)
             wait = min(2 * wait, longest)
 
     def _rows(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
