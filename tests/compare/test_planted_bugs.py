@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,25 +44,13 @@ BUGS = {
         new='tokens, sampled = batch["input_ids"], batch["response_mask"].roll(-1, 1)\n',
         has_token=True,
     ),
-    "advantages over the wrong denominator": Bug(
-        "advantages", old="earned.std(1, keepdim=True)", new="earned.std(0, keepdim=True)"
-    ),
     "another clip ratio": Bug("loss", override="actor_rollout_ref.actor.clip_ratio=0.001"),
-    "another learning rate": Bug(
-        "log_probs", override="actor_rollout_ref.actor.optim.lr=1e-3", has_token=True
-    ),
     "one NaN in one row": Bug(
         "log_probs",
         step=2,
         old=SCORED,
         new=SCORED + " " * 12 + "if step == 2 and len(figures) == 1:\n" + " " * 16
         + "log_prob = log_prob.where(torch.arange(len(log_prob)) != 5, torch.nan)\n",
-        has_token=True,
-    ),
-    "bfloat16 for float32": Bug(
-        "log_probs",
-        old=SCORED,
-        new=SCORED.replace("score(", 'torch.autocast("cpu", torch.bfloat16)(score)('),
         has_token=True,
     ),
 }  # fmt: skip
@@ -126,5 +113,5 @@ def test_a_bug_is_named_at_its_stage(
     if "NaN" in name:
         assert (first["off"], at["b"]) == (1, None)
         assert "nan in B" in answer.json["verdict"]
-    rollouts = [one for one in json.loads(answer.out)["steps"][0]["stages"] if one["order"] < 0]
+    rollouts = [one for one in answer.json["steps"][0]["stages"] if one["order"] < 0]
     assert all(one["state"] == "equal" for one in rollouts)

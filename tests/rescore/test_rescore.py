@@ -105,12 +105,9 @@ def start(python: Any, folder: Path, name: str, *options: str) -> subprocess.Pop
     return started
 
 
-# In these each two settings meet in each way; all others are `slow`.
-CHOSEN = {
-    ("one", "1", True, "4"), ("one_async", "1", False, "1"), ("many", "1", True, "1"),
-    ("trl", "1", False, "4"), ("one", "2", False, "1"), ("one_async", "2", True, "4"),
-    ("many", "2", False, "4"), ("trl", "2", True, "1"),
-}  # fmt: skip
+# In these each setting of each name meets each of the others; all others are `slow`.
+CHOSEN = {("one", "1", True, "4"), ("one_async", "2", False, "4"), ("many", "2", True, "1"),
+          ("trl", "1", False, "1")}  # fmt: skip
 NAMES = ("one", "one_async", "many", "trl")
 PRODUCT = [
     pytest.param(*settings, marks=() if settings in CHOSEN else pytest.mark.slow)
@@ -153,25 +150,6 @@ def wait_for(condition: Callable[[], bool], running: list[subprocess.Popen[str]]
         assert time.monotonic() < deadline
         assert any(one.poll() is None for one in running)
         time.sleep(0.005)
-
-
-def test_a_killed_rescore_of_10_000_sessions_loses_no_verdict(
-    judges: Path, python: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(judges / "dumps", steps=10, groups=1000 // SESSIONS)
-    monkeypatch.setenv("PAUSE", "0.01")
-    killed = start(python, judges, "one_async", "--workers", "64")
-    wait_for(lambda: asked(judges).total() > 5000, [killed])
-    killed.kill()
-    killed.communicate()
-    paid = asked(judges)
-    assert 5000 < paid.total() < 10_000
-    monkeypatch.setenv("PAUSE", "0")
-    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one_async", "--json")
-    found = rlskip(*command).json
-    assert found["sessions"] == 10_000
-    assert 10_000 - paid.total() <= found["asked"] <= 10_000 - paid.total() + 64
-    assert rlskip(*command).json["asked"] == 0
 
 
 def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> None:
