@@ -56,29 +56,21 @@ TURN = 2  # tokens: a guess and its answer
 def draw_prompts(cfg: DictConfig, step: int) -> TensorDict:
     """The step's prompts: ``input_ids`` [B, 3], ``hidden`` and ``index`` [B].
 
-    A fresh draw, or the next ones of a data set, in another order in each epoch. The game is small
-    (91 ranges, 728 games), so draws recur: a step's success, sampled before its update, is that of
-    the policy on the game itself, not on games held out from it.
+    The game is small (91 ranges, 728 games), so draws recur: a step's success, sampled before its
+    update, is that of the policy on the game itself, not on games held out from it.
     """
-    batch, total = cfg.data.train_batch_size, cfg.data.games
-    rng = np.random.default_rng([cfg.seed, step] if total is None else cfg.seed)
-    number = batch if total is None else total
-    size = rng.integers(cfg.game.min_range, cfg.game.max_range, number, endpoint=True)
+    batch = cfg.data.train_batch_size
+    rng = np.random.default_rng([cfg.seed, step])
+    size = rng.integers(cfg.game.min_range, cfg.game.max_range, batch, endpoint=True)
     low = rng.integers(0, NUMBERS - size, endpoint=True)
-    high, chosen = low + size - 1, np.arange(number)
+    high = low + size - 1
     hidden = rng.integers(low, high, endpoint=True)
-    if total is not None:
-        places = np.arange((step - 1) * batch, step * batch)
-        orders = {e: np.random.default_rng([cfg.data.shuffle, e]) for e in {*(places // total)}}
-        orders = {epoch: order.permutation(total) for epoch, order in orders.items()}
-        chosen = np.array([orders[place // total][place % total] for place in places])
-    ids = np.stack([low, high, np.full(number, COLON)], 1)[chosen]
     return TensorDict(
         {
             "uid": NonTensorStack(*(f"{step}-{i}" for i in range(batch))),
             "index": torch.arange(batch),
-            "input_ids": torch.from_numpy(ids),
-            "hidden": torch.from_numpy(hidden[chosen]),
+            "input_ids": torch.from_numpy(np.stack([low, high, np.full(batch, COLON)], 1)),
+            "hidden": torch.from_numpy(hidden),
         },
         batch_size=[batch],
     )

@@ -18,8 +18,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rlskip import SkipManager
-
 ROOT = Path(__file__).parents[1]
 TINY = (
     "trainer.total_training_steps=3",
@@ -131,45 +129,6 @@ def test_packs_train_as_rows_do(train: Any, folder: Path, first: list[dict[str, 
     for one, other in zip(first, packed, strict=True):
         for figure in ("loss", "entropy", "clip_share"):
             assert one[figure] == pytest.approx(other[figure], abs=1e-4), figure
-
-
-def test_after_a_reshuffle_and_with_another_batch_size_each_prompt_has_its_rows(
-    train: Any, train_py: Any, tmp_path: Path
-) -> None:
-    def rows_of_games(*overrides: str) -> dict[tuple[int, ...], list[Any]]:
-        """By game the rows that a run of `overrides` trains on."""
-        dotted = [*TINY, f"skip.dump_dir={tmp_path}/dumps", *overrides]
-        cfg = OmegaConf.merge(OmegaConf.load(ROOT / "conf" / "config.yaml"),
-                              {"skip": {"rollout": {"enable": True}}},
-                              OmegaConf.from_dotlist(dotted))  # fmt: skip
-        SkipManager.init(cfg)
-        games: dict[tuple[int, ...], list[Any]] = {}
-        for step in range(1, cfg.trainer.total_training_steps + 1):
-            SkipManager.set_step(step)
-            prompts = train_py.draw_prompts(cfg, step)
-            for row in train_py.generate_rollouts(prompts, object(), cfg, step, None):
-                prompt = prompts[int(row["prompt"])]
-                game = (*prompt["input_ids"].tolist(), int(prompt["hidden"]))
-                games.setdefault(game, []).append(row.exclude("prompt"))
-        SkipManager.reset()
-        return games
-
-    data = "data.games=12"
-    reshuffled = (data, "data.shuffle=1", "skip.match=prompt", "skip.on_miss=error")
-    steps = "trainer.total_training_steps=6"
-    smaller = (data, "data.train_batch_size=2", steps, "skip.match=prompt", "skip.on_miss=error")
-    train(tmp_path, "a", *SKIP, data)
-    train(tmp_path, "b", *SKIP, *reshuffled)
-    train(tmp_path, "c", *TINY, *SKIP, *smaller, tiny=False)
-    assert [counts(tmp_path, name) for name in "abc"] == [(0, 3), (3, 0), (6, 0)]
-    a = rows_of_games(data, "skip.on_miss=error")
-    assert len(a) > 9, "few games are alike"
-    for overrides in (reshuffled, smaller):
-        b = rows_of_games(*overrides)
-        assert a.keys() == b.keys()
-        for game, rows in a.items():
-            for mine, theirs in zip(rows, b[game], strict=True):
-                assert bool((mine == theirs).all()), game
 
 
 @pytest.mark.usefixtures("first")
