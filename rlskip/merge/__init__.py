@@ -2,10 +2,9 @@
 
 from rlskip.merge.concat import concatenate_generator_outputs
 from rlskip.merge.merge_report import Break, MergeReport
-from rlskip.merge.merging import merge
+from rlskip.merge.merging import merge, merge_stepwise_output
 from rlskip.merge.packed_forward import PackingError, packed_forward, refuse_inexact
 from rlskip.merge.packing import Pack, pack
-from rlskip.merge.stepwise import merge_stepwise_output
 from rlskip.merge.turns import MergeError, TrajectoryID
 
 __all__ = [

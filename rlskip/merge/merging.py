@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlskip.config.merge import read_merge
+from rlskip.config.merge import MergeConfig, read_merge
 from rlskip.merge.chains import link
 from rlskip.merge.checks import check_count, naming_odd_tokens
+from rlskip.merge.lists import fold_lists, list_rows
 from rlskip.merge.merge_report import MergeReport, Tokenizer, report_on
 from rlskip.merge.packed import fold_packed, packed_rows
-from rlskip.merge.stepwise import fold_lists, list_rows
 from rlskip.merge.turns import MergeError
 
 
@@ -66,3 +66,35 @@ def merge(
     if uids is not None:
         uids = [uids[chain[-1]] for chain in chains]
     return merged, uids, report
+
+
+def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
+    """Fold consecutive turns into one row wherever the later prompt continues the earlier row.
+
+    Turn i+1 joins turn i if turn i, prompt and response, is a prefix of the prompt of turn i+1.
+    The merged row has the first turn's prompt. Its response consists of all responses with the
+    observations between them; observations get loss mask 0, reward 0, log-prob 0, and 0 in any
+    extra field whose entries are all lists of numbers as long as their responses. A field with
+    one value per row (`stop_reasons`, `is_last_step`, a reward per row, any other field) keeps
+    the last turn's. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields which SkyRL
+    drops are kept.
+
+    Parameters
+    ----------
+    out
+        A step-wise GeneratorOutput: a dict of lists with one entry per turn; a trajectory's turns
+        are consecutive and in order. Not changed, and shares no list with the result.
+
+    Returns
+    -------
+    dict
+        The same fields, with one entry per merged row.
+
+    Raises
+    ------
+    MergeError
+        A field is missing, has an odd type or the wrong length, or cannot be merged; the error
+        names the field and the row.
+    """
+    merged: dict[str, Any] = merge(out, MergeConfig(stepwise_output=True))[0]
+    return merged

@@ -3,8 +3,6 @@ from omegaconf import OmegaConf
 
 from rlskip.config.merge import MergeConfig, read_merge
 from rlskip.errors import ConfigError
-from rlskip.merge import merge
-from tests.merge.batches import turns
 
 
 def test_off_by_default():
@@ -46,18 +44,3 @@ def test_invalid_settings_are_refused(config, key):
     with pytest.raises(ConfigError) as error:
         read_merge(config)
     assert error.value.where == key
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"merge": {"stepwise_output": True}},
-        OmegaConf.create({"merge": {"stepwise_output": True}}),
-        {"generator": {"merge_stepwise_output": True}},
-        MergeConfig(stepwise_output=True),
-    ],
-)
-def test_merge_takes_any_config(config):
-    three_turns = turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
-    assert len(merge(three_turns, config)[0]["response_ids"]) == 1
-    assert merge(three_turns, {"trainer": {}})[0] is three_turns

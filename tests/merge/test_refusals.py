@@ -1,7 +1,5 @@
 """Refusals name the field and the row, for lists and packed batches."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -76,12 +74,11 @@ def test_fields_that_do_not_fit(change, where):
     assert error.value.where == where
 
 
-def test_the_error_has_every_expected_type_and_can_be_pickled():
-    error = pickle.loads(pickle.dumps(MergeError("what", "where", "remedy")))
-    assert isinstance(error, RlskipError)
-    # SkyRL raises AssertionError in these cases.
-    assert isinstance(error, (ValueError, AssertionError))
-    assert str(error) == "where: what\n  -> remedy"
+def test_a_refusal_is_of_every_type_that_callers_expect():
+    """SkyRL raises AssertionError in these cases."""
+    assert issubclass(MergeError, RlskipError)
+    assert issubclass(MergeError, ValueError)
+    assert issubclass(MergeError, AssertionError)
 
 
 def jagged(*rows):

@@ -7,50 +7,16 @@ from typing import Any
 
 import attrs
 
-from rlskip.merge.chains import Chain, Rows, link
+from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.checks import (
     check_carried,
     check_mapping,
     check_rows,
     is_mapping,
-    naming_odd_tokens,
     trajectories,
 )
 from rlskip.merge.metrics import format_metrics
 from rlskip.merge.turns import IS_LAST, METRICS, PROMPTS, RESPONSES, TRAJECTORIES, token_fields
-
-
-def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
-    """Fold consecutive turns into one row wherever the later prompt continues the earlier row.
-
-    Turn i+1 joins turn i if turn i, prompt and response, is a prefix of the prompt of turn i+1.
-    The merged row has the first turn's prompt. Its response consists of all responses with the
-    observations between them; observations get loss mask 0, reward 0, log-prob 0, and 0 in any
-    extra field whose entries are all lists of numbers as long as their responses. A field with
-    one value per row (`stop_reasons`, `is_last_step`, a reward per row, any other field) keeps
-    the last turn's. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields which SkyRL
-    drops are kept.
-
-    Parameters
-    ----------
-    out
-        A step-wise GeneratorOutput: a dict of lists with one entry per turn; a trajectory's turns
-        are consecutive and in order. Not changed, and shares no list with the result.
-
-    Returns
-    -------
-    dict
-        The same fields, with one entry per merged row.
-
-    Raises
-    ------
-    MergeError
-        A field is missing, has an odd type or the wrong length, or cannot be merged; the error
-        names the field and the row.
-    """
-    rows = list_rows(out)
-    with naming_odd_tokens(out):
-        return fold_lists(out, rows, [chain for chains in link(rows) for chain in chains])
 
 
 @attrs.frozen
