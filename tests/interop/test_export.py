@@ -129,19 +129,17 @@ def test_what_is_written_is_what_was_imported(
     assert "exists already" in again.err
 
 
-def test_shards_of_ranks_are_refused(rlskip: Any, tmp_path: Path) -> None:
-    for rank in range(2):
-        StepStore(tmp_path / "e_p" / "s", rank=rank, world_size=2).save(1, {"x": torch.ones(2)})
+@pytest.mark.parametrize(
+    ("rollouts", "ranks", "why"),
+    [({"x": torch.ones(2)}, 2, "verl has no dumps of single ranks"), ([1], 1, "named columns")],
+)
+def test_what_verl_has_no_form_for_is_refused(
+    rlskip: Any, tmp_path: Path, rollouts: Any, ranks: int, why: str
+) -> None:
+    for rank in range(ranks):
+        StepStore(tmp_path / "e_p" / "s", rank=rank, world_size=ranks).save(1, rollouts)
     said = rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out")
-    assert said.code == 2
-    assert "verl has no dumps of single ranks" in said.err
-
-
-def test_rollouts_without_columns_are_no_data_proto(rlskip: Any, tmp_path: Path) -> None:
-    StepStore(tmp_path / "e_p" / "s").save(1, [1, 2, 3])
-    said = rlskip("export", 1, "-d", tmp_path, "--to", "verl", "--out", tmp_path / "out")
-    assert said.code == 2
-    assert "named columns" in said.err
+    assert (said.code, why in said.err) == (2, True)
 
 
 @pytest.fixture

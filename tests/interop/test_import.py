@@ -56,6 +56,8 @@ def test_they_become_dumps_of_the_same_run(rlskip: Any, foreign: Path, tmp_path:
     assert "row 0, group a" in shown
     with pytest.raises(UnknownTypeError, match="verl cannot be imported"):
         store.load(1)
+    assert [dump.name for dump in the_run(tmp_path / "ours").dumps()] == ["1", "2", "7/0"]
+    assert rlskip("verify", "-d", tmp_path / "ours").code == 0
 
 
 def test_a_dump_that_is_there_stays(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
@@ -208,12 +210,3 @@ def test_a_short_group_is_generated_again(
 def test_restore_rng_is_refused_for_what_was_imported(replaying: Callable[..., Trainer]) -> None:
     with pytest.raises(ConfigError, match="has no states of the random generators"):
         replaying(restore_rng=True).submit({"uid": ["x", "y"], "text": ["a", "b"]})
-
-
-# -- hostile files -----------------------------------------------------------------------------
-
-
-def test_the_imported_run_is_one_of_ours(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
-    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
-    assert [dump.name for dump in the_run(tmp_path / "ours").dumps()] == ["1", "2", "7/0"]
-    assert rlskip("verify", "-d", tmp_path / "ours").code == 0
