@@ -29,15 +29,15 @@ ERRNOS: tuple[int, ...] = (
 )  # fmt: skip
 """What a file system may answer that works otherwise."""
 
-# Functions of `os` by how they name what they work on. Closing never fails: it would leak.
-_OF_A_PATH = (
+# Functions of `os` by what they work on: a path or a descriptor, or two paths. Closing never fails:
+# it would leak.
+_OF_ONE = (
     "access", "chmod", "listdir", "lstat", "mkdir", "readlink", "rmdir", "scandir", "stat",
     "truncate", "unlink", "remove", "utime",
-)  # fmt: skip
-_OF_TWO_PATHS = ("link", "rename", "replace", "symlink")
-_OF_A_DESCRIPTOR = (
     "fdatasync", "fstat", "fsync", "ftruncate", "lseek", "pread", "pwrite", "read", "write",
 )  # fmt: skip
+_OF_TWO = ("link", "rename", "replace", "symlink")
+_OPENING = ("open", "dup")
 
 
 @attrs.frozen
@@ -95,14 +95,13 @@ class FaultyFiles:
 
     def __enter__(self) -> FaultyFiles:
         self.entered = True
-        for name in _OF_A_PATH:
-            self._put(os, name, self._of_a_path)
-        for name in _OF_TWO_PATHS:
-            self._put(os, name, self._of_two_paths)
-        for name in _OF_A_DESCRIPTOR:
-            self._put(os, name, self._of_a_descriptor)
-        self._put(os, "open", self._os_open)
-        self._put(os, "dup", self._os_dup)
+        for names, make in (
+            (_OF_ONE, self._of_one),
+            (_OF_TWO, self._of_two),
+            (_OPENING, self._opening),
+        ):
+            for name in names:
+                self._put(os, name, make)
         self._put(os, "close", self._os_close)
         for owner, name in ((os, "fdopen"), (io, "open"), (builtins, "open")):
             self._put(owner, name, self._open)
@@ -132,7 +131,7 @@ class FaultyFiles:
         self._real.append((owner, name, real))
         setattr(owner, name, make(name, real))
 
-    def _of_a_path(self, name: str, real: Any) -> Any:
+    def _of_one(self, name: str, real: Any) -> Any:
         def call(path: Any = ".", *arguments: Any, **options: Any) -> Any:
             if (found := self._path(path, options.get("dir_fd"))) is not None:
                 self.operate(name, found)
@@ -140,7 +139,7 @@ class FaultyFiles:
 
         return call
 
-    def _of_two_paths(self, name: str, real: Any) -> Any:
+    def _of_two(self, name: str, real: Any) -> Any:
         def call(one: Any, other: Any, **options: Any) -> Any:
             paths = (
                 self._path(one, options.get("src_dir_fd")),
@@ -152,31 +151,13 @@ class FaultyFiles:
 
         return call
 
-    def _of_a_descriptor(self, name: str, real: Any) -> Any:
-        def call(handle: int, *arguments: Any) -> Any:
-            if handle in self._paths:
-                self.operate(name, self._paths[handle])
-            return real(handle, *arguments)
-
-        return call
-
-    def _os_open(self, name: str, real: Any) -> Any:
-        opened = self._of_a_path(name, real)
+    def _opening(self, name: str, real: Any) -> Any:
+        opened = self._of_one(name, real)
 
         def call(path: Any, *arguments: Any, **options: Any) -> int:
             handle: int = opened(path, *arguments, **options)
             self._remember(handle, self._path(path, options.get("dir_fd")))
             return handle
-
-        return call
-
-    def _os_dup(self, name: str, real: Any) -> Any:
-        duplicate = self._of_a_descriptor(name, real)
-
-        def call(handle: int) -> int:
-            copy: int = duplicate(handle)
-            self._remember(copy, self._paths.get(handle))
-            return copy
 
         return call
 
@@ -224,7 +205,7 @@ class FaultyFiles:
             self._paths[handle] = path
 
     def _path(self, path: Any, dir_fd: int | None) -> str | None:
-        """The absolute path, where it is below the root."""
+        """The absolute path of a path or a descriptor, where it is below the root."""
         if isinstance(path, int):
             return self._paths.get(path)
         text = os.fsdecode(path)
