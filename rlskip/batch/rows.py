@@ -44,6 +44,13 @@ class Layout:
     spans: np.ndarray | None = None
     flat: bool = False
 
+    def part(self, value: Any, row: int) -> Any:
+        """The part of a value that belongs to a row."""
+        if self.spans is None:
+            return value[row : row + 1]
+        start, end = self.spans[row].tolist()
+        return value[start:end] if self.flat else value[row, start:end]
+
 
 @attrs.frozen(eq=False)
 class RowColumns:

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from rlskip.batch.rows import by_token
-from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows, part_of
+from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows
 from rlskip.compare.steps import around_token, name_of
 from rlskip.compare.verdict import RowName
 
@@ -128,7 +128,7 @@ def _sampled(
     values = Values(), Values()
     for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
         one, two = engine[i], trainer[j]
-        if one.keys is None or one.align is None or two.align is None:
+        if one.keys is None or one.layout.align is None or two.layout.align is None:
             continue
         at = int(table.find(one.keys[row]))
         found = records.tokens_of(at)
@@ -137,8 +137,8 @@ def _sampled(
         tokens, sampled = found
         prompt = int(table.prompt_lengths[at])
         placed = [
-            by_token(part_of(record, values[side].of(record), n), record.align, prompt, sampled)
-            for side, (record, n) in enumerate(((one, row), (two, other)))
+            by_token(record.layout.part(kept.of(record), n), record.layout.align, prompt, sampled)
+            for record, n, kept in ((one, row, values[0]), (two, other, values[1]))
         ]
         places = np.flatnonzero(sampled & ~np.isnan(placed[0]) & ~np.isnan(placed[1]))
         if len(places):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from rlskip.batch.rows import Layout
 from rlskip.runs.on_disk import Dump
 from rlskip.stages.parts import NUMBER
 
@@ -25,8 +26,10 @@ class Record:
         Among the records of its step and process.
     number
         The value of a number or a text; None for any other.
-    keys, sessions, spans
+    keys, sessions
         As :mod:`rlskip.stages.parts` has them.
+    layout
+        Where in the value each row's part is.
     """
 
     name: str
@@ -35,11 +38,9 @@ class Record:
     form: str
     dtype: str
     number: Any
-    align: str | None
-    flat: bool
     keys: np.ndarray | None
     sessions: np.ndarray | None
-    spans: np.ndarray | None
+    layout: Layout
     source: Dump
     field: str
 
@@ -87,18 +88,18 @@ class StepRecords:
 
     def __init__(self, dumps: Sequence[Dump]) -> None:
         self._dumps = list(dumps)
-        records, tables = [], []
-        for number, dump in enumerate(self._dumps):
+        records, parts = [], []
+        for dump in self._dumps:
             index = dump.load(into="numpy", fields=["index"])["index"]
             small = _small_fields(index)
             part = dump.load(into="numpy", fields=small)
             records += [_record(dump, i, item, part) for i, item in enumerate(index)]
-            tables.append(_table(number, part))
+            parts.append(part)
         records.sort(key=lambda record: (record.order, record.rank))
         self.stages: dict[str, list[Record]] = {}
         for record in records:
             self.stages.setdefault(record.name, []).append(record)
-        self.rows = _merged([table for table in tables if table is not None])
+        self.rows = _rows_in(parts)
         # Of which dump the tokens are in memory, and these: most rows of a step are in one.
         self._tokens: tuple[int, dict[str, Any]] = -1, {}
 
@@ -143,14 +144,6 @@ class Values:
         return self._kept[id(record)][1]
 
 
-def part_of(record: Record, value: np.ndarray, row: int) -> np.ndarray:
-    """The part of a value that belongs to a row, with one entry for each of the row's tokens."""
-    if record.spans is None:
-        return value[row : row + 1]
-    start, end = record.spans[row].tolist()
-    return value[start:end] if record.flat else value[row, start:end]
-
-
 _OF_ROWS = ("keys", "sessions", "spans")
 _ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
 
@@ -168,31 +161,31 @@ def _record(dump: Dump, i: int, item: Mapping[str, Any], part: Mapping[str, Any]
         form=item["form"],
         dtype=item["dtype"],
         number=item["value"] if item["form"] == NUMBER else None,
-        align=item["align"],
-        flat=item["flat"],
-        **{name: part[f"{i}.{name}"] for name in _OF_ROWS},
+        keys=part[f"{i}.keys"],
+        sessions=part[f"{i}.sessions"],
+        layout=Layout(item["align"], part[f"{i}.spans"], item["flat"]),
         source=dump,
         field=f"{i}",
     )
 
 
-def _table(number: int, part: Mapping[str, Any]) -> RowTable | None:
-    keys = part["rows.keys"]
-    if keys is None:
+def _rows_in(parts: Sequence[Mapping[str, Any]]) -> RowTable | None:
+    """The rows that the parts of a step describe, each once."""
+    columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    for number, part in enumerate(parts):
+        if part["rows.keys"] is None:
+            continue
+        n = len(part["rows.keys"])
+        for name in _ROW_COLUMNS:
+            column = part[f"rows.{name}"]
+            columns[name].append(np.full(n, -1, np.int64) if column is None else column)
+        columns["source"].append(np.full(n, number))
+        columns["place"].append(np.arange(n))
+    if not columns:
         return None
-    nowhere = np.full(len(keys), -1, np.int64)
-    columns = {name: part[f"rows.{name}"] for name in _ROW_COLUMNS}
-    columns = {k: nowhere if column is None else column for k, column in columns.items()}
-    return RowTable(**columns, source=np.full(len(keys), number), place=np.arange(len(keys)))
-
-
-def _merged(tables: Sequence[RowTable]) -> RowTable | None:
-    if not tables:
-        return None
-    names = [field.name for field in attrs.fields(RowTable)]
-    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
-    _, first = np.unique(columns["keys"], return_index=True)
-    return RowTable(**{name: column[first] for name, column in columns.items()})
+    joined = {name: np.concatenate(some) for name, some in columns.items()}
+    _, first = np.unique(joined["keys"], return_index=True)
+    return RowTable(**{name: column[first] for name, column in joined.items()})
 
 
 def _nbytes(value: Any) -> int:

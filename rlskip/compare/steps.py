@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.rows import token_places
-from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows, part_of
+from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows
 from rlskip.compare.rounding import Rounding, differences, rms
 from rlskip.compare.verdict import (
     DIFFERS,
@@ -201,7 +201,7 @@ class _Stage:
     ) -> None:
         lengths = self._lengths(one, ra)
         for i, j, n in zip(ra.tolist(), rb.tolist(), lengths, strict=True):
-            mine, theirs = part_of(one, a, i), part_of(other, b, j)
+            mine, theirs = one.layout.part(a, i), other.layout.part(b, j)
             if mine.shape == theirs.shape:
                 self._add(one, i, mine, theirs, n)
             else:
@@ -310,9 +310,9 @@ class _Stage:
         at = int(self._a.rows.find(one.keys[row]))
         name, token, around = name_of(self._a.rows, at), None, None
         found = None if what is not None else self._a.tokens_of(at)
-        if found is not None and one.align is not None:
+        if found is not None and one.layout.align is not None:
             prompt_length = int(self._a.rows.prompt_lengths[at])
-            places = token_places(one.align, (entry or 0) + 1, prompt_length, found[1])
+            places = token_places(one.layout.align, (entry or 0) + 1, prompt_length, found[1])
             if len(places) > (entry or 0):
                 token, around = int(places[-1]), around_token(found[0], int(places[-1]))
         return Place(a, b, what, name, entry, token, around)
@@ -320,14 +320,14 @@ class _Stage:
 
 def is_single(record: Record, value: np.ndarray) -> bool:
     """Whether a value has one number for each row."""
-    return record.spans is None and value.size == len(value)
+    return record.layout.spans is None and value.size == len(value)
 
 
 def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """One number for each of some rows: the row's own, what its tokens share, else their sum."""
     if is_single(record, value):
         return np.asarray(value.reshape(-1)[rows])
-    parts = (part_of(record, value, row) for row in rows.tolist())
+    parts = (record.layout.part(value, row) for row in rows.tolist())
     shared = [part.flat[0] if part.size and (part == part.flat[0]).all() else part.sum()
               for part in parts]  # fmt: skip
     return np.array(shared, value.dtype)

@@ -20,7 +20,7 @@ import xxhash
 from rlskip._human import finite, short
 from rlskip.batch.rows import RecordError, RowColumns, Rows, by_token
 from rlskip.compare.mismatch import ENGINE, TRAINER
-from rlskip.compare.records import Record, StepRecords, Values, part_of
+from rlskip.compare.records import Record, StepRecords, Values
 from rlskip.runs.conversation import Piece, messages_of, pieces_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, Rollouts, SessionRows
 from rlskip.stages.parts import ROWS
@@ -118,11 +118,11 @@ class TokenValues:
         self, record: Record, row: int, prompt: Sequence[int], piece: Piece
     ) -> np.ndarray:
         value = self._values.of(record)
-        if record.align is None and value.ndim == 1:  # of the whole row
+        if record.layout.align is None and value.ndim == 1:  # of the whole row
             return np.where(piece.mask, float(value[row]), np.nan)
         sampled = np.array([False] * len(prompt) + piece.mask)
-        part = part_of(record, value, row)
-        return by_token(part, record.align, len(prompt), sampled)[len(prompt) :]
+        part = record.layout.part(value, row)
+        return by_token(part, record.layout.align, len(prompt), sampled)[len(prompt) :]
 
 
 def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> dict[str, Any]:

@@ -23,26 +23,19 @@ def digest(entry: Entry) -> Entry:
     """
     if entry.form == NUMBER:
         return entry
-    parts = cut(*_as_bytes(entry), entry)
+    raw, numbers = (_parts(value, entry) for value in _as_bytes(entry))
+    checksums = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in raw]
     found = {
-        "checksums": np.array([xxhash.xxh3_64_intdigest(raw.data) for raw, _ in parts], np.uint64),
-        "moments": np.array([_moments(part) for _, part in parts], np.float64).reshape(-1, 5),
+        "checksums": np.array(checksums, np.uint64),
+        "moments": np.array([_moments(part) for part in numbers], np.float64).reshape(-1, 5),
     }
     return attrs.evolve(entry, form=DIGEST, value=found)
 
 
-def cut(raw: np.ndarray, wide: np.ndarray, entry: Entry) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each row's bytes and numbers: `raw` has one more dimension than `wide`, for the bytes."""
-    if entry.layout is None:
-        spans = [(raw, wide)]
-    elif entry.layout.spans is None:
-        spans = list(zip(raw, wide, strict=True))
-    elif entry.layout.flat:
-        spans = [(raw[start:end], wide[start:end]) for start, end in entry.layout.spans.tolist()]
-    else:
-        rows = zip(raw, wide, entry.layout.spans.tolist(), strict=True)
-        spans = [(a[start:end], b[start:end]) for a, b, (start, end) in rows]
-    return [(np.ascontiguousarray(a), b) for a, b in spans]
+def _parts(value: np.ndarray, entry: Entry) -> list[np.ndarray]:
+    if entry.layout is None or entry.rows is None:
+        return [value]
+    return [entry.layout.part(value, row) for row in range(len(entry.rows))]
 
 
 def _as_bytes(entry: Entry) -> tuple[np.ndarray, np.ndarray]:

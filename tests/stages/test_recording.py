@@ -19,7 +19,7 @@ from tensordict import TensorDict
 import rlskip
 from rlskip import SkipManager, stages
 from rlskip.batch.rows import Rows
-from rlskip.compare.records import StepRecords, part_of
+from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import JOB_VARIABLE
@@ -97,7 +97,7 @@ def test_every_kind_of_value_comes_back(start: Callable[..., Path]) -> None:
     half = found.stages["half"][0]
     assert half.dtype == "bfloat16"
     parts = {
-        name: [part_of(one, one.load(), i).tolist() for i in range(3)]
+        name: [one.layout.part(one.load(), i).tolist() for i in range(3)]
         for name, (one,) in found.stages.items()
         if one.has_rows
     }
@@ -108,7 +108,7 @@ def test_every_kind_of_value_comes_back(start: Callable[..., Path]) -> None:
         assert parts["ragged"][i] == list(range(1, length + 1))
         assert parts["jagged"][i] == [1.0] * length
     assert parts["sampled"] == [[0.0], [1.0, 2.0], [3.0, 4.0, 5.0]]
-    align = {name: one.align for name, (one,) in found.stages.items() if one.has_rows}
+    align = {name: one.layout.align for name, (one,) in found.stages.items() if one.has_rows}
     assert align == {
         "half": "response", "gradients": "response", "one": None, "ragged": "response",
         "jagged": "response", "sampled": "sampled",
