@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
+from rich.console import Console
+
+from rlskip.cli.screen import table
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import compare_jobs, find_side
 from rlskip.compare.verdict import COLUMNS, Comparison, only_one_has, table_of
 from rlskip.config.steps import Steps
 
-_LINES = 40
+_LINES, _WIDTH = 40, 200
 
 
 def assert_same_training(
@@ -47,13 +51,7 @@ def assert_same_training(
 
 
 def _as_text(found: Comparison) -> str:
-    rows = [tuple(name.lstrip(">") for name in COLUMNS), *table_of(found, _LINES)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if name.startswith(">") else cell.ljust(width)
-            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([found.verdict(), "", *lines, *only_one_has(found)])
+    console = Console(file=StringIO(), width=_WIDTH)
+    with console.capture() as lines:
+        console.print(table(COLUMNS, table_of(found, _LINES)))
+    return "\n".join([found.verdict(), "", lines.get(), *only_one_has(found)])

@@ -18,7 +18,7 @@ from rlskip import stages
 from rlskip.compare.mismatch import mismatch
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs
-from rlskip.compare.verdict import Comparison
+from rlskip.compare.verdict import Comparison, Place, StageResult
 from rlskip.config.record import read_record
 from rlskip.config.steps import Steps
 from rlskip.format.buffer_pool import pool
@@ -70,6 +70,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 def compared(a: Side, b: Side, **tolerance: float) -> Comparison:
     return compare_jobs(a, b, Rounding(**tolerance), Steps.parse("all"))
+
+
+def first_of(found: Comparison) -> tuple[StageResult, Place]:
+    """The first stage that differs, and where."""
+    assert found.first is not None
+    assert found.first.at is not None
+    return found.first, found.first.at
 
 
 def train(step: int, change: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> None:
@@ -128,15 +135,13 @@ def test_the_first_difference_is_named_with_row_token_and_values(
 ) -> None:
     a, b = job("a", train), job("b", lambda step: train(step, planted((5, 3), math.nan)))
     found = compared(a, b)
-    first = found.first
-    assert first is not None
+    first, at = first_of(found)
     assert (first.step, first.stage, first.off, first.largest) == (2, "log_probs", 1, math.inf)
-    assert first.at is not None
-    assert first.at.row is not None
-    assert (first.at.row.session, first.at.entry, first.at.token) == (2, 3, PROMPT + 3)
-    assert (first.at.a, math.isnan(first.at.b)) == (log_probs(2)[5, 3].item(), True)
-    around, at = first.at.around or ([], 0)
-    assert around[at] == rows(2)["responses"][5, 3].item()
+    assert at.row is not None
+    assert (at.row.session, at.entry, at.token) == (2, 3, PROMPT + 3)
+    assert (at.a, math.isnan(at.b)) == (log_probs(2)[5, 3].item(), True)
+    around, place = at.around or ([], 0)
+    assert around[place] == rows(2)["responses"][5, 3].item()
     assert found.follow == {(2, "loss")}
     assert "log_probs differs first, at step 2: in 1 of 12 rows" in found.verdict()
     assert "everything before it is equal, up to advantages" in found.verdict()
@@ -147,13 +152,11 @@ def test_digests_name_the_row(job: Callable[..., Side]) -> None:
         job(name, lambda step, v=value: train(step, planted((4, 1), v)), values="digest")
         for name, value in (("a", -0.5), ("b", -0.75))
     )
-    first = compared(a, b).first
-    assert first is not None
-    assert first.at is not None
-    assert (first.stage, first.off, first.at.token) == ("log_probs", 1, None)
-    assert first.at.what in MOMENTS
-    assert first.at.row is not None
-    assert first.at.row.session == 1
+    first, at = first_of(compared(a, b))
+    assert (first.stage, first.off, at.token) == ("log_probs", 1, None)
+    assert at.what in MOMENTS
+    assert at.row is not None
+    assert at.row.session == 1
 
 
 @pytest.mark.parametrize(
@@ -200,8 +203,7 @@ def test_a_number_of_unknown_precision_counts_as_float32(
 
 def test_another_dtype_is_judged_by_the_finer_one(job: Callable[..., Side]) -> None:
     a, b = job("a", train), job("b", lambda step: train(step, torch.Tensor.bfloat16))
-    first = compared(a, b).first
-    assert first is not None
+    first, _ = first_of(compared(a, b))
     assert (first.stage, first.dtypes) == ("log_probs", ("float32", "bfloat16"))
     both = [job(n, lambda step: train(step, torch.Tensor.bfloat16)) for n in ("c", "d")]
     assert compared(*both).is_equal
@@ -215,11 +217,9 @@ def test_rollouts_come_first(job: Callable[..., Side]) -> None:
         package.record("advantages", torch.zeros(N), rows=batch)
 
     a, b = job("a", lambda step: train(step)), job("b", other)
-    found = compared(a, b)
-    first = next(one for one in found.stages if one.step == 2)
-    assert (first.stage, first.off, first.note) == (
-        "rollouts", 1, "1 rows only in A, 1 only in B",
-    )  # fmt: skip
+    first = next(one for one in compared(a, b).stages if one.step == 2)
+    assert (first.stage, first.off) == ("rollouts", 1)
+    assert first.note == "1 rows only in A, 1 only in B"
     assert first.at is not None
     assert (first.at.token, first.at.b) == (PROMPT + 2, 99)
 
@@ -231,11 +231,8 @@ def test_a_shifted_mask_is_named_before_what_follows(job: Callable[..., Side]) -
         package.record("advantages", log_probs(step).sum(1), rows=batch)
 
     found = compared(job("a", train), job("b", shifted))
-    first = found.first
-    assert first is not None
-    assert (first.step, first.stage) == (1, "mask")
-    assert first.at is not None
-    assert first.at.token == PROMPT
+    first, at = first_of(found)
+    assert (first.step, first.stage, at.token) == (1, "mask", PROMPT)
 
 
 def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
@@ -316,8 +313,8 @@ def test_what_differs_first_within_a_step_is_the_first_record(job: Callable[...,
         return body
 
     found = compared(job("a", epochs(0.0), steps=[1]), job("b", epochs(0.5), steps=[1]))
-    assert found.first is not None
-    assert (found.first.stage, found.first.order, found.first.off) == ("log_probs", 3, N)
+    first, _ = first_of(found)
+    assert (first.stage, first.order, first.off) == ("log_probs", 3, N)
 
 
 def test_rows_with_equal_tokens_are_told_by_their_sessions(job: Callable[..., Side]) -> None:
@@ -371,17 +368,15 @@ def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> No
     assert rlskip("compare", "a", "b", *where, "--atol", "2").code == 0
     assert rlskip("compare", "a", "c", *where).code == 2
     assert rlskip("compare", "a", "b", *where, "--steps", "7").code == 2
+    alone = rlskip("compare", "a", *where)
+    assert (alone.code, "no step recorded engine_log_probs" in alone.err) == (2, True)
     (damaged,) = (b.directory / "2").glob("*/gen_batch.dp")
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert rlskip("compare", "a", "b", *where).code == 2
+    assert rlskip("ls", tmp_path, "--json").json == [], "records are no runs"
     data = rlskip("compare", "a", "b", *where, "--steps", "1", "--json").json
     assert (data["equal"], data["first"]) == (True, None)
     assert data["steps"][0]["stages"][0]["stage"] == "rollouts"
-
-
-def test_records_are_no_runs(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
-    job("a", train)
-    assert rlskip("ls", tmp_path, "--json").json == []
 
 
 # -- the engine against the trainer ----------------------------------------------------------------
@@ -442,15 +437,6 @@ def test_the_tokens_of_a_step_are_read_once(
     assert read.count("rows.tokens") == 1
 
 
-def test_a_run_without_the_engines_log_probs_is_refused(
-    job: Callable[..., Side], rlskip: Any, tmp_path: Path
-) -> None:
-    job("run", train)
-    answer = rlskip("compare", "run", "-d", tmp_path)
-    assert answer.code == 2
-    assert "no step recorded engine_log_probs" in answer.err
-
-
 @pytest.mark.parametrize("swapped", [False, True])
 def test_one_value_a_row_is_compared_with_one_a_token(
     job: Callable[..., Side], swapped: bool
@@ -473,11 +459,8 @@ def test_one_value_a_row_is_compared_with_one_a_token(
     bodies = [by_row, by_token][:: -1 if swapped else 1]
     found = compared(job("a", bodies[0], steps=[1]), job("b", bodies[1], steps=[1]))
     states = {one.stage: one.state for one in found.stages}
-    assert (states["advantages"], states["rewards"], states["other"]) == (
-        "equal",
-        "equal",
-        "differs",
-    )
-    assert found.first is not None
-    assert (found.first.off, found.first.largest) == (1, pytest.approx(1.0))
-    assert "one a token on the other" in found.first.note
+    kept = {"rollouts": "equal", "mask": "equal", "advantages": "equal", "rewards": "equal"}
+    assert states == {**kept, "other": "differs"}
+    first, _ = first_of(found)
+    assert (first.off, first.largest) == (1, pytest.approx(1.0))
+    assert "one a token on the other" in first.note
