@@ -33,11 +33,21 @@ def foreign(tmp_path: Path, verl_files: Path) -> Path:
     return tmp_path / "verl"
 
 
+@pytest.fixture
+def import_(rlskip: Any, tmp_path: Path) -> Callable[..., Any]:
+    """``import_(source, *options)`` into ``ours``, trusting pickles."""
+    return lambda source, *options: rlskip(
+        "import", source, "-d", tmp_path / "ours", "--trust-pickle", *options
+    )
+
+
 # -- what verl wrote ---------------------------------------------------------------------------
 
 
-def test_they_become_dumps_of_the_same_run(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
-    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+def test_they_become_dumps_of_the_same_run(
+    rlskip: Any, import_: Any, foreign: Path, tmp_path: Path
+) -> None:
+    said = import_(foreign, "--json")
     assert said.code == 0
     assert [(one["role"], one["step"], one["rows"]) for one in said.json] == [
         ("rollout", 1, 4),
@@ -60,64 +70,58 @@ def test_they_become_dumps_of_the_same_run(rlskip: Any, foreign: Path, tmp_path:
     assert rlskip("verify", "-d", tmp_path / "ours").code == 0
 
 
-def test_a_dump_that_is_there_stays(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+def test_a_dump_that_is_there_stays(import_: Any, foreign: Path, tmp_path: Path) -> None:
     StepStore(tmp_path / "ours" / RUN).save(1, ["ours"])
-    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+    said = import_(foreign, "--json")
     assert [one["nbytes"] is None for one in said.json] == [True, False, False]
-    again = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    again = import_(foreign)
     assert again.out.count("exists already") == 3
     assert StepStore(tmp_path / "ours" / RUN).load(1) == ["ours"]
 
 
-def test_dumps_of_ours_beside_them_are_left_out(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+def test_dumps_of_ours_beside_them_are_left_out(import_: Any, foreign: Path) -> None:
     StepStore(foreign / "ours_ours" / "GBS1_N1_in1_out1").save(1, ["ours"])
-    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--json")
+    said = import_(foreign, "--json")
     assert [(one["step"], one["run"]) for one in said.json] == [(1, RUN), (2, RUN), (7, RUN)]
 
 
 def test_the_groups_of_a_step_are_counted_over_its_parts(
-    rlskip: Any, foreign: Path, tmp_path: Path
+    import_: Any, foreign: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(foreign / RUN / "7" / "0", foreign / RUN / "7" / "1")
-    assert rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle").code == 0
+    assert import_(foreign).code == 0
     store = StepStore(tmp_path / "ours" / RUN)
     roots = [group["tags"][""] for part in (0, 1) for group in store.load(7, part=part)["groups"]]
     assert [root[DUMP_POSITION] for root in roots] == [0, 1, 2, 3]
 
 
-def test_verl_0_8_names_its_steps_otherwise(rlskip: Any, verl_files: Path, tmp_path: Path) -> None:
+def test_verl_0_8_names_its_steps_otherwise(import_: Any, verl_files: Path, tmp_path: Path) -> None:
     folder = tmp_path / "verl" / RUN / "genstep_000012"
     folder.mkdir(parents=True)
     shutil.copy(verl_files / "verl-0.8.0-torch.dp", folder / "gen_batch.dp")
     (folder / "meta.json").write_text('{"global_steps": 9, "gen_steps": 12}')
-    (one,) = rlskip(
-        "import", tmp_path / "verl", "-d", tmp_path / "o", "--trust-pickle", "--json"
-    ).json
+    (one,) = import_(tmp_path / "verl", "--json").json
     assert (one["step"], one["run"]) == (9, RUN)
     (folder / "meta.json").write_text('{"global_steps": -1}')
-    (one,) = rlskip(
-        "import", tmp_path / "verl", "-d", tmp_path / "o", "--trust-pickle", "--json"
-    ).json
+    (one,) = import_(tmp_path / "verl", "--json").json
     assert one["step"] == 12
 
 
 def test_a_single_file_says_run_and_step_itself(
-    rlskip: Any, verl_files: Path, tmp_path: Path
+    import_: Any, verl_files: Path, tmp_path: Path
 ) -> None:
-    file, out = verl_files / "verl-0.9.1-torch.dp", tmp_path / "o"
-    assert "--step" in rlskip("import", file, "-d", out, "--trust-pickle").err
-    assert "--run" in rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3).err
+    file, out = verl_files / "verl-0.9.1-torch.dp", tmp_path / "ours"
+    assert "--step" in import_(file).err
+    assert "--run" in import_(file, "--step", 3).err
     for run in ("../out/side", "a b/GBS1_N1_in1_out1", "/abs/GBS1_N1_in1_out1"):
-        said = rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3, "--run", run)
-        assert said.code == 2, run
+        assert import_(file, "--step", 3, "--run", run).code == 2, run
     assert not out.exists()
-    said = rlskip("import", file, "-d", out, "--trust-pickle", "--step", 3, "--run", RUN)
-    assert said.code == 0
+    assert import_(file, "--step", 3, "--run", RUN).code == 0
     assert StepStore(out / RUN).steps() == [3]
 
 
-def test_several_dumps_are_not_of_one_step(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
-    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle", "--step", 3)
+def test_several_dumps_are_not_of_one_step(import_: Any, foreign: Path) -> None:
+    said = import_(foreign, "--step", 3)
     assert said.code == 2
     assert "--step: 3 dumps cannot all be of one step" in said.err
 
@@ -148,8 +152,8 @@ class Trainer:
 
 
 @pytest.fixture
-def replaying(rlskip: Any, foreign: Path, tmp_path: Path) -> Callable[..., Trainer]:
-    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+def replaying(import_: Any, foreign: Path, tmp_path: Path) -> Callable[..., Trainer]:
+    import_(foreign)
 
     def start(**more: Any) -> Trainer:
         shape = {"gbs": 2, "n": 2, "prompt_len": 6, "response_len": 5}
@@ -185,23 +189,23 @@ def test_it_goes_by_place_so_the_number_of_prompts_must_be_the_same(
         replaying().submit({"uid": ["x", "y", "z"], "text": ["a", "b", "c"]})
 
 
-def test_nothing_is_imported_through_a_link(rlskip: Any, foreign: Path, tmp_path: Path) -> None:
+def test_nothing_is_imported_through_a_link(import_: Any, foreign: Path, tmp_path: Path) -> None:
     for path in ("ours", "outside"):
         (tmp_path / path).mkdir()
     (tmp_path / "ours" / "exp_proj").symlink_to(tmp_path / "outside")
-    said = rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    said = import_(foreign)
     assert said.code == 2
     assert "is a symbolic link" in said.err
     assert not list((tmp_path / "outside").iterdir())
 
 
 def test_a_short_group_is_generated_again(
-    rlskip: Any, foreign: Path, tmp_path: Path, replaying: Callable[..., Trainer]
+    import_: Any, foreign: Path, tmp_path: Path, replaying: Callable[..., Trainer]
 ) -> None:
     lacking = tmp_path / "ours" / RUN.replace("N2", "N3")
     lacking.parent.mkdir(exist_ok=True)
     (foreign / RUN).rename(foreign / RUN.replace("N2", "N3"))
-    rlskip("import", foreign, "-d", tmp_path / "ours", "--trust-pickle")
+    import_(foreign)
     trainer = replaying(n=3, on_mismatch="regenerate")
     trainer.submit({"uid": ["x", "y"], "text": ["a", "b"]})
     assert trainer.submitted == ["x", "y"], "two sessions of three were dumped"
