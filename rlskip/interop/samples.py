@@ -10,83 +10,35 @@ import json
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from rlskip.batch.row_fields import RowFields
-from rlskip.errors import ConfigError
 from rlskip.interop.bounds import ForeignDumpError
-from rlskip.interop.from_verl import Imported
-from rlskip.interop.pickles import named_errors, read_archive
-from rlskip.runs.on_disk import dumps_of
-from rlskip.store import StepStore
-from rlskip.store.layout import refuse_links, safe_name
+from rlskip.interop.content import Content, Format, Into
+from rlskip.interop.pickles import read_archive
 
 Row = dict[str, Any]
-Steps = Iterator[tuple[int, list[Row]]]
 
 _SAVED = ("traces.jsonl", "results.jsonl")
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 
 
-@attrs.frozen
-class Format:
-    """A format that is read: how its files are called, and what they hold as steps of rows.
-
-    ``read`` is None where they hold what stages computed (:mod:`rlskip.interop.train_dumps`).
-    """
-
-    name: str
-    matches: Callable[[Path], bool]
-    read: Callable[[Path, int | None], Steps] | None
-    is_pickle: bool = False
-
-
-def find(source: Path) -> list[tuple[Path, Format]]:
-    """The files at or below `source` that are in one of the formats, by name."""
-    files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file())
-    found = ((file, next((f for f in FORMATS if f.matches(file)), None)) for file in files)
-    return [(file, form) for file, form in found if form is not None]
-
-
-def import_samples(
-    found: Iterable[tuple[Path, Format]], dump_dir: Path, run: str, step: int | None
-) -> Iterator[Imported]:
-    """Store the steps of each file as dumps of `run`. A dump that exists there stays.
-
-    Raises
-    ------
-    ForeignDumpError
-        A file is not what it should be. The dumps before it are stored.
-    """
-    if any(part != safe_name(part) for part in run.split("/")) or run.count("/") != 1:
-        remedy = "give it with --run EXPERIMENT_PROJECT/GBS.._N.._in.._out.."
-        raise ConfigError(f"{run!r} is not the name of a run", "--run", remedy)
-    directory = dump_dir / run
-    refuse_links(directory)
-    for file, form in found:
-        with named_errors(file):
-            assert form.read is not None
-            for number, rows in form.read(file, step):
-                names = dict.fromkeys(name for row in rows for name in row)
-                columns = {name: [row.get(name) for row in rows] for name in names}
-                known = {"group": "uid", "session": "session" if "session" in names else None}
-                described = RowFields.of(names, known).to_meta()
-                info = {"job": "import", "imported": str(file), **described}
-                nbytes = None
-                if not dumps_of(directory, number):
-                    nbytes = StepStore(directory).save(number, columns, info=info).nbytes
-                yield Imported(str(file), "rollout", number, None, run, len(rows), nbytes)
+def _contents(steps: Iterable[tuple[int, list[Row]]]) -> Iterator[Content]:
+    """Steps of rows as mappings of columns."""
+    for number, rows in steps:
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        known = {"group": "uid", "session": "session" if "session" in names else None}
+        yield Content(number, columns, len(rows), RowFields.of(names, known).to_meta())
 
 
 # -- slime, miles --------------------------------------------------------------------------
 
 
-def _read_slime(path: Path, step: int | None) -> Steps:
+def _read_slime(path: Path, into: Into) -> Iterator[Content]:
     """What ``--save-debug-rollout-data`` writes: ``rollout_id`` and a mapping for each sample."""
     found = read_archive(path)
     samples = found.get("samples") if isinstance(found, dict) else None
@@ -96,7 +48,7 @@ def _read_slime(path: Path, step: int | None) -> Steps:
         raise ForeignDumpError(what, str(path), remedy)
     number = found.get("rollout_id")
     number = number if type(number) is int else _number_in(path)
-    yield _step(step if step is not None else number, path), list(map(_of_sample, samples))
+    yield from _contents([(_step(into, number, path), list(map(_of_sample, samples)))])
 
 
 def _of_sample(sample: Row) -> Row:
@@ -123,28 +75,27 @@ def _list(value: Any) -> list[Any]:
 # -- verl ----------------------------------------------------------------------------------
 
 
-def _read_verl(path: Path, step: int | None) -> Steps:
+def _read_verl(path: Path, into: Into) -> Iterator[Content]:
     """What ``trainer.rollout_data_dir`` collects: a file a step, a line a sample, as text."""
     # Without the step, which the dump has.
     rows = [{k: value for k, value in row.items() if k != "step"} for row in _lines(path)]
     groups: dict[str, str] = {}
     for row in rows:
         row["uid"] = groups.setdefault(str(row.get("input")), str(len(groups)))
-    yield _step(step if step is not None else _number_in(path), path), rows
+    yield from _contents([(_step(into, _number_in(path), path), rows)])
 
 
 # -- verifiers, prime-rl -------------------------------------------------------------------
 
 
-def _read_verifiers(path: Path, step: int | None) -> Steps:
+def _read_verifiers(path: Path, into: Into) -> Iterator[Content]:
     """Saved episodes (``traces.jsonl``), or the rows of older versions (``results.jsonl``)."""
     steps: dict[int, list[Row]] = defaultdict(list)
     for number, line in enumerate(_lines(path)):
         work = (line.get("run") or {}).get("work") or {}
-        of = step if step is not None else work.get("step", 0)
         rows = _of_episode(line, number) if "traces" in line else [_of_result(line, number)]
-        steps[_step(of, path)] += rows
-    yield from sorted(steps.items())
+        steps[_step(into, work.get("step", 0), path)] += rows
+    yield from _contents(sorted(steps.items()))
 
 
 def _of_episode(episode: Row, number: int) -> list[Row]:
@@ -230,7 +181,8 @@ def _number_in(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def _step(step: Any, path: Path) -> int:
+def _step(into: Into, told: Any, path: Path) -> int:
+    step = told if into.step is None else into.step
     if type(step) is not int or step < 0:
         what = "neither it nor its name tells the step"
         raise ForeignDumpError(what, str(path), "give it with --step")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.interop.bounds import ForeignDumpError
-from rlskip.interop.from_verl import Imported
+from rlskip.interop.content import Imported
 from rlskip.interop.pickles import named_errors, read_archive
 from rlskip.stages.parts import MARK, VERSION, Entry, encode
 from rlskip.store import StepStore

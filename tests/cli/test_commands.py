@@ -24,7 +24,7 @@ import pytest
         (["prune", "{dumps}", "--max-size", "²"], "'²' is not a size"),
         (["export", "{run}", "--to", "csv"], "is not a format; give one of atif, jsonl"),
         (["export", "{run}", "--to", "verl"], "--out"),
-        (["import", "{dumps}"], "no dumps of verl here"),
+        (["import", "{dumps}"], "no dumps of other programs here"),
         (["nonsense"], "No such command"),
         (["show"], "Missing argument"),
         (["show", "1", "--sessions", "many"], "--sessions"),

@@ -6,9 +6,10 @@ import pickle
 import torch
 
 from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.content import Into
 from rlskip.interop.exports import chats
+from rlskip.interop.imports import find, import_files
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
-from rlskip.interop.samples import find, import_samples
 from rlskip.interop.to_verl import ExportError
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
@@ -33,7 +34,7 @@ def read_queue(folder, value):
 def read_samples(folder, name, value):
     file = folder / name
     torch.save(value, file) if name.endswith(".pt") else file.write_text(value)
-    list(import_samples(find(file), folder / "in", "e_p/GBS1_N1_in1_out1", None))
+    list(import_files(find(file, None), Into(folder / "in", "a")))
 
 
 def export_chats(folder):
