@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from rlskip.config.check import leaves, look_up, look_up_first
 from rlskip.config.dump_dir import application_name
 from rlskip.config.facts import HostFacts
@@ -85,31 +83,8 @@ _ALIASES = {
 }
 
 
-def session_facts(config: Any) -> HostFacts:
-    """What `dispatch` and `replay` take from an application's config: how sessions run.
-
-    Raises what :func:`application_facts` raises.
-    """
-    values = {key: look_up(config, name) for key, name in _ALIASES.items()}
-    return HostFacts(
-        config,
-        n=look_up(config, _KEYS["n"]),
-        val_n=look_up(config, _KEYS["val_n"]),
-        workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
-        sampling=_sampling(config, ROLLOUT),
-        val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
-        seed=look_up_first(config, ("data.seed", "seed"), None),
-        # False is the application's default, not a user's choice.
-        aliases={
-            k: (_ALIASES[k], v) for k, v in values.items() if v is not None and v is not False
-        },
-        # Of nodes that the application does not have, messages name rlskip's own keys.
-        keys={k: key for k, key in _KEYS.items() if look_up(config, key.split(".")[0]) is not None},
-    )
-
-
 def application_facts(config: Any) -> HostFacts:
-    """All facts of an application.
+    """The facts of an application.
 
     Parameters
     ----------
@@ -128,13 +103,16 @@ def application_facts(config: Any) -> HostFacts:
     # The keys of val_kwargs replace those of the same name, and add `n`.
     of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
     own = {name: value for name, value in of_validation if name and name != "_target_"}
-    return attrs.evolve(
-        session_facts(config),
+    aliases = {key: (name, look_up(config, name)) for key, name in _ALIASES.items()}
+    return HostFacts(
+        config,
         experiment=name or application_name(),
         project=look_up(config, "trainer.project_name"),
         prompts=look_up_first(config, batch_sizes, None),
         # verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size per fetch.
         queued_prompts=look_up_first(config, reversed(batch_sizes), None),
+        n=look_up(config, _KEYS["n"]),
+        val_n=look_up(config, _KEYS["val_n"]),
         prompt_len=look_up(config, "data.max_prompt_length"),
         response_len=look_up(config, "data.max_response_length"),
         steps=range(1, total + 1) if isinstance(total, int) else (),
@@ -146,6 +124,14 @@ def application_facts(config: Any) -> HostFacts:
         val_shaping={**shaping, **own},
         noticed=(ROLLOUT, DATA),
         known=(*_COMPARED_KEYS, *_NOT_COMPARED_KEYS),
+        workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
+        sampling=_sampling(config, ROLLOUT),
+        val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
+        seed=look_up_first(config, ("data.seed", "seed"), None),
+        # False is the application's default, not a user's choice.
+        aliases={key: alias for key, alias in aliases.items() if alias[1] is not False},
+        # Of nodes that the application does not have, messages name rlskip's own keys.
+        keys={k: key for k, key in _KEYS.items() if look_up(config, key.split(".")[0]) is not None},
     )
 
 

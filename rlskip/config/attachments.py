@@ -42,6 +42,23 @@ class Target:
         return f"{self.module}:{self.path}"
 
 
+def _parse_path(value: str, key: str) -> str:
+    if _PATH.fullmatch(value):
+        return value
+    raise ConfigError(f"{value!r} is not a path", key, "write e.g. self.state.global_step")
+
+
+def _parse_paths(values: list[str], key: str) -> list[str]:
+    return [_parse_path(value, f"{key}.{i}") for i, value in enumerate(values)]
+
+
+def _parse_step(value: str, key: str) -> str:
+    return str(Target.parse(value, key)) if ":" in value else _parse_path(value, key)
+
+
+_path = {"parse": _parse_path}
+
+
 @dataclass
 class AttachConfig:
     """One function under ``skip.attach.<role>``; a plain string is short for `target`.
@@ -55,13 +72,13 @@ class AttachConfig:
 
     # Path of the step, or a package.module:function that takes the call's arguments and returns
     # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
-    step: str | None = None
+    step: str | None = field(default=None, metadata={"parse": _parse_step})
 
     # Path of the prompts; null: the argument called prompts, else the first after self.
-    prompts: str | None = None
+    prompts: str | None = field(default=None, metadata=_path)
 
     # Paths of other values that must be equal for a dump to replace the call.
-    identity: list[str] = field(default_factory=list)
+    identity: list[str] = field(default_factory=list, metadata={"parse": _parse_paths})
 
     # Names of arguments that are not compared, although they are plain data.
     ignore: list[str] = field(default_factory=list)
@@ -70,7 +87,7 @@ class AttachConfig:
     rows: dict[str, Any] = field(default_factory=dict)
 
     # For rollout_tq: the path of the queue.
-    queue: str | None = None
+    queue: str | None = field(default=None, metadata=_path)
     # For rollout_tq: the partition; null: train.
     partition_id: str | None = None
     # For rollout_tq: what this function does, submit or sample; null: submit.
@@ -118,16 +135,6 @@ def _read_one(
         return AttachConfig()
     config = read(AttachConfig, entry, at, problems)
     parsed(Target.parse, config.target, target_at, problems)
-    if config.step and ":" in config.step:
-        parsed(Target.parse, config.step, f"{at}.step", problems)
-    paths = {"prompts": config.prompts, "queue": config.queue}
-    paths |= {f"identity.{i}": path for i, path in enumerate(config.identity)}
-    if config.step and ":" not in config.step:
-        paths["step"] = config.step
-    for key, path in paths.items():
-        if path is not None and not _PATH.fullmatch(path):
-            what = f"{path!r} is not a path"
-            problems.append(Problem(f"{at}.{key}", what, "write e.g. self.state.global_step"))
     if config.step and spec.online_step:
         what = "this role reads the step from each call"
         problems.append(Problem(f"{at}.step", what, "leave it out"))

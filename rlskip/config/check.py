@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import attrs
@@ -159,33 +160,60 @@ def _entry(holder: Any, name: str) -> Any:
     return getattr(holder, name, None) if _is_node(holder) else None
 
 
-def read(schema: type[T], node: Mapping[str, Any], at: str, problems: list[Problem]) -> T:
+def read(
+    schema: type[T],
+    node: Mapping[str, Any],
+    at: str,
+    problems: list[Problem],
+    *,
+    of_host: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
+    aliases: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
+) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
-    A key that is wrong or missing keeps the schema's default, so that reading continues. Fields
-    may have ``metadata={"choices": (...)}``, or numbers under ``min`` and ``max``.
+    A key that is wrong or missing keeps the schema's default, so that reading continues. The
+    metadata of a field may have ``choices``, numbers under ``min`` and ``max``, and ``parse``: a
+    function of a value (not None) and its full key that returns what the field holds, or raises
+    ConfigError.
+
+    Parameters
+    ----------
+    of_host
+        For keys that are null in `node`: the host's key and the value there. A problem of such a
+        value is one of the host's key.
+    aliases
+        As `of_host`, for host's keys that mean the same: where both are set they must agree.
     """
     hints = typing.get_type_hints(schema)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
+    for name, (key, value) in {**of_host, **aliases}.items():
+        if value is None:
+            continue
+        if node.get(name) is None:
+            given[name] = key, value
+        elif name in aliases and node[name] != value:
+            clash = f"{node[name]!r}, but {key} is {value!r} and means the same"
+            problems.append(Problem(f"{at}.{name}", clash, "set one of them"))
     values: dict[str, Any] = {}
-    for name, value in node.items():
-        key = f"{at}.{name}"
-        field = fields.get(str(name))
-        if field is None:
-            problems.append(Problem(key, "unknown key", did_you_mean(str(name), fields, at)))
-            continue
-        if value == "???":  # OmegaConf's mark of a value that is still missing
+    for name, (key, value) in given.items():
+        if (field := fields.get(name)) is None:
+            problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at)))
+        elif value == "???":  # OmegaConf's mark of a value that is still missing
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
-            continue
-        hint = hints[field.name]
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-            values[field.name] = read(hint, value, key, problems)
-            continue
-        if what := _wrong(value, hint, field.metadata):
+        elif dataclasses.is_dataclass(hint := hints[name]) and isinstance(value, Mapping):
+            values[name] = read(typing.cast("type[Any]", hint), value, key, problems)
+        elif what := _wrong(value, hint, field.metadata):
             problems.append(Problem(key, what))
         else:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
-    return schema(**values)
+            values[name] = list(value) if isinstance(value, tuple) else value
+    made = schema(**values)
+    for name, field in fields.items():
+        value, parse = getattr(made, name), field.metadata.get("parse")
+        if parse is not None and value is not None:
+            key, _ = given.get(name, (f"{at}.{name}", None))
+            setattr(made, name, parsed(parse, value, key, problems))
+    return made
 
 
 def parsed(
@@ -195,7 +223,7 @@ def parsed(
     try:
         return parse(value, key)
     except ConfigError as error:
-        problems.append(Problem(key, error.what, error.remedy))
+        problems.append(Problem(error.where, error.what, error.remedy))
         return None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import session_facts
-from rlskip.config.check import Problem, find_node, parsed, raise_all, read
-from rlskip.config.dump_dir import parse_dump_dir
+from rlskip.config.application import application_facts
+from rlskip.config.check import Problem, find_node, raise_all, read
+from rlskip.config.dump_dir import parse_directory
 from rlskip.config.facts import HostFacts
 
 POOLS = ("local", "ray")
@@ -78,19 +78,14 @@ class DispatchConfig:
     history_fields: list[str] = field(default_factory=list)
 
     # Directory for a timeline of each batch, as Chrome trace JSON and PNG; null: no timeline.
-    timeline_dir: str | None = None
+    timeline_dir: str | None = field(default=None, metadata={"parse": parse_directory})
 
     # A progress bar: sessions done, tokens per second, time left.
     progress: bool = False
 
 
-# For keys that are null: the fact of the host of the same name, and the default.
-_FROM_HOST = {
-    "workers": 4,
-    "n": 1,
-    "val_n": 1,
-    "seed": 0,
-}
+# For keys that are null, and so is the fact of the host of the same name.
+_DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}
 
 
 def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig:
@@ -110,26 +105,14 @@ def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig
         Names *every* problem.
     """
     node = find_node(config, "dispatch", DispatchConfig) or {}
-    facts = facts or session_facts(config)
+    facts = facts or application_facts(config)
     problems: list[Problem] = []
-    for key, (alias, value) in facts.aliases.items():
-        if node.get(key) is None:
-            at_alias: list[Problem] = []
-            found = read(DispatchConfig, {key: value}, "dispatch", at_alias)
-            problems += [Problem(alias, problem.what, problem.remedy) for problem in at_alias]
-            node[key] = getattr(found, key)
-        elif node[key] != value:
-            what = f"{node[key]!r}, but {alias} is {value!r}"
-            problems.append(Problem(f"dispatch.{key}", what, "set one"))
-    for key, default in _FROM_HOST.items():
-        if node.get(key) is None:
-            known = getattr(facts, key)
-            node[key] = default if known is None else known
-    for key in ("sampling", "val_sampling"):
-        if node.get(key) is None:
-            node[key] = dict(getattr(facts, key))
-    dispatch = read(DispatchConfig, node, "dispatch", problems)
-    if dispatch.timeline_dir is not None:
-        parsed(parse_dump_dir, dispatch.timeline_dir, "dispatch.timeline_dir", problems)
+    of_host = facts.under("dispatch", (*_DEFAULTS, "sampling", "val_sampling"))
+    dispatch = read(
+        DispatchConfig, node, "dispatch", problems, of_host=of_host, aliases=facts.aliases
+    )
     raise_all(problems)
+    for key, default in _DEFAULTS.items():
+        if getattr(dispatch, key) is None:
+            setattr(dispatch, key, default)
     return dispatch

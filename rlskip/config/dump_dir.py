@@ -1,4 +1,4 @@
-"""Values of ``skip.dump_dir`` and ``skip.max_size``: where dumps are stored, and how much."""
+"""Values that name a directory, and ``skip.max_size``: where dumps are stored, and how much."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ def original_directory() -> Path:
         return Path(HydraConfig.get().runtime.cwd)
     # In a process that the job started, the callback has set the variable.
     return Path(os.environ.get(DIRECTORY_VARIABLE) or os.getcwd())
+
+
+def parse_directory(value: str | Path, key: str) -> str:
+    """`value` as an absolute path; a relative one starts at :func:`original_directory`.
+
+    Raises what :func:`parse_dump_dir` raises.
+    """
+    return str(original_directory() / parse_dump_dir(value, key))
 
 
 def application_name() -> str | None:

@@ -8,7 +8,7 @@ a plain Hydra application.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,9 +16,6 @@ from omegaconf import DictConfig
 
 from rlskip.config.check import leaves, look_up
 from rlskip.errors import ConfigError
-
-# rlskip's keys for facts that a host names nowhere.
-_OURS = {"experiment": "skip.experiment_name", "n": "replay.n", "val_n": "replay.val_n"}
 
 SHAPING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "do_sample", "n", "num_generations",
@@ -117,9 +114,16 @@ class HostFacts:
     aliases: Mapping[str, tuple[str, Any]] = attrs.field(factory=dict)
     keys: Mapping[str, str] = attrs.field(factory=dict)
 
-    def key(self, fact: str) -> str:
-        """The key that sets a fact, as messages name it."""
-        return self.keys.get(fact) or _OURS[fact]
+    @property
+    def experiment_key(self) -> str:
+        """The key that names the experiment, as messages name it."""
+        return self.keys.get("experiment", "skip.experiment_name")
+
+    def under(self, node: str, facts: Iterable[str]) -> dict[str, tuple[str, Any]]:
+        """Facts that rlskip's `node` has under the same names: the key of each, and the value."""
+        return {
+            name: (self.keys.get(name, f"{node}.{name}"), getattr(self, name)) for name in facts
+        }
 
     def value_at(self, key: str, where: str) -> Any:
         """The value of a key of `config` that the list at config key `where` names.

@@ -53,13 +53,8 @@ def read_merge(config: Any) -> MergeConfig:
     """
     node = find_node(config, "merge", MergeConfig) or {}
     problems: list[Problem] = []
-    settings = read(MergeConfig, node, "merge", problems)
-    host = look_up(config, HOST_FLAG)
-    if host is not None and not isinstance(host, bool):
-        problems.append(Problem(HOST_FLAG, f"expected bool, got {host!r} ({type(host).__name__})"))
-    elif host and node.get("stepwise_output") is False:
-        what = f"false, but {HOST_FLAG} is true and means the same"
-        problems.append(Problem("merge.stepwise_output", what, "set one of them"))
+    flag = look_up(config, HOST_FLAG)
+    aliases = {} if flag is False else {"stepwise_output": (HOST_FLAG, flag)}
+    settings = read(MergeConfig, node, "merge", problems, aliases=aliases)
     raise_all(problems)
-    settings.stepwise_output |= bool(host)
     return settings

@@ -8,19 +8,20 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.config.check import (
-    Problem,
-    find_node,
-    look_up_first,
-    parsed,
-    raise_all,
-    read,
-)
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, original_directory, parse_dump_dir
+from rlskip.config.check import Problem, find_node, look_up_first, parsed, raise_all, read
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError, RlskipError
 
 log = logging.getLogger(__name__)
+
+
+def _parse_stages(value: Any, key: str) -> list[str]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if isinstance(names, list) and names and all(isinstance(n, str) and n for n in names):
+        return ["*"] if names == ["all"] else names
+    what = f"expected names or patterns, got {value!r}"
+    raise ConfigError(what, key, "write [advantages, actor/*], or all")
 
 
 @dataclass
@@ -31,10 +32,10 @@ class RecordConfig:
     enable: bool = False
 
     # Names of stages, or patterns such as ``actor/*``; a list, a string with commas, or all.
-    stages: Any = "all"
+    stages: Any = field(default="all", metadata={"parse": _parse_stages})
 
     # Steps that are recorded: a list of ints, a string such as "1-128,200,300-400:10", or all.
-    steps: Any = "all"
+    steps: Any = field(default="all", metadata={"parse": Steps.parse})
 
     # all: whole values, so that a difference is named by row and token. digest: of each row a
     # checksum and moments, which take a few bytes.
@@ -45,7 +46,7 @@ class RecordConfig:
 
     # Directory of the records; null: skip.dump_dir. ~ is expanded; a relative path starts at the
     # original working directory.
-    dump_dir: str | None = None
+    dump_dir: str | None = field(default=None, metadata={"parse": parse_directory})
 
 
 def read_record(config: Any) -> RecordConfig:
@@ -71,8 +72,10 @@ def read_record(config: Any) -> RecordConfig:
     node = find_node(config, "record", RecordConfig)
     problems: list[Problem] = []
     settings = read(RecordConfig, node or {}, "record", problems)
-    if node is not None:  # else nothing is recorded, and nothing of `skip` is read here
-        _complete(settings, config, problems)
+    if node is not None and settings.dump_dir is None:  # without the node nothing is recorded
+        keys = ("skip.dump_dir", "rlskip.skip.dump_dir")
+        dumps = str(look_up_first(config, keys, DEFAULT_DUMP_DIR))
+        settings.dump_dir = parsed(parse_directory, dumps, "skip.dump_dir", problems)
     raise_all(problems)
     return settings
 
@@ -90,21 +93,3 @@ def read_record_of(config: Any) -> RecordConfig | None:
             raise
         log.warning("rlskip: `record` is taken for the application's own key: %s", error)
         return None
-
-
-def _complete(settings: RecordConfig, config: Any, problems: list[Problem]) -> None:
-    settings.steps = parsed(Steps.parse, settings.steps, "record.steps", problems)
-    names = settings.stages
-    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-    if isinstance(names, list) and names and all(isinstance(n, str) and n for n in names):
-        settings.stages = ["*"] if names == ["all"] else names
-    else:
-        what = f"expected names or patterns, got {settings.stages!r}"
-        problems.append(Problem("record.stages", what, "write [advantages, actor/*], or all"))
-    key, where = "record.dump_dir", settings.dump_dir
-    if where is None:
-        key = "skip.dump_dir"
-        keys = ("skip.dump_dir", "rlskip.skip.dump_dir")
-        where = str(look_up_first(config, keys, DEFAULT_DUMP_DIR))
-    directory = parsed(parse_dump_dir, where, key, problems)
-    settings.dump_dir = str(original_directory() / (directory or ""))

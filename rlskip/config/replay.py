@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import session_facts
+from rlskip.config.application import application_facts
 from rlskip.config.check import Problem, find_node, raise_all, read
 from rlskip.config.facts import HostFacts
 
@@ -45,11 +45,12 @@ class ReplayConfig:
         default="none", metadata={"choices": ("none", "drop", "wait")}
     )
 
-    # Seconds one call of sample() waits before it raises and names what is missing.
-    timeout_s: float = 3600.0
+    # Seconds one call of sample() waits before it raises and names what is missing: it never
+    # waits forever.
+    timeout_s: float = field(default=3600.0, metadata={"min": 0.001})
 
     # Seconds between two progress lines of a call that waits.
-    progress_interval_s: float = 60.0
+    progress_interval_s: float = field(default=60.0, metadata={"min": 0.001})
 
 
 def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
@@ -70,14 +71,9 @@ def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
     """
     node = find_node(config, "replay", ReplayConfig) or {}
     problems: list[Problem] = []
-    settings = read(ReplayConfig, node, "replay", problems)
-    facts = facts or session_facts(config)
-    for name, known in (("n", facts.n), ("val_n", facts.val_n)):
-        if getattr(settings, name) is None and known is not None:
-            at_host: list[Problem] = []
-            of_host = read(ReplayConfig, {name: known}, "replay", at_host)
-            problems += [Problem(facts.key(name), problem.what) for problem in at_host]
-            setattr(settings, name, getattr(of_host, name))
+    facts = facts or application_facts(config)
+    of_host = facts.under("replay", ("n", "val_n"))
+    settings = read(ReplayConfig, node, "replay", problems, of_host=of_host)
     problems += _contradictions(settings)
     raise_all(problems)
     return settings
@@ -99,9 +95,4 @@ def _contradictions(settings: ReplayConfig) -> list[Problem]:
         what = f"max_off_policy_strategy: {strategy} needs a value here"
         remedy = "set a number of steps, or max_off_policy_strategy: none"
         problems.append(Problem("replay.max_off_policy_threshold", what, remedy))
-    for name in ("timeout_s", "progress_interval_s"):
-        seconds = getattr(settings, name)
-        if seconds <= 0:
-            what = f"expected a number of seconds above 0, got {seconds!r}"
-            problems.append(Problem(f"replay.{name}", what, "sample() never waits forever"))
     return problems

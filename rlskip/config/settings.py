@@ -17,20 +17,10 @@ import attrs
 from rlskip._nodes import or_own_key
 from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
-from rlskip.config.check import (
-    Problem,
-    did_you_mean,
-    find_node,
-    parsed,
-    raise_all,
-    read,
-)
-from rlskip.config.dump_dir import original_directory, parse_dump_dir, parse_size
+from rlskip.config.check import Problem, did_you_mean, find_node, raise_all, read
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import (
-    ACTIONS,
     BUILT_IN_ROLES,
-    PLANNED_ACTIONS,
     VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
@@ -38,7 +28,6 @@ from rlskip.config.skip import (
     SkipManagerConfig,
     role_specs,
 )
-from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 
 # Keys of a role that the host's facts fill where they are null.
@@ -170,10 +159,6 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
     registry |= bare
     shared_node = {key: node[key] for key in node if key in shared_keys}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
-    # Here as well as in each role, because each role may have its own value.
-    parsed(Steps.parse, shared.steps, "skip.steps", problems)
-    parsed(parse_dump_dir, shared.dump_dir, "skip.dump_dir", problems)
-    parsed(parse_size, shared.max_size, "skip.max_size", problems)
     attach = read_attach(shared.attach, registry, problems)
 
     replays_validation = shared.validation == "replay"
@@ -203,7 +188,7 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
                     spec = attrs.evolve(spec, actions=registry["rollout_tq"].actions)
             _inherit(role, shared, key, spec, problems)
             roles[key] = role
-    # What is wrong in a shared key was found again in each role that inherits it.
+    # What contradicts a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
@@ -244,14 +229,7 @@ def _inherit(
             what = f"{never_runs} leaves no inference engine to generate with"
             problems.append(Problem(typed("on_miss"), what, "remove one of them"))
         role.on_miss = "error"
-    role.steps = parsed(Steps.parse, role.steps, typed("steps"), problems)
-    role.max_size = parsed(parse_size, role.max_size, typed("max_size"), problems)
-    dump_dir = parsed(parse_dump_dir, role.dump_dir, typed("dump_dir"), problems)
-    role.dump_dir = str(original_directory() / (dump_dir or ""))
-    if role.action in PLANNED_ACTIONS:
-        what = f"{role.action!r} is planned, but not implemented yet"
-        problems.append(Problem(typed("action"), what, f"use one of {', '.join(ACTIONS)}"))
-    elif role.action not in spec.actions and (role.enable or "action" in own):
+    if role.action not in spec.actions and (role.enable or "action" in own):
         what = f"role {name} does not support {role.action!r}"
         problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
     if role.enable and role.match == "prompt" and role.restore_rng:

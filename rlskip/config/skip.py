@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory, parse_size
+from rlskip.config.steps import Steps
 
 
 class SkipAction(str, enum.Enum):
@@ -22,15 +23,14 @@ class SkipAction(str, enum.Enum):
     CACHE = "cache"
     REPEAT = "repeat"
     VERIFY = "verify"
-    # verl names these, too, and implements neither; a config that chooses one is refused.
+    # verl names these, too, and implements neither: no role supports them.
     RANDOM = "random"
     EMPTY = "empty"
 
 
 ACTIONS = ("cache", "repeat", "verify")
-PLANNED_ACTIONS = ("random", "empty")
 
-_actions = {"choices": ACTIONS + PLANNED_ACTIONS}
+_actions = {"choices": ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate", "ignore")}
 _validation = {"choices": ("generate", "replay")}
@@ -38,6 +38,8 @@ _match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
 _share = {"min": 0, "max": 1}
+_steps = {"parse": Steps.parse}
+_directory = {"parse": parse_directory}
 
 
 @dataclass
@@ -49,11 +51,11 @@ class RoleConfig:
 
     # Steps that are eligible; at any other step the stage runs as if rlskip were not installed.
     # A list of ints, a string such as "1-128,200,300-400:10", or all.
-    steps: Any = None
+    steps: Any = field(default=None, metadata=_steps)
 
     # Directory of the dumps. ~ is expanded; a relative path starts at the original working
     # directory; URLs are refused.
-    dump_dir: str | None = None
+    dump_dir: str | None = field(default=None, metadata=_directory)
 
     # cache: replay the step's own dump. repeat: if it has none, replay another step's. verify: as
     # cache, but the stage runs as well, and what it returns is compared with the dump.
@@ -101,7 +103,7 @@ class RoleConfig:
 
     # Total size of the dumps: bytes, or a string such as 200GB; null: any size. The step just
     # written always stays.
-    max_size: int | str | None = None
+    max_size: int | str | None = field(default=None, metadata={"parse": parse_size})
 
     # First half of the name of the run's directory; null: the host's name of the experiment, else
     # the name of the Hydra application, else default_experiment_name.
@@ -132,7 +134,7 @@ class RolloutValSkipConfig(RoleConfig):
     """
 
     # Not inherited, because ``skip.steps`` lists steps of training.
-    steps: Any = "all"
+    steps: Any = field(default="all", metadata=_steps)
 
 
 @dataclass
@@ -141,8 +143,8 @@ class SkipManagerConfig(RoleConfig):
 
     # Master switch: false turns every role off; true turns none on.
     enable: bool = True
-    steps: Any = "all"
-    dump_dir: str = DEFAULT_DUMP_DIR
+    steps: Any = field(default="all", metadata=_steps)
+    dump_dir: str = field(default=DEFAULT_DUMP_DIR, metadata=_directory)
     action: str = field(default="cache", metadata=_actions)
     verify_share: float = field(default=1.0, metadata=_share)
     on_miss: str = field(default="generate", metadata=_on_miss)

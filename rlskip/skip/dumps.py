@@ -292,7 +292,7 @@ class Dumps:
             str(self.directory / found.path),
             f"choose one: {hint}skip.{self.role}.on_mismatch=regenerate runs the stage and "
             "replaces the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
-            f"another skip.dump_dir or {self.facts.key('experiment')} starts from nothing",
+            f"another skip.dump_dir or {self.facts.experiment_key} starts from nothing",
         )
 
     def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:

@@ -234,7 +234,7 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
         else:
             remedy = f"set 'skip.steps=\"{compact(due)}\"'"
             if unlisted[0] > due[0] and "steps" in facts.keys:
-                remedy += f", or train fewer steps: {facts.key('steps')}={unlisted[0] - 1}"
+                remedy += f", or train fewer steps: {facts.keys['steps']}={unlisted[0] - 1}"
         what += "skip.start_engine=false"
         found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found

@@ -321,7 +321,7 @@ class GroupRole(Role):
             f"choose one: skip.{self.role}.on_mismatch=regenerate generates what the dump lacks "
             "and adds it; on_mismatch=ignore replays in order if there are at least as many "
             "groups as prompts; another skip.dump_dir or "
-            f"{self.dumps.facts.key('experiment')} starts from nothing",
+            f"{self.dumps.facts.experiment_key} starts from nothing",
         )
 
     def _source(self, step: int) -> int:

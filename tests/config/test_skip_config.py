@@ -217,7 +217,7 @@ def test_a_role_needs_no_class() -> None:
         ({"my-role": {"enable": True}}, "unknown key\n  -> docs/keys.md lists all keys"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
-        ({"rollout": {"action": "random"}}, "'random' is planned, but not implemented yet"),
+        ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat, verify"),
         (
             {"critic": {"action": "repeat"}},
             "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
@@ -239,7 +239,7 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
     [
         ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is not a size"),
         ({"max_size": -1}, "skip.max_size: -1 is not a size"),
-        ({"action": "random"}, "skip.action: 'random' is planned, but not implemented yet"),
+        ({"action": "random"}, "skip.action: 'random' is not one of cache, repeat, verify"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty"),
         ({"steps": "1-"}, "skip.steps: "),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip.config.application import session_facts
+from rlskip.config.application import application_facts
 from rlskip.config.check import Problem, find_node, look_up, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.facts import HostFacts
@@ -108,7 +108,7 @@ class V1Settings:
         ConfigError
             A node has problems.
         """
-        facts = facts or session_facts(config)
+        facts = facts or application_facts(config)
         return cls(read_dispatch(config, facts), read_replay(config, facts))
 
 
