@@ -6,6 +6,7 @@ ever acknowledges the job.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -16,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from rlskip.config.settings import read_skip
+from rlskip.errors import NotInstalledError, RlskipError
+from rlskip.hosts.verl import launcher
+from rlskip.hosts.verl.names import PLUGIN
 
 CONFIG = """
 actor_rollout_ref: {rollout: {n: 2}}
@@ -25,58 +33,117 @@ trainer: {experiment_name: e, use_v1: false}
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
 
+# -- in this process -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launch(
+    make_verl: Any, job: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """``launch("0.8.0", role)``: what the callback does at the start of a job of that verl."""
+
+    def before_job(version: str, role: str = "rollout") -> None:
+        for module in ("verl", PLUGIN):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.syspath_prepend(make_verl(version))
+        monkeypatch.setitem(sys.modules, "verl", importlib.import_module("verl"))
+        config = OmegaConf.create(CONFIG)
+        config.skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
+        launcher.before_job(read_skip(config))
+
+    return before_job
+
+
+@pytest.mark.parametrize(
+    ("version", "role", "env", "said"),
+    [
+        ("0.7.0", "rollout", {}, "verl 0.7.0 is not supported"),
+        ("0.8.0", "rollout_tq", {}, "skip.rollout_tq.enable: verl's V0 trainer never calls a st"),
+        ("0.9.1", "rollout", {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+         "VERL_USE_EXTERNAL_PLUGINS=none: verl does not load rlskip's plug-in"),
+        # This verl is of 0.9 and yet loads no plug-ins.
+        ("0.9.1", "rollout", {}, "rlskip.hosts.verl.plugin could not be loaded by verl"),
+        ("1.0", "rollout", {}, "rlskip.hosts.verl.plugin could not be loaded by verl"),
+    ],
+)  # fmt: skip
+def test_what_would_train_unskipped_is_refused(
+    launch: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    version: str,
+    role: str,
+    env: dict[str, str],
+    said: str,
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RlskipError) as error:
+        launch(version, role)
+    assert said in str(error.value)
+    newer = f"verl {version} is newer than 0.9, the newest that was tested"
+    assert caplog.text.count(newer) == (version == "1.0")
+
+
+@pytest.mark.parametrize("consulted", [False, True])
+def test_a_job_that_nobody_acknowledged_has_failed_unless_a_stage_called_rlskip(
+    launch: Callable[..., None], consulted: bool
+) -> None:
+    before = dict(os.environ)
+    launch("0.8.0")
+    assert PLUGIN in os.environ["VERL_USE_EXTERNAL_MODULES"]
+    done = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
+    launcher.after_job(done, consulted=consulted, one_of_many=False)
+    assert dict(os.environ) == before
+    assert (done.status == JobStatus.COMPLETED) is consulted
+    if not consulted:
+        with pytest.raises(NotInstalledError, match="no process of this job acknowledged it"):
+            _ = done.return_value
+
+
+@pytest.mark.parametrize(
+    ("ctrl_c", "ends"),
+    [(signal.default_int_handler, signal.SIGINT), (signal.SIG_IGN, signal.SIGTERM)],
+    ids=["usual", "behind &"],
+)
+def test_the_signal_that_ends_a_run(ctrl_c: Any, ends: signal.Signals) -> None:
+    got: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGINT, ctrl_c)
+        signal.signal(ends, lambda number, _: got.append(number))
+        launcher._end_run("because")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert got == [ends]
+
+
+# -- in a job of Hydra's ---------------------------------------------------------------------
+
+
 @pytest.fixture
 def run(make_app: Any, make_verl: Any, python_path: Any) -> Callable[..., Any]:
-    """``run("0.8.0", "task", *overrides)``: a Hydra application that imports that verl."""
+    """``run("task", *overrides)``: a Hydra application that imports verl 0.8.0."""
 
-    def start(version: str, task: str, *overrides: str, **more: Any) -> Any:
+    def start(task: str, *overrides: str, **more: Any) -> Any:
         app = make_app(config=CONFIG, task=task, functions="import time\nimport verl\n")
-        return app.run(*(overrides or ON), PYTHONPATH=python_path(make_verl(version)), **more)
+        return app.run(*ON, *overrides, PYTHONPATH=python_path(make_verl("0.8.0")), **more)
 
     return start
 
 
-@pytest.mark.parametrize(
-    ("version", "overrides", "env", "said"),
-    [
-        ("0.7.0", (), {}, "verl 0.7.0 is not supported"),
-        ("0.8.0", ("+skip=rollout_tq_cache", "skip.dump_dir=dumps"), {},
-         "skip.rollout_tq.enable: verl's V0 trainer never calls a stage"),
-        ("0.9.1", (), {"VERL_USE_EXTERNAL_PLUGINS": "none"},
-         "VERL_USE_EXTERNAL_PLUGINS=none: verl does not load rlskip's plug-in"),
-        # This verl is of 0.9 and yet loads no plug-ins.
-        ("0.9.1", (), {}, "rlskip.hosts.verl.plugin could not be loaded by verl"),
-    ],
-)  # fmt: skip
-def test_what_would_train_unskipped_is_refused(
-    run: Callable[..., Any], version: str, overrides: Any, env: dict[str, str], said: str
-) -> None:
-    done = run(version, "print('trained')", *overrides, fails=True, **env)
-    assert said in done.said
-    assert "trained" not in done.said
-
-
-def test_a_newer_version_is_tried_with_one_warning(run: Callable[..., Any]) -> None:
-    done = run("1.0", "print('trained')", fails=True)  # it does not load rlskip's plug-in
-    assert done.said.count("verl 1.0 is newer than 0.9, the newest that was tested") == 1
-    assert "is not supported" not in done.said
-
-
-def test_a_job_that_nobody_acknowledged_has_failed(run: Callable[..., Any]) -> None:
-    done = run("0.8.0", "print('trained')", fails=True)
-    assert "trained" in done.said
-    assert "no process of this job acknowledged it" in done.said
-
-
-@pytest.mark.parametrize("ctrl_c", [signal.SIG_DFL, signal.SIG_IGN], ids=["usual", "behind &"])
-def test_the_wait_for_an_acknowledgement_is_finite(run: Callable[..., Any], ctrl_c: Any) -> None:
-    before = signal.signal(signal.SIGINT, ctrl_c)  # which what is started here inherits
-    try:
-        done = run("0.8.0", "time.sleep(1e6)", RLSKIP_ATTACH_TIMEOUT_S="1", fails=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_the_wait_for_an_acknowledgement_is_finite(run: Callable[..., Any]) -> None:
+    done = run("time.sleep(1e6)", RLSKIP_ATTACH_TIMEOUT_S="1", fails=True)
     assert "rlskip ends this run after 1 s (RLSKIP_ATTACH_TIMEOUT_S)" in done.said
     assert "no process of this job acknowledged it" in done.said
+
+
+def test_a_stage_in_the_same_process_needs_no_acknowledgement(run: Callable[..., Any]) -> None:
+    run("train(cfg)")
+
+
+def test_where_skip_is_off_nothing_is_checked(run: Callable[..., Any]) -> None:
+    run("assert 'RAY_RUNTIME_ENV_HOOK' not in os.environ", "skip.enable=false")
 
 
 RAY = (
@@ -90,7 +157,7 @@ LOSE = "[os.environ.pop(n) for n in ('RAY_RUNTIME_ENV_HOOK', 'VERL_USE_EXTERNAL_
 def test_workers_that_lack_the_plugin_end_the_run_at_once(run: Callable[..., Any]) -> None:
     """As under `uv run`, which leaves Ray's hook out, with a Ray started elsewhere."""
     pytest.importorskip("ray")
-    done = run("0.8.0", RAY.format(LOSE, 100), RAY_USAGE_STATS_ENABLED="0", fails=True)
+    done = run(RAY.format(LOSE, 100), RAY_USAGE_STATS_ENABLED="0", fails=True)
     assert "rlskip ends this run: VERL_USE_EXTERNAL_MODULES: The job started Ray" in done.said
     assert "trained" not in done.said
 
@@ -99,21 +166,9 @@ def test_workers_that_lack_the_plugin_end_the_run_at_once(run: Callable[..., Any
 def test_workers_that_load_the_plugin_are_waited_for(run: Callable[..., Any]) -> None:
     pytest.importorskip("ray")
     # None of them trains, so that in the end none has acknowledged the job.
-    done = run("0.8.0", RAY.format("a = 1", 12), RAY_USAGE_STATS_ENABLED="0", fails=True)
+    done = run(RAY.format("a = 1", 12), RAY_USAGE_STATS_ENABLED="0", fails=True)
     assert "trained" in done.said
     assert "rlskip ends this run" not in done.said
-
-
-def test_a_stage_in_the_same_process_needs_no_acknowledgement(run: Callable[..., Any]) -> None:
-    run("0.8.0", "train(cfg)")
-
-
-@pytest.mark.parametrize("overrides", [("a=1",), (*ON, "skip.enable=false")])
-def test_where_skip_is_off_nothing_is_checked(
-    run: Callable[..., Any], overrides: tuple[str, ...]
-) -> None:
-    task = "import os\nassert 'RAY_RUNTIME_ENV_HOOK' not in os.environ"
-    run("0.7.1", task, *("+" + o if o == "a=1" else o for o in overrides))
 
 
 # -- into Ray's workers ----------------------------------------------------------------------
