@@ -63,7 +63,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @pytest.mark.parametrize("at", READERS)
 @given(data=st.data())
 def test_a_value_is_read_or_refused_by_its_key(at: str, data: st.DataObject) -> None:

@@ -19,13 +19,14 @@ from rlskip.doctor.finding import ERROR, Finding
 
 PACKAGE = Path(rlskip.__file__).parent
 TELLS = {"debug", "info", "warning", "error", "exception", "log", "warn", "_warn_once"}
+NAMED = re.compile(rf"({'|'.join(NODES)})[.=]")
 KEY = re.compile(rf"(?<![\w.@/])({'|'.join(NODES)})\.[a-z_%]|(?<=\+)({'|'.join(NODES)})=")
 
 
 def untyped(file: Path) -> Iterator[str]:
     """The keys in log lines and warnings of a file that do not go through `as_typed`."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for function in ast.walk(tree):
+    text = file.read_text(encoding="utf-8")
+    for function in ast.walk(ast.parse(text)) if NAMED.search(text) else ():
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         values: dict[str, list[ast.expr]] = {}
@@ -34,9 +35,9 @@ def untyped(file: Path) -> Iterator[str]:
                 values.setdefault(node.targets[0].id, []).append(node.value)
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and name_of(call) in TELLS:
-                for text in texts(call.args, values):
-                    if KEY.search(text):
-                        yield f"{file.relative_to(PACKAGE)}:{call.lineno}: {text}"
+                for part in texts(call.args, values):
+                    if KEY.search(part):
+                        yield f"{file.relative_to(PACKAGE)}:{call.lineno}: {part}"
 
 
 def name_of(call: ast.Call) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -41,6 +44,22 @@ def said_of(said: Any, topic: str) -> str:
     return " / ".join(f["what"] for f in findings(said) if f["topic"] == topic)
 
 
+def run_here(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """As `run_command`, in this process, which takes a quarter of the time."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", command[1:])
+        try:
+            runpy.run_path(command[1], run_name="__main__")
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
 def app(make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of an application that must not be run; the test is there."""
@@ -51,11 +70,9 @@ def app(make_app: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def explain(
-    rlskip: Any, app: Path, python: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def explain(rlskip: Any, app: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``explain(*overrides, config=...)``: doctor of the application with these overrides."""
-    monkeypatch.setattr(command_module, "run_command", lambda command: python.run(*command[1:]))
+    monkeypatch.setattr(command_module, "run_command", run_here)
 
     def run(*overrides: str, config: str = HOST) -> Any:
         (app / "conf" / "config.yaml").write_text(config + PLACES)
