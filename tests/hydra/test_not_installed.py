@@ -59,6 +59,15 @@ def test_a_job_without_the_callback_refuses(
     assert remedy in caught.value.remedy
 
 
+@pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
+def test_a_user_who_turns_skip_off_has_not_chosen_it(composed: Any, override: str) -> None:
+    config = composed("skip: {enable: true, rollout: {enable: false}}\n", override)
+    with open_dict(config.hydra):
+        config.hydra.mode = RunMode.RUN
+    HydraConfig.instance().set_config(config)
+    assert generate([1]) == [1]
+
+
 @pytest.mark.parametrize("override", ["+skip=rollout_cache", "+skip.rollout.enable=true"])
 def test_composing_an_option_without_init_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, override: str

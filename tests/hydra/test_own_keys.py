@@ -37,6 +37,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 def refused(folder: Path, config: str, overrides: list[str]) -> ConfigError:
     """What the callback refuses of an application that is composed so, before its task."""
     (folder / "config.yaml").write_text(config, encoding="utf-8")
+    (folder / "base.yaml").write_text("a: 1\n", encoding="utf-8")
     with initialize_config_dir(str(folder), version_base=None):
         whole = compose("config", overrides, return_hydra_config=True)
         with pytest.raises(ConfigError) as caught:
@@ -53,6 +54,7 @@ def refused(folder: Path, config: str, overrides: list[str]) -> ConfigError:
         ("dispatch: spot\n", ["+skip=rollout_cache", "+dispatch=rollout_level"], "`dispatch`"),
         ("replay: 3.5\n", ["+replay=fail_closed"], "`replay` (3.5)"),
         ("rlskip: 5\n", ["+skip@rlskip=rollout_cache"], "`rlskip` (5)"),
+        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", [], "`skip` (True)"),
     ],
 )
 def test_an_own_value_is_not_replaced(
@@ -71,22 +73,14 @@ def test_another_package_is_refused(tmp_path: Path) -> None:
     assert "with +skip@rlskip=rollout_cache" in error.remedy
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments"),
-    [
-        ("a: 1\nskip: 5\n", ["+skip=rollout_cache"]),
-        ("a: 1\nskip: 5\n", ["-m", "+skip=rollout_cache", "a=1,2"]),
-        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", []),
-    ],
-)
+@pytest.mark.parametrize("sweep", [[], ["-m", "a=1,2"]], ids=["single run", "multirun"])
 def test_an_own_value_ends_the_job_before_it_starts(
-    make_app: Callable[..., Any], config: str, arguments: list[str]
+    make_app: Callable[..., Any], sweep: list[str]
 ) -> None:
-    app = make_app(config=config)
-    (app.folder / "conf" / "base.yaml").write_text("a: 1\n")
-    run = app.run(*arguments, fails=True)
+    app = make_app(config="a: 1\nskip: 5\n")
+    run = app.run(*sweep, "+skip=rollout_cache", fails=True)
     assert app.generated == []
-    assert run.said.count("the application has its own key `skip` (5)") == len(arguments[:1])
+    assert run.said.count("the application has its own key `skip` (5)") == 1
 
 
 @pytest.mark.parametrize("node", NODES)

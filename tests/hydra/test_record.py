@@ -24,11 +24,10 @@ def recorded(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "prefix"),
     [
-        (["+record=stages", "record.dump_dir=dumps"], ""),
         (["+record=stages", "+skip=rollout_cache", "skip.dump_dir=dumps"], ""),
         (["+record@rlskip=stages", "rlskip.record.dump_dir=dumps"], "record: 5\n"),
     ],
-    ids=["alone", "with skip", "below rlskip"],
+    ids=["with skip", "alone and below rlskip"],
 )
 def test_a_job_records(make_app: Callable[..., Any], options: list[str], prefix: str) -> None:
     app = make_app(config=f"a: 1\n{prefix}", task=TASK)
