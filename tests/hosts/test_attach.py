@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import re
+import sys
+import textwrap
 import types
 from typing import Any
 
@@ -18,40 +21,101 @@ from rlskip.jobs.records import job_id, tally
 from rlskip.skip.call import StepNotSetError
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
-GENERATE = "somelib.trainer:Trainer.generate"
-
-
-def attach(**entry: str) -> str:
-    """The override that attaches `rollout` to `entry`."""
-    inner = ",".join(f"{key}:{value}" for key, value in entry.items())
-    return f"skip.attach.rollout={{{inner}}}"
 
 
 # -- a Hydra application ----------------------------------------------------------------------
 
+# A training library that does not know rlskip. Each real generation appends a line.
+LIBRARY = """
+import asyncio
+import os
+
+
+class State:
+    global_step = 0
+
+
+def note(line):
+    with open(os.environ["GENERATED"], "a") as file:
+        file.write(f"{line}\\n")
+
+
+class Trainer:
+    def __init__(self):
+        self.state = State()
+
+    def generate(self, model, batch, eval=False):
+        note(f"method {self.state.global_step}" + (" eval" if eval else ""))
+        return [10 * i for i in batch["ids"]]
+
+    async def agenerate(self, batch):
+        note(f"async {batch['meta']['step']}")
+        await asyncio.sleep(0)
+        return [10 * i for i in batch["ids"]]
+
+    def fit(self, steps=2):
+        for step in range(1, steps + 1):
+            self.state.global_step = step
+            ids = [step, step + 1]
+            assert self.generate("model", {"ids": ids}) == [10 * i for i in ids]
+            assert self.generate("model", {"ids": [0]}, eval=True) == [0]
+
+    def fit_async(self, steps=2):
+        async def loop():
+            batches = [{"ids": [s], "meta": {"step": s}} for s in range(1, steps + 1)]
+            return await asyncio.gather(*map(self.agenerate, batches))
+
+        assert asyncio.run(loop()) == [[10 * s] for s in range(1, steps + 1)]
+"""
+
+# What a user adds: a function that returns the step.
+GLUE = """
+def step_of(self, model, batch, eval=False):
+    return None if eval else self.state.global_step
+"""
+
+TASK = "from trainlib import Trainer\ngetattr(Trainer(), cfg.fit)()"
+
+
+@pytest.fixture
+def app(make_app: Any) -> Any:
+    app = make_app(config="fit: fit\na: 1\n", task=TASK)
+    (app.folder / "trainlib.py").write_text(LIBRARY)
+    (app.folder / "glue.py").write_text(GLUE)
+    return app
+
+
+def generated(app: Any) -> list[str]:
+    """What was generated since the last call."""
+    file = app.folder / "generated"
+    lines = file.read_text().splitlines() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return lines
+
 
 def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
-    how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
+    entry = "{target:'trainlib:Trainer.generate',step:'glue:step_of',prompts:batch}"
+    how = f"skip.attach.rollout={entry}"
     app.run(*ON, how)
-    assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
-    output = app.run(*ON, how)
-    assert app.generated() == ["method 1 eval", "method 2 eval"]
-    assert "role rollout: 2 hits, 0 misses" in output
+    assert generated(app) == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
+    run = app.run(*ON, how)
+    assert generated(app) == ["method 1 eval", "method 2 eval"]
+    assert "role rollout: 2 hits, 0 misses" in run.out
     # Another run without the option: everything is generated, and rlskip logs nothing.
-    output = app.run()
-    assert len(app.generated()) == 4
-    assert "rlskip" not in output
+    run = app.run()
+    assert len(generated(app)) == 4
+    assert "rlskip" not in run.said
 
 
 def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
-    how = 'skip.attach.rollout="somelib.trainer:Trainer.agenerate"'
-    output = app.run(*ON, "fit=fit_async", how, fails=True)
-    assert "skip.attach.rollout.step: skip.rollout is enabled, but no step is set" in output
-    assert "SkipManager.set_step" not in output, "nobody can call it in that library"
-    (typed,) = set(re.findall(r"name its source: '(.*)'", output))
+    how = 'skip.attach.rollout="trainlib:Trainer.agenerate"'
+    run = app.run(*ON, "fit=fit_async", how, fails=True)
+    assert "skip.attach.rollout.step: skip.rollout is enabled, but no step is set" in run.said
+    assert "SkipManager.set_step" not in run.said, "nobody can call it in that library"
+    (typed,) = set(re.findall(r"name its source: '(.*)'", run.said))
     assert typed.endswith(':Trainer.agenerate",step:"batch.meta.step"}')
-    output = app.run("-m", *ON, "fit=fit_async", typed, "temperature=1,2")
-    assert "2 hits, 0 misses" in output
+    run = app.run("-m", *ON, "fit=fit_async", typed, "a=1,2")
+    assert "2 hits, 0 misses" in run.said
 
 
 def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: Any) -> None:
@@ -72,47 +136,6 @@ def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: An
     assert error.value.remedy.endswith("also there: batch.iteration, batch.state.cur_step")
     with pytest.raises(StepNotSetError, match=r"<path of the step, or package\.module:function>"):
         module.generate(1, {"ids": [1]})
-
-
-def test_jobs_of_one_process_attach_and_detach(app: Any) -> None:
-    how = attach(target=f"'{GENERATE}'", step="'glue:step_of'", prompts="batch")
-    app.run("-m", *ON, how, "skip.steps=[1],[1,2]", "skip.enable=true,false")
-    # The second job is bare (skip.enable=false), the third replays step 1, the fourth is bare.
-    assert [line for line in app.generated() if "eval" not in line] == [
-        *("method 1", "method 2"),
-        *("method 1", "method 2"),
-        "method 2",
-        *("method 1", "method 2"),
-    ]
-
-
-def test_another_step_source_in_the_next_job_of_the_process(app: Any) -> None:
-    target = f"target:'{GENERATE}',prompts:batch"
-    first = f"{{{target},step:'glue:step_of'}}"
-    second = f"{{{target},step:self.state.nope}}"
-    output = app.run("-m", *ON, f"skip.attach.rollout={first},{second}", fails=True)
-    assert app.generated() == ["method 1", "method 1 eval", "method 2", "method 2 eval"]
-    assert "skip.attach.rollout.step=self.state.nope: self.state has no 'nope'" in output
-
-
-def test_a_function_of_the_script_itself(app: Any) -> None:
-    script = (app.folder / "app.py").read_text()
-    script = script.replace(
-        "@hydra.main",
-        "from somelib.trainer import Trainer\nclass Mine(Trainer):\n    pass\n\n@hydra.main",
-    ).replace("from somelib.trainer import Trainer\n    getattr(Trainer", "getattr(Mine")
-    (app.folder / "app.py").write_text(script)
-    for name, command in (("app", ("app.py",)), ("__main__", ("-m", "app"))):
-        how = attach(target=f"'{name}:Mine.generate'", step="'glue:step_of'", prompts="batch")
-        sweep = ("-m", *ON, f"skip.dump_dir=of_{name}", how, "temperature=1,2")
-        output = app.run(*sweep, command=command)
-        assert "2 hits, 0 misses" in output
-
-
-def test_a_module_without_the_target_ends_the_job_before_it_generates(app: Any) -> None:
-    output = app.run(*ON, attach(target="'somelib.trainer:Trainer.generat'"), fails=True)
-    assert "somelib.trainer:Trainer has no 'generat'" in output
-    assert app.generated() == []
 
 
 # -- without Hydra, in this process -----------------------------------------------------------
@@ -172,6 +195,24 @@ def test_a_stage_within_a_stage_is_part_of_it(third_party: Any, tmp_path: Any) -
     # As a miss of its own, the inner call would have waited for the outer one to generate.
     counts = tally({"rollout": str(tmp_path / "dumps")}, job_id())["rollout"]
     assert (counts.misses, counts.hits) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "target"), [(None, "train"), (None, "__main__"), ("pkg.train", "pkg.train")]
+)
+def test_a_function_of_the_script_itself(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, spec: str | None, target: str
+) -> None:
+    """Of ``python train.py``, by both of its names, and of ``python -m pkg.train``."""
+    script: Any = types.ModuleType("__main__")
+    script.__file__ = "/somewhere/train.py"
+    script.__spec__ = spec and importlib.machinery.ModuleSpec(spec, None)
+    exec(textwrap.dedent(LOOP), vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    for _ in range(2):
+        SkipManager.init(config(tmp_path, {"target": f"{target}:Loop.generate", "step": "step"}))
+        assert script.Loop.generate([1], step=1) == {"doubled": [2]}
+    assert script.calls == [1]
 
 
 def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
@@ -274,6 +315,10 @@ def test_init_again_attaches_again(third_party: Any, tmp_path: Any) -> None:
         SkipManager.init(given)
         with pytest.raises(StepNotSetError):
             module.generate(1, {"ids": [1]})
+    given = config(tmp_path, {"target": f"{name}:generate", "step": "batch.nope"})
+    SkipManager.init(given)  # another source of the step in the next job of the process
+    with pytest.raises(AttachError, match="batch has no 'nope'"):
+        module.generate(1, {"ids": [1]})
     SkipManager.reset()
     assert module.generate(1, {"ids": [1]}) == [2]
 
