@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rlskip.hosts.verl.attempt_keys import AttemptKeys, present_attempt
+from rlskip.dispatch import Session
+from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
 from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import ReplayBuffer
@@ -34,7 +35,7 @@ def test_a_late_attempt_neither_replaces_rows_nor_mixes_with_them() -> None:
 
     async def attempt(number: int, rows: int) -> None:
         """What AgentLoopWorkerTQ writes at the end of a session."""
-        present_attempt.set(number)
+        running.set(Running(Session("u", 0, 1, number, 1, 0, 0, False, 7, "train")))
         if number == 0:
             await late.wait()
         await transfer.async_kv_batch_put(

@@ -10,10 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
-from rlskip.hosts.verl.run_queue import StatusQueue
+from rlskip.hosts.verl.run_queue import with_status
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue
 
 # The leaves of verl 0.9's own YAML that rlskip reads.
 VERL = """
@@ -201,14 +200,9 @@ def test_the_fully_async_application_has_its_own_role() -> None:
 
 
 def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
-    queue = StatusQueue(MemoryQueue())
     counted = {**prompt_tag(1, 2), "expected_rollouts": 2, "status": "pending", "replayed": 1}
-    queue.put(["u_0_0", "u_1_0"], "train", [{"x": 1}] * 2, [row_tag(1)] * 2)
-    queue.put(["u_sess0", "u_2_0"], "train", tags=[session_tag(0), row_tag(1)])
-    queue.put(["u", "v"], "train", tags=[counted, status_tag(1, "finished")])
-    assert queue.list("train") == {
-        "u_0_0": row_tag(1),
-        "u_1_0": row_tag(1),
+    assert with_status(["u_sess0", "u_2_0"], [session_tag(0), row_tag(1)]) == {}
+    assert with_status(["u", "v"], [counted, status_tag(1, "finished")]) == {
         "u": {**status_tag(1, "finished"), "replayed": 1},
         "v": status_tag(1, "finished"),
     }

@@ -7,29 +7,41 @@ of an attempt that was given up would replace the rows of the attempt that count
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import attrs
 from tensordict import TensorDict
 
+from rlskip.dispatch import Session
+from rlskip.dispatch.pools import Unjournaled
+from rlskip.dispatch.resume import WorkerJournal
 from rlskip.keys import ATTEMPT, TrajectoryKey
+from rlskip.queue import to_rows
 
-#: The attempt that runs in the present task.
-present_attempt: ContextVar[int] = ContextVar("rlskip_attempt", default=0)
 
-BeforePut = Callable[[TensorDict, list[dict[str, Any]]], Awaitable[None]]
+@attrs.define
+class Running:
+    """A session that runs, and why its rows could not be journaled."""
+
+    session: Session
+    unjournaled: Unjournaled | None = None
+
+
+#: What runs in the present task.
+running: ContextVar[Running] = ContextVar("rlskip_running")
 
 
 class AttemptKeys:
-    """The module `transfer_queue`, with keys and tags of :data:`present_attempt` in batches put.
+    """The module `transfer_queue`, with the present attempt in keys and tags of batches put.
 
-    `before_put` is called with the rows and the tags of a batch before it is put.
+    Where there is a `journal`, rows are journaled before they are put.
     """
 
-    def __init__(self, inner: Any, before_put: BeforePut | None = None) -> None:
+    def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
         self._inner = inner
-        self._before_put = before_put
+        self._journal = journal
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -37,9 +49,11 @@ class AttemptKeys:
     async def async_kv_batch_put(
         self, keys: Sequence[str], fields: TensorDict, tags: Sequence[dict[str, Any]], **more: Any
     ) -> Any:
-        attempt = present_attempt.get()
-        if self._before_put is not None:
-            await self._before_put(fields, [dict(tag) for tag in tags])
+        now = running.get()
+        attempt = now.session.attempt
+        if self._journal is not None:
+            cause = await self._journal.add(now.session, to_rows(fields), [*map(dict, tags)])
+            now.unjournaled = now.unjournaled or cause
         return await self._inner.async_kv_batch_put(
             keys=[
                 str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))

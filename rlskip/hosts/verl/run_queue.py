@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from tensordict import TensorDict
 
@@ -16,13 +15,19 @@ from rlskip.keys import (
     N,
     uid_of,
 )
-from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAdapter, Watch
+from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter
 
 
 @functools.cache
 def run_queue() -> TransferQueueAdapter:
     """The run's queue; this process joins it on the first call."""
     return TransferQueueAdapter()
+
+
+@functools.cache
+def status_queue() -> TransferQueueAdapter:
+    """The same for verl's own buffer."""
+    return StatusQueue()
 
 
 def expect_sessions(prompts: TensorDict, partition: str) -> None:
@@ -33,16 +38,12 @@ def expect_sessions(prompts: TensorDict, partition: str) -> None:
         run_queue().put(uids, partition, tags=numbers)
 
 
-class StatusQueue(TrajectoryQueue):
-    """A queue for verl's own buffer, to which prompts have a status and every other key is a row.
+class StatusQueue(TransferQueueAdapter):
+    """The run's queue for verl's own buffer, to which every key that is no prompt is a row.
 
-    A dump made under rollout-level dispatch holds markers, and prompts that are ready once their
-    markers are counted. :meth:`put` writes such a prompt as finished (only complete groups are
-    replayed) and leaves out keys that have a tag and no data.
+    :meth:`put` writes prompts without data as :func:`with_status` has them, and leaves out other
+    keys without data.
     """
-
-    def __init__(self, inner: TrajectoryQueue) -> None:
-        self._inner = inner
 
     def put(
         self,
@@ -52,33 +53,24 @@ class StatusQueue(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         if fields is None and tags is not None:
-            prompts = {
-                key: _with_status(tag)
-                for key, tag in zip(keys, tags, strict=True)
-                if uid_of(key) is None
-            }
+            prompts = with_status(keys, tags)
             if not prompts:
                 return KVBatchMeta(partition_id=partition)
             keys, tags = list(prompts), list(prompts.values())
-        return self._inner.put(keys, partition, fields, tags)
-
-    def get(
-        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
-    ) -> TensorDict:
-        return self._inner.get(keys, partition, fields)
-
-    def list(self, partition: str) -> dict[str, dict[str, Any]]:
-        return self._inner.list(partition)
-
-    def delete(self, keys: Sequence[str], partition: str) -> None:
-        self._inner.delete(keys, partition)
-
-    def watch(self) -> Watch:
-        return self._inner.watch()
+        return super().put(keys, partition, fields, tags)
 
 
-def _with_status(tag: Tag) -> Tag:
-    if N not in tag:
-        return tag
+def with_status(keys: Sequence[str], tags: Sequence[Tag]) -> dict[str, Tag]:
+    """The prompts among `keys`, each with a tag that verl's own buffer understands.
+
+    A dump made under rollout-level dispatch has prompts that are ready once their markers are
+    counted. They become finished ones: only complete groups are replayed.
+    """
     counted = (N, EXPECTED_ROLLOUTS)
-    return {**{k: v for k, v in tag.items() if k not in counted}, STATUS: FINISHED}
+    prompts = {key: tag for key, tag in zip(keys, tags, strict=True) if uid_of(key) is None}
+    return {
+        key: {**{k: v for k, v in tag.items() if k not in counted}, STATUS: FINISHED}
+        if N in tag
+        else tag
+        for key, tag in prompts.items()
+    }

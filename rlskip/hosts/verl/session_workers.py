@@ -7,7 +7,6 @@ verl dispatches prompts to its agent-loop workers, and a worker runs all session
 from __future__ import annotations
 
 import functools
-from contextvars import ContextVar
 from typing import Any
 
 import transfer_queue
@@ -20,15 +19,10 @@ from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.attempt_keys import AttemptKeys, present_attempt
+from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
 from rlskip.hosts.verl.journals import start_journals
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.v1 import trainer_settings
-from rlskip.queue import to_rows
-
-# The session that runs in the present task, and why it could not be journaled.
-_session: ContextVar[Session] = ContextVar("rlskip_session")
-_unjournaled: ContextVar[list[Unjournaled]] = ContextVar("rlskip_unjournaled")
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -42,9 +36,7 @@ class SessionWorker(_VerlWorker):
 
     def __init__(self, *args: Any, journal: WorkerJournal | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._journal = journal
-        before_put = self._append if journal is not None else None
-        agent_loop_tq.tq = AttemptKeys(transfer_queue, before_put)
+        agent_loop_tq.tq = AttemptKeys(transfer_queue, journal)
 
     async def __call__(
         self, prompt: dict[str, Any], sampling: dict[str, Any], session: Session
@@ -52,10 +44,8 @@ class SessionWorker(_VerlWorker):
         """Run one session, as ``AgentLoopWorkerTQ._run_prompt`` runs each of a prompt's."""
         rollout = self.config.actor_rollout_ref.rollout
         prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
-        present_attempt.set(session.attempt)
-        _session.set(session)
-        causes: list[Unjournaled] = []
-        _unjournaled.set(causes)
+        now = Running(session)
+        running.set(now)
         await self._run_agent_loop(
             {"repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs, **sampling},
             trajectory={
@@ -68,13 +58,7 @@ class SessionWorker(_VerlWorker):
             session_id=session.session_id,
             **prompt,
         )
-        return causes[0] if causes else None
-
-    async def _append(self, fields: TensorDict, tags: list[dict[str, Any]]) -> None:
-        assert self._journal is not None
-        cause = await self._journal.add(_session.get(), to_rows(fields), tags)
-        if cause is not None:
-            _unjournaled.get().append(cause)
+        return now.unjournaled
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         if isinstance(output, list) and not output:  # verl would warn, and write nothing

@@ -20,7 +20,7 @@ from rlskip.hosts.verl.journals import tidy_journals, with_journals
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
-from rlskip.hosts.verl.run_queue import StatusQueue, expect_sessions, run_queue
+from rlskip.hosts.verl.run_queue import expect_sessions, run_queue, status_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
@@ -154,7 +154,7 @@ def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
     from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
 
     ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
-    return run_queue() if ours else StatusQueue(run_queue())
+    return run_queue() if ours else status_queue()
 
 
 def _rows_of(
