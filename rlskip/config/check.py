@@ -168,6 +168,7 @@ def read(
     *,
     of_host: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
     aliases: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
+    otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
@@ -183,6 +184,8 @@ def read(
         value is one of the host's key.
     aliases
         As `of_host`, for host's keys that mean the same: where both are set they must agree.
+    otherwise
+        That of :func:`did_you_mean`.
     """
     hints = typing.get_type_hints(schema)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
@@ -198,7 +201,8 @@ def read(
     values: dict[str, Any] = {}
     for name, (key, value) in given.items():
         if (field := fields.get(name)) is None:
-            problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at)))
+            remedy = did_you_mean(name, fields, at, otherwise)
+            problems.append(Problem(key, "unknown key", remedy))
         elif value == "???":  # OmegaConf's mark of a value that is still missing
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
         elif dataclasses.is_dataclass(hint := hints[name]) and isinstance(value, Mapping):
@@ -227,13 +231,13 @@ def parsed(
         return None
 
 
-def did_you_mean(name: str, known: Iterable[str], at: str = "") -> str:
-    """The remedy for an unknown name: the nearest known one, else all of them."""
+def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str = "") -> str:
+    """The remedy for an unknown name: the nearest known one, else `otherwise`, else all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
-    return f"known: {', '.join(known)}{or_own_key(at)}"
+    return (otherwise or f"known: {', '.join(known)}") + or_own_key(at.partition(".")[0])
 
 
 def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:

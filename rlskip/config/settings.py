@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
 
-from rlskip._nodes import or_own_key
 from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import Problem, did_you_mean, find_node, raise_all, read
@@ -48,6 +47,15 @@ _VERL_DEFAULTS: dict[str, Any] = {
     "dump_dir": "~/.verl/rollout_dump",
     "action": "cache",
 }
+
+
+# The remedies for an unknown key that is near to none: of `skip`, whose 22 names would hide the
+# rest, and of a role without a class.
+_ALL_KEYS = "docs/keys.md lists all keys"
+_REGISTER = (
+    "import the module with the class of a role that has keys of its own "
+    "(`@register_skip({role!r}, config=...)`) before the job starts"
+)
 
 
 @attrs.frozen(eq=False)
@@ -171,12 +179,14 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
             continue
         spec = registry.get(key)
         if spec is None:
-            problems.append(_unknown(key, shared_keys, registry))
+            known = [*sorted(shared_keys), *registry]
+            remedy = did_you_mean(key, known, "skip", _ALL_KEYS)
+            problems.append(Problem(f"skip.{key}", "unknown key", remedy))
         elif not isinstance(value, Mapping):
             problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
         else:
-            value = _own_keys(key, value, problems) if key in bare else value
-            role = read(spec.config, value, f"skip.{key}", problems)
+            otherwise = _REGISTER.format(role=key) if key in bare else ""
+            role = read(spec.config, value, f"skip.{key}", problems, otherwise=otherwise)
             if key == VALIDATION_ROLE:
                 if role.enable and not replays_validation:
                     what = "skip.validation turns it on"
@@ -254,33 +264,9 @@ def _without_class(
     return {
         name: RoleSpec()
         for name in names
-        if name not in registry and name.isidentifier() and not _nearest(name, registry)
+        if name not in registry and name.isidentifier()
+        if not difflib.get_close_matches(name, registry, n=1, cutoff=0.75)
     }
-
-
-def _unknown(key: str, shared_keys: Collection[str], registry: Mapping[str, RoleSpec]) -> Problem:
-    remedy = did_you_mean(key, [*sorted(shared_keys), *registry], "skip")
-    if remedy.startswith("known"):  # 22 names would hide the rest
-        remedy = f"docs/keys.md lists all keys{or_own_key('skip')}"
-    return Problem(f"skip.{key}", "unknown key", remedy)
-
-
-def _own_keys(role: str, value: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The keys of a role without a class that every role has; a problem for each other one."""
-    known = {f.name for f in dataclasses.fields(RoleConfig)}
-    for key in value.keys() - known:
-        remedy = (
-            did_you_mean(key, known, f"skip.{role}")
-            if _nearest(key, known)
-            else "import the module with the class of a role that has keys of its own "
-            f"(`@register_skip({role!r}, config=...)`) before the job starts{or_own_key('skip')}"
-        )
-        problems.append(Problem(f"skip.{role}.{key}", "unknown key", remedy))
-    return {key: value[key] for key in value if key in known}
-
-
-def _nearest(name: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
 
 
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
