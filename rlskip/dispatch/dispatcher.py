@@ -113,7 +113,6 @@ class RolloutDispatcher:
         self._ended = threading.Event()
         self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
         self._sessions = Sessions(
-            self._loop,
             pool,
             self.queue,
             self.config,
@@ -349,7 +348,7 @@ class RolloutDispatcher:
                 )
                 for batch in list(self._sessions.batches):
                     batch.finish(error)
-                self._post(self._sessions.abort_all, error)
+                self._post(self._sessions.give_up_all, error)
 
     def _running_now(self) -> str:
         """What the event loop runs: a session, by name, or the place in the code."""
@@ -364,7 +363,7 @@ class RolloutDispatcher:
         return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
     async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = (asyncio.all_tasks() | self._sessions.tasks) - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:

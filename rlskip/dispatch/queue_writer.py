@@ -7,20 +7,17 @@ and not on the number of sessions.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.timeouts import DaemonThreads
+from rlskip.dispatch.tasks import HiddenTasks
+from rlskip.dispatch.timeouts import DaemonThreads, failure_of
 from rlskip.queue import TrajectoryQueue
-
-logger = logging.getLogger(__name__)
 
 MOST = 1024
 """The number of sessions that one write takes."""
@@ -29,10 +26,8 @@ STRIKES = 3
 
 
 @attrs.define(eq=False)
-class Leaving(Answer["Exception | None"]):
+class Leaving:
     """What is written once a session, or a prompt, has finished.
-
-    It is answered with None once all is written, else with the error.
 
     Parameters
     ----------
@@ -51,54 +46,52 @@ class Leaving(Answer["Exception | None"]):
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
+    # Its result is None once all is written, else the error.
+    written: asyncio.Future[Exception | None] = attrs.field(init=False)
 
 
 class QueueWriter:
-    """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
+    """The only writer of a dispatcher: one write after the other, each within `seconds`.
 
-    A write that takes longer is given up: its thread is abandoned, and another one takes over.
-    `warn` is called with the place and the cause where sessions are not journaled.
+    Those to the queue run on `threads`, those to journals on `files`. A write that takes longer is
+    given up: its thread is left alone, and another one takes over. `warn` is called with the place
+    and the cause where sessions are not journaled.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         queue: TrajectoryQueue,
+        tasks: HiddenTasks,
+        threads: DaemonThreads,
+        files: DaemonThreads,
         seconds: float,
         warn: Callable[[object, str], None],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and each is answered once, with or without an error.
-        self._loop = loop
+        # written in this order, and each gets its result once.
         self._queue = queue
+        self._tasks = tasks
+        self._threads = threads
+        self._files = files
         self._seconds = seconds
         self._warn = warn
         self._gathered: deque[Leaving] = deque()
-        self._writing: Coroutine[Any, Any, None] | None = None
-        self._thread = DaemonThreads(1, "rlskip-queue")
+        self._writing: asyncio.Task[None] | None = None
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
-        self._journal = DaemonThreads(1, "rlskip-journal")
 
-    def write(self, leaving: Leaving) -> Answer[Exception | None]:
-        """Write it soon, after all that was given before."""
+    async def write(self, leaving: Leaving) -> Exception | None:
+        """Write it after all that was given before; returns the error, if it cannot be written."""
+        leaving.written = asyncio.get_running_loop().create_future()
         self._gathered.append(leaving)
-        if self._writing is None:
-            self._writing = self._write_all()
-            self._loop.call_soon(run, self._writing)  # what else comes in this turn joins
-        return leaving
+        if self._writing is None:  # what else comes in this turn of the event loop joins
+            self._writing = self._tasks.start(self._write_all())
+        return await leaving.written
 
     async def _write_all(self) -> None:
         while self._gathered:
             most = min(len(self._gathered), MOST)
             await self._write([self._gathered.popleft() for _ in range(most)])
         self._writing = None
-
-    def close(self) -> None:
-        """Write no more, and let the threads end once their writes return."""
-        if self._writing is not None:
-            self._writing.close()
-        self._thread.close()
-        self._journal.close()
 
     async def _write(self, batch: list[Leaving]) -> None:
         await self._journal_all(batch)
@@ -107,24 +100,20 @@ class QueueWriter:
             # One session's rows must not keep the others from the queue.
             alone = error is not None and len(batch) > 1
             result = await self._try([leaving]) if alone else error
-            try:
-                leaving.set(result)
-            except Exception:
-                logger.exception("a written session could not be counted")
+            if not leaving.written.done():  # the dispatcher is closed
+                leaving.written.set_result(result)
 
     async def _try(self, batch: list[Leaving]) -> Exception | None:
         """Write a batch; returns what the queue raised, or that it did not answer."""
         if any(write.done() for write in self._stuck):
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
-            write = self._thread.run(self._put, batch)
+            write = self._threads.run(self._put, batch)
             error = await failure_of(write, self._seconds, "the queue")
             if write.done():
                 self._stuck.clear()
                 return error
             self._stuck.append(write)
-            self._thread.close()
-            self._thread = DaemonThreads(1, "rlskip-queue")
         return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
 
     def _put(self, batch: list[Leaving]) -> None:
@@ -151,11 +140,8 @@ class QueueWriter:
             if journal is not None and leaving.entries and not journal.hangs:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
-            append = self._journal.run(journal.append, added)
+            append = self._files.run(journal.append, added)
             error = await failure_of(append, self._seconds, "the disk")
-            if not append.done():
-                journal.hangs = True
-                self._journal.close()
-                self._journal = DaemonThreads(1, "rlskip-journal")
+            journal.hangs = not append.done()
             if error is not None:
                 self._warn(journal.path, text_of(error))
