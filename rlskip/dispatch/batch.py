@@ -18,7 +18,7 @@ from rlskip.batch.columns import own, rows_of
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.scheduler import SessionGroup
+from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
 from rlskip.format.fingerprint import contents_of
@@ -94,20 +94,44 @@ class Prompt(SessionGroup):
         return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
 
+@attrs.define(eq=False)
+class Attempt:
+    """An attempt at a session that runs until the first of its ends: later ones are ignored."""
+
+    unit: Unit[Prompt]
+    span: Span
+    future: asyncio.Future[Any]
+    alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.unit.group
+
+    def end(self, tokens: int = 0, error: str | None = None) -> None:
+        """It has returned, failed or been given up."""
+        batch, span = self.prompt.batch, self.span
+        batch.running.remove(self)
+        if self.alarm is not None:
+            self.alarm.cancel()
+        span.ended, span.tokens, span.error = batch.elapsed(), tokens, error
+        if batch.spans is not None:
+            batch.spans.append(span)
+
+
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
-    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until its
-    # marker is in the queue, or the queue has refused it: at 0 nothing is written any more. Only
-    # open sessions have a task in `running`. Once the batch has `begun`, its roots are in the queue
-    # or were refused.
+    # A session is in `prompt.open` until it has an outcome: it waits in the scheduler, or an
+    # attempt at it is in `running`. It counts in `unwritten` until its marker is in the queue, or
+    # the queue has refused it: at 0 nothing is written any more. Once the batch has `begun`, its
+    # roots are in the queue or were refused.
 
     def __init__(self, step: int, partition: str, validate: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
         self.prompts: list[Prompt] = []
-        self.running: set[asyncio.Task[Any]] = set()  # attempts at its sessions
+        self.running: set[Attempt] = set()
         self.journal: SessionJournal | None = None
         self.spans: list[Span] | None = None
         self.progress: Progress | None = None

@@ -37,17 +37,18 @@ class Leaving:
         Rows by key, each with its tag.
     tags
         Markers, and new statuses of prompts, by key: readers see them after the rows.
+    written
+        Called with None once all is written, else with the error.
     journal, entries
         The journal, or None, and what is added to it.
     """
 
     partition: str
     tags: dict[str, dict[str, Any]]
+    written: Callable[[Exception | None], object]
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
-    # Its result is None once all is written, else the error.
-    written: asyncio.Future[Exception | None] = attrs.field(init=False)
 
 
 class QueueWriter:
@@ -68,7 +69,7 @@ class QueueWriter:
         warn: Callable[[object, str], None],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and each gets its result once.
+        # written in this order, and each is told once that it is.
         self._queue = queue
         self._tasks = tasks
         self._threads = threads
@@ -79,13 +80,11 @@ class QueueWriter:
         self._writing: asyncio.Task[None] | None = None
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
 
-    async def write(self, leaving: Leaving) -> Exception | None:
-        """Write it after all that was given before; returns the error, if it cannot be written."""
-        leaving.written = asyncio.get_running_loop().create_future()
+    def write(self, leaving: Leaving) -> None:
+        """Write it soon, after all that was given before."""
         self._gathered.append(leaving)
         if self._writing is None:  # what else comes in this turn of the event loop joins
             self._writing = self._tasks.start(self._write_all())
-        return await leaving.written
 
     async def _write_all(self) -> None:
         while self._gathered:
@@ -99,9 +98,7 @@ class QueueWriter:
         for leaving in batch:
             # One session's rows must not keep the others from the queue.
             alone = error is not None and len(batch) > 1
-            result = await self._try([leaving]) if alone else error
-            if not leaving.written.done():  # the dispatcher is closed
-                leaving.written.set_result(result)
+            leaving.written(await self._try([leaving]) if alone else error)
 
     async def _try(self, batch: list[Leaving]) -> Exception | None:
         """Write a batch; returns what the queue raised, or that it did not answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import BatchHandle, Prompt
+from rlskip.dispatch.batch import Attempt, BatchHandle, Prompt
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -52,7 +53,7 @@ class _Outcome:
 class Sessions:
     """The batches that a dispatcher runs; every call comes from its event loop.
 
-    The start of a batch and each attempt at a session is one task (:mod:`rlskip.dispatch.tasks`).
+    What waits for the queue or the disk is a task that workers do not see.
 
     Parameters
     ----------
@@ -119,8 +120,9 @@ class Sessions:
             if self._journals is not None and not batch.validate:
                 await self._open_journal(batch, self._journals)
             roots = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-            error = await self._writer.write(Leaving(batch.partition, roots))
-            if error is not None:
+            written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            self._writer.write(Leaving(batch.partition, roots, written.set_result))
+            if (error := await written) is not None:
                 raise error
             if batch.ended is None:
                 self._add_sessions(batch)
@@ -168,7 +170,7 @@ class Sessions:
                 batch.resumed += 1
                 first = attempts.pop(session)
                 outcome = _Outcome(first, found.rows, tokens, tags=found.tags)
-                self.tasks.start(self._leave(prompt, session, outcome))
+                self._leave(prompt, session, outcome)
             self._scheduler.add(prompt, attempts)
         batch.queued = batch.elapsed()
 
@@ -184,61 +186,17 @@ class Sessions:
 
     # -- a session, from the queue of sessions to its marker -----------------------------------
 
-    async def _attempt(self, worker: int, unit: Unit[Prompt]) -> None:
-        """Run an attempt at a session. It leaves rows and a marker, or is tried again."""
-        prompt, session, batch = unit.group, unit.session, unit.group.batch
-        if batch.ended is not None:  # since it was its turn
-            self._scheduler.done(worker, unit)
-            return
-        queued = prompt.queued.get(session, batch.queued)
-        names = worker, prompt.prompt, prompt.uid, session, unit.attempt
-        span = Span(*names, queued, batch.elapsed())
-        task = asyncio.current_task()
-        assert task is not None
-        batch.running.add(task)
-        outcome = None
-        try:
-            try:
-                rows, span.tokens = await self._result(worker, unit, span)
-            finally:
-                batch.running.discard(task)
-                span.ended = batch.elapsed()
-        except asyncio.CancelledError:  # the batch has ended, and leaves the marker
-            span.error = batch.ended
-            self._scheduler.done(worker, unit)
-        except Exception as error:
-            outcome = self._after_failure(worker, unit, span, as_failure(error))
-        else:
-            self._after_success(worker, unit, span)
-            outcome = _Outcome(unit.attempt, rows, span.tokens)
-        if batch.spans is not None:
-            batch.spans.append(span)
-        self._pump()
-        if outcome is not None:
-            await self._leave(prompt, session, outcome)
-
-    async def _result(self, worker: int, unit: Unit[Prompt], span: Span) -> tuple[Rows, int]:
-        """The rows of a session and their number of tokens; raises why it failed.
-
-        It is given up once its deadline passes or its batch ends.
-        """
-        batch, seconds = unit.group.batch, self._config.session_timeout_s
+    def _attempt(self, worker: int, unit: Unit[Prompt]) -> None:
+        """Run an attempt at a session, until it returns, its deadline passes or its batch ends."""
+        prompt, batch, seconds = unit.group, unit.group.batch, self._config.session_timeout_s
+        queued = prompt.queued.get(unit.session, batch.queued)
+        names = worker, prompt.prompt, prompt.uid, unit.session, unit.attempt
+        attempt = Attempt(unit, Span(*names, queued, batch.elapsed()), self._start(worker, unit))
         batch.attempts += 1
-        future = self._start(worker, unit)
-        try:
-            await asyncio.wait([future], timeout=seconds)
-            if not future.done():
-                cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-                raise InfrastructureFailure(cause)
-        except BaseException:
-            self._stop(worker, unit, span, future)
-            raise
-        if future.cancelled():
-            raise InfrastructureFailure("cancelled")
-        result = future.result()
-        if isinstance(result, Unjournaled):
-            self._warn_of_journal(f"step {batch.step}", result)
-        return _rows_and_tokens(result)
+        batch.running.add(attempt)
+        if seconds is not None:
+            attempt.alarm = attempt.future.get_loop().call_later(seconds, self._expire, attempt)
+        attempt.future.add_done_callback(functools.partial(self._returned, attempt))
 
     def _start(self, worker: int, unit: Unit[Prompt]) -> asyncio.Future[Any]:
         prompt, batch = unit.group, unit.group.batch
@@ -254,59 +212,83 @@ class Sessions:
         )
         try:
             future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
+            if not asyncio.isfuture(future):
+                raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
         except BaseException as error:  # a pool may be the user's
-            raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
-        if not asyncio.isfuture(future):
-            raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(portable(error))
         return future
 
-    def _stop(
-        self, worker: int, unit: Unit[Prompt], span: Span, future: asyncio.Future[Any]
-    ) -> None:
+    def _returned(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
+        """The worker has returned or raised, perhaps after the attempt was given up."""
+        batch = attempt.prompt.batch
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if attempt not in batch.running:
+            if error is None:
+                batch.late += 1
+                logger.info("dropped a late result of %s", attempt.span)
+        elif error is not None:
+            self._after_failure(attempt, as_failure(error))
+        else:
+            self._after_success(attempt, future.result())
+
+    def _expire(self, attempt: Attempt) -> None:
+        seconds = self._config.session_timeout_s
+        cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+        self._stop(attempt)
+        self._after_failure(attempt, InfrastructureFailure(cause))
+
+    def _stop(self, attempt: Attempt) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
-
-        def drop(late: asyncio.Future[Any]) -> None:
-            if not late.cancelled() and late.exception() is None:
-                unit.group.batch.late += 1
-                logger.info("dropped a late result of %s", span)
-
-        future.add_done_callback(drop)
+        unit = attempt.unit
         self._next_attempts[unit.group.uid, unit.session] = unit.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         try:
-            self._pool.stop(worker, future)
+            self._pool.stop(attempt.span.worker, attempt.future)
         except BaseException:  # a pool may be the user's
-            logger.exception("%s could not be stopped", span)
+            logger.exception("%s could not be stopped", attempt.span)
 
-    def _after_success(self, worker: int, unit: Unit[Prompt], span: Span) -> None:
-        length = span.tokens or span.ended - span.started
-        if self._history is not None:
-            self._history.learn(unit.group.known_as, length)
+    def _after_success(self, attempt: Attempt, result: Any) -> None:
+        prompt, unit = attempt.prompt, attempt.unit
+        if isinstance(result, Unjournaled):
+            self._warn_of_journal(f"step {prompt.batch.step}", result)
         try:
-            self._scheduler.done(worker, unit, length)
+            rows = as_rows(result)
+            tokens = tokens_of(rows or ())
+        except BaseException as odd:  # whatever the rows raise
+            self._after_failure(attempt, as_failure(odd))
+            return
+        attempt.end(tokens)
+        length = tokens or attempt.span.ended - attempt.span.started
+        if self._history is not None:
+            self._history.learn(prompt.known_as, length)
+        try:
+            self._scheduler.done(attempt.span.worker, unit, length)
         except Exception as error:  # of the policy
-            self._give_up(unit.group.batch, error)
+            self._give_up(prompt.batch, error)
+        self._leave(prompt, unit.session, _Outcome(unit.attempt, rows, tokens))
+        self._pump()
 
-    def _after_failure(
-        self, worker: int, unit: Unit[Prompt], span: Span, failure: SessionFailure
-    ) -> _Outcome | None:
-        """How the session ended; None if it is tried again."""
-        prompt = unit.group
-        span.error = text_of(failure)
+    def _after_failure(self, attempt: Attempt, failure: SessionFailure) -> None:
+        """Try again, where another attempt is left."""
+        prompt, unit, span = attempt.prompt, attempt.unit, attempt.span
+        text = text_of(failure)
+        attempt.end(error=text)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         prompt.failures[unit.session, machine] += 1
         if prompt.failures[unit.session, machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", span, span.error)
+            logger.warning("%s failed and is tried again: %s", span, text)
             prompt.queued[unit.session] = span.ended
-            self._scheduler.retry(worker, unit)
-            return None
-        logger.error("%s failed for good: %s", span, span.error, exc_info=failure)
-        self._scheduler.done(worker, unit)
-        return _Outcome(unit.attempt, error=cause_of(failure))
+            self._scheduler.retry(span.worker, unit)
+        else:
+            logger.error("%s failed for good: %s", span, text, exc_info=failure)
+            self._scheduler.done(span.worker, unit)
+            self._leave(prompt, unit.session, _Outcome(unit.attempt, error=cause_of(failure)))
+        self._pump()
 
-    async def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+    def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
         """Write a session's rows and its one marker."""
         batch = prompt.batch
         if session not in prompt.open:  # its batch was given up, and it has its marker
@@ -318,23 +300,10 @@ class Sessions:
                 self._pool.forget(prompt.sample)
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
-        error = await self._write(prompt, session, outcome)
-        if error is not None and outcome.error is None:
-            # The queue refuses the session's rows, but perhaps not its marker.
-            cause = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            outcome = _Outcome(outcome.attempt, error=cause)
-            error = await self._write(prompt, session, outcome)
-        batch.unwritten -= 1
-        if error is not None:
-            self._give_up(batch, error)
-        elif batch.progress is not None:
-            batch.progress.update(outcome.tokens, outcome.error is not None)
-        if batch.unwritten == 0:
-            await self._finish(batch)
+        self._write(prompt, session, outcome)
 
-    async def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Exception | None:
-        """Write journal, then rows, then marker; returns why they are not written."""
+    def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+        """Write journal, then rows, then marker."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
         if outcome.error is not None:
             batch.failed[prompt.uid, session] = outcome.error
@@ -351,8 +320,27 @@ class Sessions:
             tags={marker: session_tag(session, attempt, outcome.error, count)},
             journal=batch.journal,
             entries=to_journal(prompt, session, rows, outcome.tags),
+            written=functools.partial(self._written, prompt, session, outcome),
         )
-        return await self._writer.write(leaving)
+        self._writer.write(leaving)
+
+    def _written(
+        self, prompt: Prompt, session: int, outcome: _Outcome, error: Exception | None
+    ) -> None:
+        batch = prompt.batch
+        if error is not None and outcome.error is None:
+            # The queue refuses the session's rows, but perhaps not its marker.
+            cause = cause_of(as_failure(error), "its rows could not be written: ")
+            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
+            self._write(prompt, session, _Outcome(outcome.attempt, error=cause))
+            return
+        batch.unwritten -= 1
+        if error is not None:
+            self._give_up(batch, error)
+        elif batch.progress is not None:
+            batch.progress.update(outcome.tokens, outcome.error is not None)
+        if batch.unwritten == 0:
+            self.tasks.start(self._finish(batch))
 
     # -- whose turn it is ------------------------------------------------------------------------
 
@@ -360,7 +348,7 @@ class Sessions:
         """Start all sessions that can run."""
         try:
             while (found := self._scheduler.next()) is not None:
-                self.tasks.start(self._attempt(*found))
+                self._attempt(*found)
         except Exception as error:  # of the policy
             self.give_up_all(error)
         if not self._scheduler.alive:
@@ -394,19 +382,11 @@ class Sessions:
         batch.ended = batch.ended or cause
         if not batch.begun:  # it ends its sessions itself, after their roots
             return
+        for attempt in list(batch.running):
+            attempt.end(error=batch.ended)
+            self._stop(attempt)
+            self._scheduler.done(attempt.span.worker, attempt.unit)
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
             for session in sorted(prompt.open):
-                outcome = _Outcome(0, error=batch.ended)
-                self.tasks.start(self._leave(prompt, session, outcome))
-        for task in batch.running:
-            task.cancel()
-
-
-def _rows_and_tokens(result: Any) -> tuple[Rows, int]:
-    """What a worker returned; raises an Exception for whatever its rows raise."""
-    try:
-        rows = as_rows(result)
-        return rows, tokens_of(rows or ())
-    except BaseException as odd:
-        raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause
+                self._leave(prompt, session, _Outcome(0, error=batch.ended))
