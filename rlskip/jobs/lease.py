@@ -253,12 +253,12 @@ class SingleFlight:
         return Lease(), False
 
     def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
-        there = False
+        there, error = False, None
         try:
             there = is_there()
-        finally:  # also where it raises: the other ranks must not wait for this one
-            there = self._ranks.agree(there, what)
-        return there
+        except BaseException as raised:  # the other ranks must not wait for this one
+            error = raised
+        return self._ranks.agree(there, what, error)
 
 
 class LeaseWatch:

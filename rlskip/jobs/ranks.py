@@ -24,6 +24,10 @@ def world_size() -> int:
     return dist.get_world_size() if joined else 1
 
 
+class RankError(RlskipError, RuntimeError):
+    """Another rank raised instead of taking part in a decision."""
+
+
 class RankGroup:
     """The ranks that call a stage together; rank 0 of 1, which never waits, without ranks.
 
@@ -53,24 +57,18 @@ class RankGroup:
             else None
         )
 
-    def agree(self, hit: bool, what: str = "the step") -> bool:
-        """Whether it is a hit on every rank.
-
-        Raises
-        ------
-        RankTimeoutError
-            Some rank did not answer within `timeout_s`.
-        """
-        return all(answer[0] for answer in self.exchange(hit, what=what))
+    def agree(self, hit: bool, what: str = "the step", error: BaseException | None = None) -> bool:
+        """Whether it is a hit on every rank; `error` and what is raised are as in `exchange`."""
+        return all(answer[0] for answer in self.exchange(hit, what=what, error=error))
 
     def follow(self, number: int, what: str = "the step") -> int:
-        """Rank 0's `number` on every rank; raises as :meth:`agree` does."""
+        """Rank 0's `number` on every rank; raises as :meth:`exchange` does."""
         return self.exchange(int(number), what=what)[0][0]
 
     def ranks_without(self, directory: str | Path) -> list[int]:
         """The ranks that do not see what rank 0 writes into `directory`; two rounds.
 
-        Empty where rank 0 cannot write there. Raises as :meth:`agree` does.
+        Empty where rank 0 cannot write there. Raises as :meth:`exchange` does.
         """
         what = f"a job with its dumps in {directory}"
         with token_in(directory) if self.rank == 0 else nullcontext(0) as number:
@@ -78,9 +76,40 @@ class RankGroup:
             answers = self.exchange(sees_token(directory, number), what=what)
         return [rank for rank, (sees,) in enumerate(answers) if not sees]
 
-    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
-        """The `numbers` of every rank, each of 63 bits, in one round; raises as :meth:`agree`."""
-        mine = torch.tensor([secrets.randbits(60), *map(int, numbers)])
+    def exchange(
+        self, *numbers: int, what: str = "the step", error: BaseException | None = None
+    ) -> list[tuple[int, ...]]:
+        """The `numbers` of every rank, each of 63 bits, in one round.
+
+        Parameters
+        ----------
+        error
+            What this rank is about to raise. It is raised here, once all ranks know that they
+            decide nothing: none waits for a rank that has left.
+
+        Raises
+        ------
+        RankError
+            Another rank has an `error`.
+        RankTimeoutError
+            Some rank did not answer within `timeout_s`.
+        """
+        mine = [secrets.randbits(60), int(error is not None), *map(int, numbers)]
+        answers = self._gather(mine, what)
+        self.exchange_id = f"{answers[0][0]:015x}"
+        if error is not None:
+            raise error
+        if failed := [rank for rank, (_, fails, *_) in enumerate(answers) if fails]:
+            raise RankError(
+                f"rank {', '.join(map(str, failed))} of {self.world_size} raised an error while "
+                f"all ranks decided together whether {what} is skipped; rank {self.rank} ends, too",
+                remedy="the log of that rank has the error",
+            )
+        return [tuple(answer[2:]) for answer in answers]
+
+    def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
+        """The `numbers` of every rank."""
+        mine = torch.tensor(numbers)
         answers = [mine]
         if self._group is not None:
             answers = [torch.zeros_like(mine) for _ in range(self.world_size)]
@@ -92,5 +121,4 @@ class RankGroup:
                     f"all ranks to decide together whether {what} is skipped",
                     remedy="a rank died, or not every rank calls the stage at this step",
                 ) from error
-        self.exchange_id = f"{int(answers[0][0]):015x}"
-        return [tuple(map(int, answer[1:])) for answer in answers]
+        return [answer.tolist() for answer in answers]

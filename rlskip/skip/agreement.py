@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import attrs
+
 from rlskip.config.skip import SkipAction
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, check_rng
 from rlskip.skip.visit import Found, Visit
-from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store import CorruptDumpError, DumpError, DumpMeta
+
+log = logging.getLogger(__name__)
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -26,21 +31,42 @@ Load = Callable[[Call], Loaded]
 """Loads and verifies the dump that serves a call, or raises."""
 
 
+@attrs.frozen
+class Mismatch:
+    """The dump to name for a call that fits none: why is the call's `reason`.
+
+    ``hint`` is what may be set instead of ``on_mismatch``.
+    """
+
+    found: Found
+    hint: str = ""
+
+
+Candidates = Iterator[Any]
+"""The dumps that would serve a call, in order; or, where none would, a `Mismatch` or nothing."""
+
+
 class OneRank:
     """The only rank of a job, which agrees with itself."""
 
-    def __init__(self, group: RankGroup) -> None:
-        self.group = group
+    def __init__(self, group: RankGroup, dumps: Dumps) -> None:
+        self.group, self._dumps = group, dumps
 
-    def agree(
-        self, call: Call, found: Found | None, offers: Iterator[Found], load: Load
-    ) -> Found | None:
-        """The dump that serves the call on every rank, where `found` is this rank's first.
+    def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
+        """The one of the `candidates` that serves the call on every rank; None: it is generated.
 
-        `offers` are the others that would do, in order. `found` is None if the others shall not
-        wait for this rank's.
+        Raises
+        ------
+        MismatchError
+            There is none, and ``on_mismatch`` is ``error``.
         """
-        return found
+        first = next(candidates, None)
+        return self._settle(call, first) if isinstance(first, Mismatch) else first
+
+    def _settle(self, call: Call, mismatch: Mismatch) -> None:
+        """Refuse the call, or quarantine the dump, as ``on_mismatch`` says."""
+        if not self._dumps.accept_mismatch(call.reason, mismatch.found, mismatch.hint):
+            call.visit.lose(mismatch.found)
 
     def load(self, call: Call, load: Load) -> Loaded:
         """What `load` returns for the call, on every rank or on none."""
@@ -55,40 +81,91 @@ class OneRank:
         return {}
 
 
+@attrs.frozen
+class _Answer:
+    """What a rank has for call `place` of `step`.
+
+    Its dumps were made for another call (`differs`); or it has found call `number` of step
+    `source`, and has loaded its shard of it, which is of the call that `generation` names.
+    """
+
+    step: int
+    place: int
+    differs: int
+    found: int
+    source: int
+    number: int
+    loaded: int
+    generation: int
+
+    @property
+    def dump(self) -> Found | None:
+        return Found(self.source, self.number) if self.found else None
+
+
 class SeveralRanks(OneRank):
-    """Ranks that keep a shard of each call: a call is replayed on all of them or on none."""
+    """Ranks that keep a shard of each call: a call is replayed on all of them or on none.
 
-    def __init__(self, group: RankGroup, dumps: Dumps) -> None:
-        super().__init__(group)
-        self._dumps = dumps
+    No rank leaves while others wait for it: what it cannot use it answers, and what one raises
+    lets all raise.
+    """
 
-    def agree(
-        self, call: Call, found: Found | None, offers: Iterator[Found], load: Load
-    ) -> Found | None:
+    def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
         visit, repeats = call.visit, self._dumps.local_config.action == SkipAction.REPEAT
+        mismatch: Mismatch | None = None
+        choices = candidates
         while True:
-            # Loaded first, so that a hit takes one exchange: it settles which dump serves the
-            # call, and whether every rank has its shard of it.
-            mine = (1, found.step, found.number) if found else (0, 0, 0)
-            shard = self._load_shard(call, found, load)
-            place = (visit.step, call.place)
-            answers = self.group.exchange(*place, *mine, *shard, what=f"step {visit.step}")
-            self._refuse_other_places([answer[:2] for answer in answers])
-            theirs = [Found(answer[3], answer[4]) if answer[2] else None for answer in answers]
+            found, generation, error = None, None, None
+            try:
+                found = next(choices, None)
+                if isinstance(found, Mismatch):
+                    mismatch, found = found, None
+                # Loaded first, so that a hit takes one exchange: it settles which dump serves the
+                # call, and whether every rank has its shard of it.
+                generation = self._load_shard(call, found, load)
+            except BaseException as raised:  # once the other ranks know
+                error = raised
+            answers = self._exchange(call, found, generation, mismatch, error)
+            theirs = [answer.dump for answer in answers]
             # A repeat checks nothing: what rank 0 finds will do.
             agreed = theirs[0] if repeats or None not in theirs else None
             if agreed is None or set(theirs) == {agreed}:
-                # Another job may be replacing the shards, one rank's after the other's.
-                of_one_call = {answer[5:] for answer in answers} == {(True, shard[1])}
-                if not of_one_call and not isinstance(call.loaded, BaseException):
-                    call.loaded = None
-                if agreed is None and found and any(a[2] and not a[5] for a in answers):
-                    visit.lose(found)  # a rank found it damaged, and another has seen that already
-                return agreed
+                break
             last = max(one.order(visit.step) for one in theirs if one)
-            candidates = itertools.chain([found] if found else [], offers)
-            next_ones = (one for one in candidates if one.order(visit.step) >= last)
-            found = agreed if repeats else next(next_ones, None)
+            later = itertools.chain([found] if found else [], candidates)
+            choices = (one for one in later if one.order(visit.step) >= last)
+            choices = iter([agreed]) if repeats else choices
+        # Another job may be replacing the shards, one rank's after the other's.
+        of_one_call = {(a.loaded, a.generation) for a in answers} == {(1, generation)}
+        if not of_one_call and not isinstance(call.loaded, BaseException):
+            call.loaded = None
+        if agreed is None:
+            self._miss(call, found, mismatch, answers)
+        return agreed
+
+    def _miss(
+        self, call: Call, found: Found | None, mismatch: Mismatch | None, answers: list[_Answer]
+    ) -> None:
+        """Refuse a call that no dump serves if its dumps are whole, and made for another call."""
+        damaged = any(answer.found and not answer.loaded for answer in answers)
+        if damaged and found:
+            call.visit.lose(found)  # a rank found it damaged, and another has seen that already
+        if damaged or not all(answer.found or answer.differs for answer in answers):
+            if mismatch:
+                log.info(
+                    "rlskip: role %s: step %d, call %d is generated, because another rank has no "
+                    "whole dump; %s", self._dumps.role, call.step, call.place, call.reason,
+                )  # fmt: skip
+        elif mismatch:
+            self._settle(call, mismatch)
+        elif self._dumps.local_config.on_mismatch == "error":
+            others = [str(rank) for rank, answer in enumerate(answers) if answer.differs]
+            raise MismatchError(
+                f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
+                f"dump of step {call.step} was made for",
+                str(self._dumps.directory / str(call.step)),
+                "the error of that rank says how the calls differ, and what to choose",
+            )
 
     def load(self, call: Call, load: Load) -> Loaded:
         loaded: Loaded | BaseException | None
@@ -107,17 +184,37 @@ class SeveralRanks(OneRank):
     def info(self) -> dict[str, Any]:
         return {"generation": self.group.exchange_id}
 
-    def _load_shard(self, call: Call, found: Found | None, load: Load) -> tuple[bool, int]:
-        """Load this rank's shard of `found`: whether it can be, and which call's it is."""
+    def _load_shard(self, call: Call, found: Found | None, load: Load) -> int | None:
+        """Load this rank's shard of `found`: which call's it is; None if it cannot be used."""
         call.found, call.loaded = found, None
         if found is None:
-            return False, 0
+            return None
         try:
-            call.loaded = load(call)
-        except BaseException as error:  # the other ranks must not wait for this one
+            loaded = call.loaded = load(call)
+            if self._dumps.local_config.restore_rng:
+                check_rng(loaded[2])
+        except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
-            return False, 0
-        return True, int(call.loaded[1].info.get("generation", "0"), 16)
+            return None
+        return int(loaded[1].info.get("generation", "0"), 16)
+
+    def _exchange(
+        self,
+        call: Call,
+        found: Found | None,
+        generation: int | None,
+        mismatch: Mismatch | None,
+        error: BaseException | None,
+    ) -> list[_Answer]:
+        """The answers of all ranks; `error` and what is raised are as in `RankGroup.exchange`."""
+        of = found or Found(0)
+        mine = (call.visit.step, call.place, mismatch is not None, found is not None)
+        shard = (of.step, of.number, generation is not None, generation or 0)
+        what = f"step {call.visit.step}"
+        given = self.group.exchange(*mine, *shard, what=what, error=error)
+        answers = [_Answer(*answer) for answer in given]
+        self._refuse_other_places([(answer.step, answer.place) for answer in answers])
+        return answers
 
     def _refuse_other_places(self, places: Sequence[tuple[int, ...]]) -> None:
         if len(set(places)) == 1:
@@ -143,7 +240,7 @@ def all_ranks(dumps: Dumps) -> OneRank:
     """
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
     if group.world_size == 1:
-        return OneRank(group)
+        return OneRank(group, dumps)
     if apart := group.ranks_without(dump_dir):
         raise ConfigError(
             f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
@@ -171,4 +268,4 @@ def no_other_rank(dumps: Dumps, why: str) -> OneRank:
             if dumps.by_prompt
             else "use skip.rollout, or generate in a process outside torch.distributed",
         )
-    return OneRank(RankGroup())
+    return OneRank(RankGroup(), dumps)

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.agreement import OneRank, all_ranks, no_other_rank
+from rlskip.skip.agreement import Candidates, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, PromptMatching
@@ -212,21 +212,25 @@ class CallRole(Role):
         with self._index.lock if self.dumps.by_prompt else contextlib.nullcontext():
             if not self.support_online_step:
                 self._index.begin(call.step)
-            offers: Iterator[Any] = self._matching.offers(call)
-            found: Any = None
-            try:
-                call.identity = call.identity or self.dumps.identity_of(call)
-                found = next(offers, None) or self._matching.judge(call)
-            except (DumpError, OSError, MemoryError) as error:
-                log.warning(
-                    "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
-                )
-            finally:
-                # Also if this one is about to raise: the other ranks must not wait for it.
-                found = self.ranks.agree(call, found, offers, self._matching.load)
+            found = self.ranks.agree(call, self._candidates(call), self._matching.load)
             if found is not None:
                 self._matching.take(call, found)
             return found  # type: ignore[no-any-return]
+
+    def _candidates(self, call: Call) -> Candidates:
+        offered = False
+        try:
+            call.identity = call.identity or self.dumps.identity_of(call)
+            for found in self._matching.offers(call):
+                offered = True
+                yield found
+            if not offered and (judged := self._matching.judge(call)) is not None:
+                yield judged
+        except (DumpError, OSError, MemoryError) as error:
+            log.warning(
+                "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
+            )
+            call.identity = call.identity or self.dumps.conditions
 
     # -- whether it is what the stage returns ----------------------------------------------
 
@@ -289,7 +293,9 @@ class CallRole(Role):
         def is_there() -> bool:
             with visit.lock:
                 visit.refresh()
-                there = next(self._matching.offers(call), None) is not None
+                there = False
+                with contextlib.suppress(DumpError, OSError, MemoryError):
+                    there = next(self._matching.offers(call), None) is not None
             if call.cleanup.over:  # cancelled: nobody waits for this thread any more
                 raise asyncio.CancelledError
             return there

@@ -372,6 +372,13 @@ def restore_rng(states: dict[str, Any] | None) -> None:
         raise CorruptDumpError("it does not hold states of the random generators") from error
 
 
+def check_rng(states: dict[str, Any] | None) -> None:
+    """Raise what :func:`restore_rng` would; the generators stay where they are."""
+    before = capture_rng()
+    restore_rng(states)
+    _set(before)
+
+
 def _set(states: dict[str, Any]) -> None:
     python, np_state = states["python"], states["numpy"]
     words = tuple(int(word) for word in python["words"])

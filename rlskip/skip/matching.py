@@ -12,7 +12,7 @@ import attrs
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
-from rlskip.skip.agreement import Loaded
+from rlskip.skip.agreement import Loaded, Mismatch
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, seconds_saved
@@ -51,22 +51,18 @@ class CallMatching:
             if self._dumps.local_config.match == "run":
                 yield from self._elsewhere(call)
 
-    def judge(self, call: Call) -> Found | Gathered | None:
+    def judge(self, call: Call) -> Found | Gathered | Mismatch | None:
         """What becomes of a call that no dump fits.
 
-        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless.
-
-        Raises
-        ------
-        MismatchError
-            It is the first call at the step, and all dumps of the step differ from it.
+        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless. A Mismatch:
+        it is the first call at the step, and all dumps of the step differ from it.
         """
         visit, identity = call.visit, call.identity
         policy = self._dumps.local_config.on_mismatch
         if self._dumps.local_config.action == SkipAction.REPEAT or visit.is_empty:
             return None
         if identity.prompts_hash is None or policy == "ignore":
-            kth = visit.kth(call.place)
+            kth: Found | None = visit.kth(call.place)
             if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
                 return None
             call.reason = (
@@ -74,7 +70,10 @@ class CallMatching:
                 if identity.prompts_hash is None
                 else f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
             )
-            return self._accept_mismatch(call, kth)
+            if policy == "ignore":
+                self._dumps.accept_mismatch(call.reason, kth)
+                return kth
+            return Mismatch(kth)
         nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
         if nearest is None:
             damaged = "a dump of the step is missing, and the others were made for other calls"
@@ -95,7 +94,7 @@ class CallMatching:
             if elsewhere:
                 call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
                 hint = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too; "
-        return self._accept_mismatch(call, found, hint)
+        return Mismatch(found, hint)
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
@@ -155,13 +154,6 @@ class CallMatching:
             if not call.identity.differences(meta.identity)[0]:
                 yield found
 
-    def _accept_mismatch(self, call: Call, found: Found, hint: str = "") -> Found | None:
-        """`found` if it is to serve the call despite `call.reason`; None if it was quarantined."""
-        if self._dumps.accept_mismatch(call.reason, found, hint):
-            return found
-        call.visit.lose(found)
-        return None
-
 
 class PromptMatching(CallMatching):
     """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
@@ -184,7 +176,7 @@ class PromptMatching(CallMatching):
             else:
                 call.reason = gathered
 
-    def judge(self, call: Call) -> Found | Gathered | None:
+    def judge(self, call: Call) -> Found | Gathered | Mismatch | None:
         """What becomes of a call for whose prompts there are no groups.
 
         Prompts without a dump are generated, and the whole batch with them. Where all have one that

@@ -188,10 +188,10 @@ class Trainer:
 class Hub:
     """What the simulated ranks share: an exchange ends when all of them have taken part."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, timeout_s: float = 600.0) -> None:
         self.world = world
-        self.barrier = threading.Barrier(world, timeout=600)
-        self.sent: list[tuple[int, ...]] = [()] * world
+        self.barrier = threading.Barrier(world, timeout=timeout_s)
+        self.sent: list[list[int]] = [[]] * world
         self.rounds: list[int] = []  # how many numbers each rank sent in it
 
     def rank(self, number: int) -> RankGroup:
@@ -203,13 +203,11 @@ class Rank(RankGroup):
         super().__init__()
         self.hub, self.rank, self.world_size = hub, rank, hub.world
 
-    def exchange(self, *numbers: int, what: str = "the step") -> list[tuple[int, ...]]:
-        self.hub.sent[self.rank] = tuple(map(int, numbers))
+    def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
+        self.hub.sent[self.rank] = numbers
         if self.hub.barrier.wait() == 0:
-            self.hub.rounds.append(len(numbers) + 1)  # and the name of the exchange
-            self.exchange_id = f"{len(self.hub.rounds):015x}"
+            self.hub.rounds.append(len(numbers))
         self.hub.barrier.wait()
         answers = list(self.hub.sent)
-        self.exchange_id = f"{len(self.hub.rounds):015x}"
         self.hub.barrier.wait()
         return answers

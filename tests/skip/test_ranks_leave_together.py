@@ -1,0 +1,179 @@
+"""No rank leaves while others wait: whatever each of them meets, all do the same."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rlskip import SkipManager
+from rlskip.errors import MismatchError, RlskipError
+from rlskip.jobs.ranks import RankError, RankTimeoutError
+from rlskip.skip.agreement import SeveralRanks
+from rlskip.skip.call import Call, Stage
+from rlskip.skip.roles import CallRoleByHand
+from rlskip.skip.stage_runner import Miss, dump, replay
+from tests.skip.trainers import Hub
+
+RANKS = 3
+# What a rank meets at its call: its dump is not whole, its call is another one, or it raises.
+NOT_WHOLE = ("gone", "meta damaged", "data damaged", "odd generators")
+OTHER = ("other prompts", "uncomparable")
+RAISES = ("raises before", "raises in load")
+MEETS = st.sampled_from(["its dump", *NOT_WHOLE, *OTHER, *RAISES])
+SKIP = st.fixed_dictionaries(
+    {
+        "action": st.sampled_from(["cache", "repeat", "verify"]),
+        "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
+        "on_miss": st.sampled_from(["generate", "error"]),
+        "wait_s": st.sampled_from([0, 60]),
+    }
+)
+
+
+class UnforeseenError(Exception): ...
+
+
+def fail(*args: Any, **kwargs: Any) -> Any:
+    raise UnforeseenError
+
+
+class Job:
+    """Simulated ranks, which wait for each other for at most 20 s."""
+
+    def __init__(self, folder: Path, **skip: Any) -> None:
+        on_miss = skip.pop("on_miss", "generate")  # SkipManager's own check knows of no ranks
+        skip |= {"dump_dir": str(folder), "background_write": False, "restore_rng": True}
+        SkipManager.init({"skip": {**skip, "rollout": {"enable": True}}})
+        read, hub = SkipManager.settings, Hub(RANKS, timeout_s=20)
+        assert read is not None
+        local = read.roles["rollout"]
+        local.on_miss = on_miss
+        self.roles = [CallRoleByHand("rollout", local, read.facts) for _ in range(RANKS)]
+        for rank, role in enumerate(self.roles):
+            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
+
+    def call(self, *meets: str) -> list[Any]:
+        """What each rank gets: the result of its dump, None if it generates, or an error."""
+        with ThreadPoolExecutor(RANKS) as threads:
+            return list(threads.map(self._call, self.roles, meets))
+
+    def _call(self, role: CallRoleByHand, meets: str) -> Any:
+        def stage(prompts: Any) -> None: ...
+
+        prompts = {"other prompts": ["b"], "uncomparable": [object()]}.get(meets, ["a"])
+        identity = fail if meets == "raises before" else None
+        if meets == "raises in load":
+            role.store.load_with_meta = fail  # type: ignore[method-assign]
+        call = Call(Stage(stage, "rollout", identity=identity), (prompts,), {}, 1)
+        with call.cleanup:
+            try:
+                replayed = replay(role, call)
+            except Exception as error:
+                return error
+            if replayed is Miss:
+                dump(role, call, "rollouts")
+            return None if replayed is Miss else replayed
+
+
+def harm(folder: Path, rank: int, meets: str) -> None:
+    dump, meta = (next(folder.glob(f"*/*/1/{kind}.r{rank}-of-*")) for kind in ("gen_batch", "meta"))
+    if meets == "gone":
+        dump.unlink()
+        meta.unlink()
+    for kind, file in (("meta damaged", meta), ("data damaged", dump)):
+        if meets == kind:
+            content = file.read_bytes()
+            file.write_bytes(content[:20] + b"\xff\xfe" + content[22:])
+
+
+def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
+    """What may become of a call: ``replayed``, ``generated``, or ``refused``."""
+    met, policy = {*meets}, skip["on_mismatch"]
+    if "raises before" in met or ("uncomparable" in met and policy == "error"):
+        return {"refused"}
+    missed = "generated" if skip["on_miss"] == "generate" else "refused"
+    if "raises in load" in met:  # if that rank comes to it
+        return {"refused", *([missed] if met & {*NOT_WHOLE} or len(met) > 1 else [])}
+    if met & {*NOT_WHOLE}:
+        return {missed}
+    if not met & {*OTHER} or policy == "ignore" or skip["action"] == "repeat":
+        return {"replayed"}
+    return {"refused" if policy == "error" else missed}
+
+
+@pytest.fixture(scope="module")
+def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
+    """Makes a folder with step 1 as the ranks are to meet it."""
+    sources: dict[tuple[bool, ...], Path] = {}
+
+    def save(odd: tuple[bool, ...]) -> Path:
+        folder = tmp_path_factory.mktemp("dumps")
+        job = Job(folder)
+        for role, is_odd in zip(job.roles, odd, strict=True):
+            if is_odd:
+                prepare: Any = functools.partial(without_states, role.store.prepare)
+                role.store.prepare = prepare  # type: ignore[method-assign]
+        assert job.call(*["its dump"] * RANKS) == [None] * RANKS
+        return folder
+
+    def copy(meets: list[str]) -> Path:
+        odd = tuple(what == "odd generators" for what in meets)
+        if odd not in sources:
+            sources[odd] = save(odd)
+        folder = tmp_path_factory.mktemp("dumps")
+        shutil.copytree(sources[odd], folder, dirs_exist_ok=True)
+        for rank, what in enumerate(meets):
+            harm(folder, rank, what)
+        return folder
+
+    return copy
+
+
+def without_states(prepare: Callable[..., Any], *args: Any, **about: Any) -> Any:
+    return prepare(*args, **{**about, "sidecar": "no states of generators"})
+
+
+def case(*meets: str, **skip: Any) -> Any:
+    usual = {"action": "cache", "on_mismatch": "error", "on_miss": "generate", "wait_s": 0}
+    return example(meets=[*meets], skip={**usual, **skip})
+
+
+@pytest.mark.usefixtures("no_fsync")
+@settings(max_examples=60)
+@given(meets=st.lists(MEETS, min_size=RANKS, max_size=RANKS), skip=SKIP)
+@case("other prompts", "meta damaged", "other prompts")
+@case("its dump", "other prompts", "its dump")
+@case("its dump", "uncomparable", "its dump", wait_s=60)
+@case("odd generators", "its dump", "its dump")
+@case("its dump", "its dump", "raises in load")
+def test_all_ranks_replay_or_generate_or_raise(
+    dumped: Callable[[list[str]], Path], meets: list[str], skip: dict[str, Any]
+) -> None:
+    if (skip["on_mismatch"], skip["on_miss"]) == ("regenerate", "error"):
+        skip = {**skip, "on_miss": "generate"}  # refused together
+    got = Job(dumped(meets), **skip).call(*meets)
+    errors = [one for one in got if isinstance(one, Exception)]
+    assert len(errors) in (0, RANKS), got
+    assert all(isinstance(error, RlskipError | UnforeseenError) for error in errors)
+    assert not any(isinstance(error, RankTimeoutError) for error in errors)
+    (what,) = {"refused" if errors else "generated" if one is None else "replayed" for one in got}
+    assert what in expected(meets, skip)
+    raised = [str(rank) for rank, one in enumerate(got) if not isinstance(one, RankError)]
+    named = f"rank {', '.join(raised)} of {RANKS} raised an error"
+    assert all(named in str(error) for error in errors if isinstance(error, RankError))
+
+
+def test_a_rank_whose_dump_fits_names_the_one_that_makes_another_call(tmp_path: Path) -> None:
+    Job(tmp_path).call(*["its dump"] * RANKS)
+    got = Job(tmp_path).call("its dump", "other prompts", "its dump")
+    assert [type(error) for error in got] == [MismatchError] * RANKS
+    assert "row 0 is 'b' now, 'a' in the dump" in str(got[1])
+    assert "rank 1 of 3 makes another call than the dump of step 1 was made for" in str(got[0])
