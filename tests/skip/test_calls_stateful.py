@@ -166,6 +166,7 @@ class Dump:
     calls: int  # how many the step had when it was written, those that failed included
     when: int  # how many were dumped before it
     damage: str = ""  # of its "meta" or its "data"
+    rank: int = 0  # whose shard has the damage
 
 
 class Visits(RuleBasedStateMachine):
@@ -176,6 +177,9 @@ class Visits(RuleBasedStateMachine):
         self.stage, self.background = stage, background
         self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
         self.disk: dict[int, dict[int, Dump]] = {step: {} for step in STEPS}
+        # Of dumps that are lost because one rank's shard was damaged: by number that rank. The
+        # shards of the others stay until the number is used again.
+        self.halves: dict[int, dict[int, int]] = {step: {} for step in STEPS}
         # The numbers of all dumps that were ever written, and when; ranks here record none.
         self.records: dict[int, list[tuple[int, int]]] = {step: [] for step in STEPS}
         self.written = 0
@@ -200,7 +204,7 @@ class Visits(RuleBasedStateMachine):
         self.stage.visit(step)
         self.step, self.calls = step, 0
         self.used: set[tuple[int, int]] = set()
-        self.listed = sorted(self.disk[step])
+        self.listed = self.seen(step)
         self.lost: set[int] = set()
         self.failed: Counter[tuple[str, bool]] = Counter()
         self.made: list[tuple[str, bool]] = []
@@ -241,7 +245,7 @@ class Visits(RuleBasedStateMachine):
                 shutil.rmtree(path)
         elif not self.disk[step][number].damage:
             self.disk[step][number].damage = how
-            # Of several ranks one has damage.
+            self.disk[step][number].rank = rank % self.stage.ranks
             files = sorted(path.glob("gen_batch*" if how == "data" else "meta*"))
             file = files[rank % self.stage.ranks]
             content = file.read_bytes()
@@ -280,6 +284,7 @@ class Visits(RuleBasedStateMachine):
             known = 1 + len(self.disk[self.step]) + self.failed.total()
             self.written += 1
             self.disk[self.step][number] = Dump(made_for, got, known, self.written)
+            self.halves[self.step].pop(number, None)
             if self.stage.ranks == 1:
                 self.records[self.step].append((number, self.written))
             self.used.add((self.step, number))
@@ -311,7 +316,7 @@ class Visits(RuleBasedStateMachine):
                 for number in self.read(other):
                     if self.fits(other, number, wanted):
                         return other, number
-        there = [n for n in self.listed if n not in self.lost]
+        there = [n for n in self.listed if n in self.disk[self.step] and n not in self.lost]
         place = min(self.calls, len(self.listed) - 1)
         if not there:
             return None
@@ -321,27 +326,32 @@ class Visits(RuleBasedStateMachine):
         since = min(self.disk[self.step][n].when for n in there)
         written = [1 + number for number, when in self.records[self.step] if when >= since]
         calls = max([calls, *written])
-        if self.calls or there != [*range(calls)] or self.listed != [*range(len(self.listed))]:
-            return None  # a gap: the step was cut off
+        gap = there != [*range(calls)] or self.listed != [*range(len(self.listed))]
+        if self.calls or gap or self.halves[self.step]:
+            return None  # the step was cut off, or has lost a dump
         if self.skip["on_mismatch"] == "error":
             return MismatchError
         differs = {n: self.differs(self.disk[self.step][n].made_for, wanted) for n in there}
-        self.quarantine(self.step, min(there, key=lambda n: (differs[n], n)))
+        self.quarantine(self.step, min(there, key=lambda n: (differs[n], n)), whole=True)
         return None
 
     def repeated(self) -> tuple[int, int] | None:
         """The dump of the same place in the step itself, else in the nearest; else the last."""
         for step in [self.step, *self.nearest()]:
-            its = self.listed if step == self.step else sorted(self.disk[step])
+            its = self.listed if step == self.step else self.seen(step)
             its = [n for n in its if step != self.step or n not in self.lost]
             if step != self.step and not self.has_first(step):
                 continue
             while its:
                 number = its[min(self.calls, len(its) - 1)]
-                if self.disk[step][number].damage != "meta":
-                    return step, number
-                self.quarantine(step, number)
                 its.remove(number)
+                if number not in self.disk[step]:
+                    if step == self.step:
+                        self.lost.add(number)
+                elif self.disk[step][number].damage != "meta":
+                    return step, number
+                else:
+                    self.quarantine(step, number)
             if step != self.step:
                 return None
             if self.has_first(step):
@@ -358,6 +368,10 @@ class Visits(RuleBasedStateMachine):
         others = [step for step in STEPS if step != self.step]
         return sorted(others, key=lambda step: (step > self.step, abs(step - self.step)))
 
+    def seen(self, step: int) -> list[int]:
+        """The numbers that rank 0 has a shard of."""
+        return sorted({*self.disk[step], *(n for n, rank in self.halves[step].items() if rank)})
+
     def read(self, step: int) -> Any:
         """The numbers of a step's dumps; one whose meta.json is damaged is quarantined."""
         for number in sorted(self.disk[step]):
@@ -373,8 +387,10 @@ class Visits(RuleBasedStateMachine):
     def differs(made_for: tuple[str, bool], wanted: tuple[str, bool]) -> int:
         return sum(a != b for a, b in zip(made_for, wanted, strict=True))
 
-    def quarantine(self, step: int, number: int) -> None:
-        del self.disk[step][number]
+    def quarantine(self, step: int, number: int, whole: bool = False) -> None:
+        dump = self.disk[step].pop(number)
+        if self.stage.ranks > 1 and not whole:
+            self.halves[step][number] = dump.rank
         if step == self.step:
             self.lost.add(number)
 
@@ -428,6 +444,29 @@ class Visits(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.stage.close()
         shutil.rmtree(self.folder)
+
+
+def test_what_one_rank_has_left_of_a_dump_tells_all_that_it_is_missing() -> None:
+    """Each rank lacks a dump that the other one sees, and the first call fits none."""
+    rules = {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "cache"}
+    calls = (("a", False), ("b", False), ("c", False))
+    for lost in ({1: 0, 2: 1}, {2: 0}, {2: 1}):
+        visits = Visits(Ranks("reward", plain=True, ranks=2), background=True)
+        visits.begin(rules)
+        visits.visit(1)
+        for one in calls:
+            visits.call(one, fails=False, again=False)
+        for number, rank in lost.items():
+            visits.damage(1, number, "meta", rank)
+        visits.start({**rules, "on_miss": "error"})  # sees the damage, and replaces nothing
+        visits.visit(1)
+        visits.call(("a", True), fails=False, again=False)
+        visits.start(rules)
+        visits.visit(1)
+        assert visits.expect(("a", True)) is None
+        visits.call(("a", True), fails=False, again=False)
+        visits.the_disk_is_as_expected()
+        visits.teardown()
 
 
 @pytest.mark.usefixtures("no_fsync")
