@@ -53,19 +53,54 @@ def sample_step(*args: Any, **kwargs: Any) -> int:
     return parse_async_rollout_sample_step(sample_id)
 
 
-class CallRoleByHand(CallRole):
-    """A role for calls that is used by hand, too, by the methods of verl's ``BaseSkip``.
+class RolloutSkip(CallRole, BaseSkip):
+    """A role for calls, to subclass: override what your role does in another way.
 
-    They name a call by its step and its arguments: it is the same one as long as these are the very
-    same objects, in the same visit, until :meth:`warp_function` has served it or
-    :meth:`prepare_data` has kept its result.
+    Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
+    ``support_online_step`` the subclass has an `extract_step`.
+
+    The methods of verl's ``BaseSkip`` can be called by hand, too. They name a call by its step and
+    its arguments: it is the same one as long as these are the very same objects, in the same visit,
+    until :meth:`warp_function` has served it or :meth:`prepare_data` has kept its result.
+
+    Parameters
+    ----------
+    local_config, global_config
+        As of :class:`BaseSkip`.
+    role, facts, step_of
+        Of a role of rlskip's own; else they are the class's and the config's.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    support_actions = (*BaseSkip.support_actions, SkipAction.VERIFY)
+
+    def __init__(
+        self,
+        local_config: Any,
+        global_config: Any,
+        *,
+        role: str | None = None,
+        facts: HostFacts | None = None,
+        step_of: Callable[..., int] | None = None,
+    ) -> None:
+        facts = facts or application_facts(global_config)
+        step_of = self.extract_step if self.support_online_step else step_of
+        super().__init__(role or self.role, local_config, facts, step_of)
+        self.global_config = global_config
         # Looked up, and neither served nor kept so far. A call keeps its arguments alive, so no
         # other object has their ids.
         self._asked: dict[tuple[Any, ...], Call] = {}
+
+    def find(self, call: Call) -> bool:
+        with _at_hand(call):
+            return BaseSkip.find(self, call)
+
+    def replay(self, call: Call) -> Any:
+        with _at_hand(call):
+            return BaseSkip.replay(self, call)
+
+    def keep(self, call: Call, result: Any) -> None:
+        with _at_hand(call):
+            BaseSkip.keep(self, call, result)
 
     def meet_precondition(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -139,7 +174,7 @@ class CallRoleByHand(CallRole):
 # Of calls that have a step of their own, so many are known until they are served or kept.
 _MOST = 1000
 
-# The call of a decorated function that a subclass of RolloutSkip is asked about.
+# The call of a decorated function that a RolloutSkip is asked about.
 _present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
 
 
@@ -168,33 +203,6 @@ def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
     return next((one for one in given if columns_of(one)), given[0] if given else None)
 
 
-class RolloutSkip(CallRoleByHand, BaseSkip):
-    """A role for calls, to subclass: override what your role does in another way.
-
-    Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
-    ``support_online_step`` the subclass has an `extract_step`.
-    """
-
-    support_actions = (*BaseSkip.support_actions, SkipAction.VERIFY)
-
-    def __init__(self, local_config: Any, global_config: Any) -> None:
-        step_of = self.extract_step if self.support_online_step else None
-        super().__init__(self.role, local_config, application_facts(global_config), step_of)
-        self.global_config = global_config
-
-    def find(self, call: Call) -> bool:
-        with _at_hand(call):
-            return BaseSkip.find(self, call)
-
-    def replay(self, call: Call) -> Any:
-        with _at_hand(call):
-            return BaseSkip.replay(self, call)
-
-    def keep(self, call: Call, result: Any) -> None:
-        with _at_hand(call):
-            BaseSkip.keep(self, call, result)
-
-
 def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, Role]:
     """These `roles`, each from its own config and the facts of the host."""
     queued = "rollout_tq" in roles
@@ -210,4 +218,5 @@ def _make(role: str, local: RoleConfig, facts: HostFacts, queued: bool) -> Role:
     # With role rollout_tq, validation travels through a queue in a partition of its own.
     if role == "rollout_tq" or (role == VALIDATION_ROLE and queued):
         return GroupRole(role, local, facts)
-    return CallRoleByHand(role, local, facts, sample_step if role == "async_rollout" else None)
+    step_of = sample_step if role == "async_rollout" else None
+    return RolloutSkip(local, facts.config, role=role, facts=facts, step_of=step_of)

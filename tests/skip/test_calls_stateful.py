@@ -28,7 +28,7 @@ from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.roles import CallRoleByHand
+from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage_runner import Miss, dump, replay
 from rlskip.skip.visit import State, Visit
 from tests.skip.trainers import Hub
@@ -113,7 +113,7 @@ class Ranks(Decorated):
         assert read is not None
         local = attrs.evolve(read).roles[self.role]
         local.on_miss = skip["on_miss"]
-        self.roles = [CallRoleByHand(self.role, local, read.facts) for _ in range(self.ranks)]
+        self.roles = [CallRole(self.role, local, read.facts) for _ in range(self.ranks)]
         for rank, role in enumerate(self.roles):
             role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
 

@@ -14,7 +14,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.roles import CallRoleByHand
+from rlskip.skip.call_role import CallRole
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
 from tests.skip.trainers import Hub
@@ -34,19 +34,19 @@ class Job:
         read = SkipManager.settings
         assert read is not None
         local, facts = read.roles["rollout"], read.facts
-        self.roles = [CallRoleByHand("rollout", local, facts) for _ in range(world)]
+        self.roles = [CallRole("rollout", local, facts) for _ in range(world)]
         for rank, role in enumerate(self.roles):
             role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
         self._threads = ThreadPoolExecutor(world)
 
-    def each(self, act: Callable[[CallRoleByHand], Any]) -> list[Any]:
+    def each(self, act: Callable[[CallRole], Any]) -> list[Any]:
         return list(self._threads.map(act, self.roles))
 
     def call(self, step: int) -> tuple[list[Any], list[int]]:
         """What each rank gets for a call of `step`, and the exchanges that took."""
         before = len(self.hub.rounds)
 
-        def rank(role: CallRoleByHand) -> Any:
+        def rank(role: CallRole) -> Any:
             role.begin_visit()
             call = Call(Stage(stage, "rollout"), ([step],), {}, step)
             with call.cleanup:

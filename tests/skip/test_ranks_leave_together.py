@@ -18,7 +18,7 @@ from rlskip.errors import MismatchError, RlskipError
 from rlskip.jobs.ranks import RankError, RankTimeoutError
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.roles import CallRoleByHand
+from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage_runner import Miss, dump, replay
 from tests.skip.trainers import Hub
 
@@ -56,7 +56,7 @@ class Job:
         assert read is not None
         local = read.roles["rollout"]
         local.on_miss = on_miss
-        self.roles = [CallRoleByHand("rollout", local, read.facts) for _ in range(RANKS)]
+        self.roles = [CallRole("rollout", local, read.facts) for _ in range(RANKS)]
         for rank, role in enumerate(self.roles):
             role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
 
@@ -65,7 +65,7 @@ class Job:
         with ThreadPoolExecutor(RANKS) as threads:
             return list(threads.map(self._call, self.roles, meets))
 
-    def _call(self, role: CallRoleByHand, meets: str) -> Any:
+    def _call(self, role: CallRole, meets: str) -> Any:
         def stage(prompts: Any) -> None: ...
 
         prompts = {"other prompts": ["b"], "uncomparable": [object()]}.get(meets, ["a"])
