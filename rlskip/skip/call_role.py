@@ -14,7 +14,7 @@ import attrs
 import xxhash
 
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import SkipAction
 from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Candidates, OneRank, all_ranks, no_other_rank
@@ -67,7 +67,6 @@ class CallRole(Role):
         step_of: Callable[..., int] | None = None,
     ) -> None:
         Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
-        self.serves_validation = self.serves_validation or role == VALIDATION_ROLE
         self.support_online_step = step_of is not None
         self._step_of = step_of or super().extract_step
         self._visiting: Visit | None = None

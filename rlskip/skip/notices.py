@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 import xxhash
 
 from rlskip._files import open_folder
@@ -46,6 +47,7 @@ _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
 _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
 
+@attrs.define(eq=False)
 class Notices:
     """The log lines of one role about the dumps in `directory`.
 
@@ -55,20 +57,12 @@ class Notices:
         The run's config by dotted key, as it is kept with the dumps.
     """
 
-    def __init__(
-        self,
-        role: str,
-        local_config: Any,
-        facts: HostFacts,
-        directory: Path,
-        config: dict[str, Any],
-    ) -> None:
-        self.role = role
-        self._local_config = local_config
-        self._facts = facts
-        self._directory = directory
-        self._config = config
-        self._given: set[str] = set()
+    role: str
+    _local_config: Any
+    _facts: HostFacts
+    _directory: Path
+    _config: dict[str, Any]
+    _given: set[str] = attrs.field(init=False, factory=set)
 
     def once(self, topic: str, message: str, *values: Any) -> None:
         """Warn, unless a warning of this topic was given before."""

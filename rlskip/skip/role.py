@@ -9,7 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rlskip.config.skip import BUILT_IN_ROLES, SKIP_REGISTRY, RoleConfig, SkipAction
+from rlskip.config.skip import (
+    BUILT_IN_ROLES,
+    SKIP_REGISTRY,
+    VALIDATION_ROLE,
+    RoleConfig,
+    SkipAction,
+)
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, Stage
 
@@ -40,9 +46,6 @@ class Role:
     #: else its step is the one that ``SkipManager.set_step`` set last.
     support_online_step: bool = False
 
-    #: Whether the role concerns batches of validation, which all other roles ignore.
-    serves_validation: bool = False
-
     #: Keyword options of ``annotate`` of this role, besides prompts and identity.
     stage_options: frozenset[str] = frozenset()
 
@@ -63,6 +66,11 @@ class Role:
     def failures(self) -> set[str]:
         """The kinds of errors that kept a dump from being written, which have been logged."""
         return set()
+
+    @property
+    def serves_validation(self) -> bool:
+        """Whether the role concerns batches of validation, which all other roles ignore."""
+        return self.role == VALIDATION_ROLE
 
     @property
     def directory(self) -> Path | None:

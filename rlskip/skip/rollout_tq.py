@@ -25,7 +25,7 @@ import attrs
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import QUEUE_OPTIONS, VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import QUEUE_OPTIONS, SkipAction
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
@@ -106,7 +106,6 @@ class GroupRole(Role):
                 f"skip.{role}.match",
                 f"set skip.{role}.match=prompt",
             )
-        self.serves_validation = role == VALIDATION_ROLE
         self.dumps: Dumps = Dumps(role, local_config, facts)
         self._groups = GroupDumps(self.dumps)
         self._first = sys.maxsize  # the step at which this process began

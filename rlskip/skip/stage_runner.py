@@ -91,7 +91,7 @@ def _as_returned(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: Any) -> Any:
-    """As `after_stage`, for what a plain function returned."""
+    """As `after_stage`, for what the stage returned and is to be awaited."""
     with call.cleanup:
         with running(skip, call):
             result = await awaitable
@@ -120,9 +120,7 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
             replayed = await in_thread(replay, skip, call)
             if replayed is not Miss and call.verify is None:
                 return replayed
-            with running(skip, call):
-                result = await func(*call.args, **call.kwargs)
-            return await in_thread(after_stage, skip, call, result, replayed)
+            return await _awaited(skip, call, func(*call.args, **call.kwargs), replayed)
 
     return wrapper
 

@@ -1,144 +1,54 @@
-"""Several ranks, really: torch.distributed over gloo, 2 and 4 processes."""
+"""Several ranks, really: torch.distributed over gloo."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import textwrap
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from rlskip.jobs.ranks import RankGroup
-from rlskip.store import StepStore
+from rlskip.jobs.lease import LEASES, SingleFlight
+from rlskip.jobs.ranks import RankError, RankGroup
+from rlskip.store import RankTimeoutError, StepStore
+from tests.skip.test_ranks import run
 
-_RANK = """
-    import json, os, sys, time
-    import torch, torch.distributed as dist
-    from rlskip.jobs.ranks import RankGroup
-    from rlskip.jobs.lease import SingleFlight
-    from rlskip.store import CorruptDumpError, RankTimeoutError, StepStore
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankGroup(timeout_s=30)
-    rank, world = ranks.rank, ranks.world_size
-    store = StepStore(sys.argv[1], rank=rank, world_size=world)
-    said = {}
 
-    def look(step):
-        return ranks.agree(store.read_meta(step) is not None, f"step {step}")
+def _deciding(rank: int, folder: str) -> None:
+    ranks, all_of = RankGroup(timeout_s=30), range(dist.get_world_size())
+    assert [ranks.agree(True), ranks.agree(rank == 0)] == [True, False]
+    assert ranks.follow(7 + rank) == 7
+    assert ranks.exchange(rank) == [(one,) for one in all_of]
+    error = KeyError("what nobody expects")
+    with pytest.raises(RankError if rank else KeyError) as caught:
+        ranks.exchange(rank, error=None if rank else error)
+    assert caught.value is error or "rank 0 of 2 raised an error" in str(caught.value)
 
-    said["empty"] = look(1)
-    store.save(1, {"rank": rank})
-    said["half"] = None
-    if rank == world - 1:
-        time.sleep(0.2)  # the others look while a shard is missing
-    dist.barrier()
-    said["complete"] = look(1)
-    said["mine"] = store.load(1)["rank"]
-    said["steps"] = store.steps()
-
-    dist.barrier()
-    if rank == 1:
-        os.unlink(os.path.join(sys.argv[1], "1", f"gen_batch.r1-of-{world}.dp"))
-    dist.barrier()
-    said["one shard missing"] = look(1)
-    said["steps then"] = store.steps()
-    dist.barrier()
-    store.save(1, {"rank": rank, "again": True})
-    dist.barrier()
-    said["again"] = look(1) and store.load(1)["again"]
-
-    dist.barrier()
-    if rank == 0:
-        path = os.path.join(sys.argv[1], "1", f"gen_batch.r0-of-{world}.dp")
-        data = bytearray(open(path, "rb").read())
-        data[20] ^= 1
-        open(path, "wb").write(data)
-    dist.barrier()
-    try:
-        store.load(1)
-        loaded = True
-    except CorruptDumpError:
-        loaded = False
-    said["one shard corrupt"] = [loaded, ranks.agree(loaded)]
-    dist.barrier()
-    said["quarantined"] = look(1)
-
+    store = StepStore(f"{folder}/run", rank=rank, world_size=len(all_of))
     flight = SingleFlight(store.directory, ranks, ttl_s=5, poll_s=0.02)
     lease = flight.enter(1, lambda: store.read_meta(1) is not None)
+    assert lease is not None
     dist.barrier()
-    said["leases"] = sorted(os.listdir(os.path.join(sys.argv[1], ".leases")))
+    assert os.listdir(f"{folder}/run/{LEASES}") == ["1"], "one for the job, not one per rank"
     dist.barrier()
     with lease:
-        store.save(1, {"rank": rank, "again": 2})
+        store.save(1, rank)
     dist.barrier()
-    said["then there"] = flight.enter(1, lambda: store.read_meta(1) is not None) is None
-    said["word of rank 0"] = ranks.follow(7 + rank)
+    assert flight.enter(1, lambda: store.read_meta(1) is not None) is None
+    assert store.load(1) == rank
 
     late = RankGroup(timeout_s=1)
     if rank == 0:
         time.sleep(2.5)
-        said["timeout"] = "rank 0 was the late one"
     else:
-        try:
+        with pytest.raises(RankTimeoutError, match=r"waited up to 1 s .* step 9"):
             late.agree(True, "step 9")
-        except RankTimeoutError as error:
-            said["timeout"] = str(error)
-    print(json.dumps(said), flush=True)
     os._exit(0)  # the broken group must not be torn down politely
-"""
 
 
-def _environment(rank: int, world: int, port: int) -> dict[str, str]:
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_agree_on_hit_or_miss(world: int, python: Any, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    code, folder = textwrap.dedent(_RANK), tmp_path / "run"
-    ranks = [
-        python.start("-c", code, folder, env=_environment(rank, world, port))
-        for rank in range(world)
-    ]
-    said: list[dict[str, Any]] = []
-    for process in ranks:
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, err
-        said.append(json.loads(out.splitlines()[-1]))
-    for rank, seen in enumerate(said):
-        assert seen["empty"] is False
-        assert seen["complete"] is True
-        assert seen["mine"] == rank
-        assert seen["steps"] == [1]
-        assert seen["one shard missing"] is False
-        assert seen["steps then"] == []
-        assert seen["again"] is True
-        assert seen["one shard corrupt"] == [rank != 0, False]
-        assert seen["quarantined"] is False
-        assert seen["leases"] == ["1"], "one lease for the job, not one per rank"
-        assert seen["then there"] is True
-        assert seen["word of rank 0"] == 7
-        if rank:
-            assert "waited up to 1 s" in seen["timeout"]
-            assert "step 9" in seen["timeout"]
-    shards = sorted(p.name for p in (tmp_path / "run" / "1").iterdir())
-    assert shards == sorted(
-        name
-        for rank in range(world)
-        for name in (f"gen_batch.r{rank}-of-{world}.dp", f"meta.r{rank}-of-{world}.json")
-    )
+def test_ranks_decide_together(tmp_path: Path) -> None:
+    run(tmp_path, _deciding)
 
 
 def test_without_torch_distributed_one_is_rank_0_of_1() -> None:

@@ -54,16 +54,6 @@ def test_the_records_count_each_call(dumped_calls: Any) -> None:
     assert hits == {(1, 0): 1, (1, 2): 2}
 
 
-def test_a_step_that_was_cut_off_replays_what_it_has(
-    dumped_calls: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    dumps = dumped_calls({1: "ab"})
-    with caplog.at_level(logging.INFO):
-        assert step(1, *"abc") == ["a1", "b2", "c1"]
-    assert "call 2 is generated: no dump of the step has its prompts" in caplog.text
-    assert on_disk(dumps) == ["1", "1/1", "1/2"]
-
-
 # -- mismatches and misses ---------------------------------------------------------------------
 
 
@@ -154,24 +144,6 @@ def test_calls_side_by_side_in_threads(init: Callable[..., Path], background: bo
     made.clear()
     assert visit(2) == first, "each gets a call of its own"
     assert made == []
-
-
-def test_calls_side_by_side_in_tasks(init: Callable[..., Path]) -> None:
-    @SkipManager.annotate(role="rollout")
-    async def stage(prompts: str) -> tuple[str, int]:
-        await asyncio.sleep(0)
-        made.append(prompts)
-        return prompts, len(made)
-
-    async def visit() -> list[tuple[str, int]]:
-        SkipManager.set_step(2)
-        SkipManager.set_step(1)
-        return list(await asyncio.gather(*map(stage, "aabbccdd")))
-
-    init()
-    first = asyncio.run(visit())
-    assert sorted(asyncio.run(visit())) == sorted(first)
-    assert len(made) == 8
 
 
 @pytest.mark.parametrize("how", ["killed", "cancelled", "raised"])

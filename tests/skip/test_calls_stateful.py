@@ -26,12 +26,10 @@ from hypothesis.stateful import (
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
-from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage_runner import Miss, dump, replay
 from rlskip.skip.visit import State, Visit
-from tests.skip.trainers import Hub
+from tests.skip.trainers import Hub, on_ranks
 
 STEPS = (1, 2, 3)
 SETTINGS = st.fixed_dictionaries(
@@ -108,14 +106,7 @@ class Ranks(Decorated):
         self.threads = ThreadPoolExecutor(self.ranks)
 
     def start(self, skip: dict[str, Any]) -> None:
-        super().start({**skip, "on_miss": "generate"})  # its own check knows of no ranks
-        read, hub = SkipManager.settings, Hub(self.ranks)
-        assert read is not None
-        local = attrs.evolve(read).roles[self.role]
-        local.on_miss = skip["on_miss"]
-        self.roles = [CallRole(self.role, local, read.facts) for _ in range(self.ranks)]
-        for rank, role in enumerate(self.roles):
-            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
+        self.roles = on_ranks(Hub(self.ranks), self.role, **skip)
 
     def visit(self, step: int) -> None:
         for role in self.roles:

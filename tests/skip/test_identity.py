@@ -137,10 +137,11 @@ def test_a_key_that_does_not_shape_rollouts_is_not_mentioned(
     assert "differs" not in caplog.text
 
 
-def test_another_engine_only_warns(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_engine_or_model_only_warns(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     run()
-    run({f"{ROLLOUT}.name": "sglang"})
+    run({f"{ROLLOUT}.name": "sglang", "actor_rollout_ref.model.path": "another/model"})
     assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
+    assert "model: 'another/model' now, 'some/model' in the dump" in caplog.text
     assert "changed since" not in caplog.text
 
 
@@ -336,8 +337,10 @@ def test_what_cannot_be_compared_obeys_on_mismatch(
     SkipManager.set_step(1)
     odd = {"ids": [1], "tools": [object()]}
     if policy == "error":
-        with pytest.raises(UnsupportedTypeError, match=r"prompts\['tools'\]\[0\]"):
+        with pytest.raises(UnsupportedTypeError) as caught:
             stage(odd)
+        assert str(caught.value).startswith("prompts['tools'][0]: cannot keep a builtins.object")
+        assert "annotate(prompts=...)" in caught.value.remedy
         assert made == []
         return
     assert stage(odd) == 1

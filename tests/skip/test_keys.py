@@ -20,23 +20,6 @@ from tests.skip.trainers import Stage, steps_on_disk, visit
 # -- repeat -----------------------------------------------------------------------------------
 
 
-def test_repeat_picks_by_the_four_rules(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    init(steps=[3, 6])
-    stage = Stage()
-    stage.at(3)
-    stage.at(6)
-    caplog.set_level(logging.INFO)
-    init(action="repeat")
-    assert stage.at(6) == 2, "the step itself"
-    assert stage.at(5) == 1, "the largest below"
-    assert stage.at(9) == 2
-    assert stage.at(1) == 1, "the smallest above"
-    assert stage.calls == 2
-    assert "step 5 REPEATS step 3" in caplog.text
-
-
 # -- the other keys ---------------------------------------------------------------------------
 
 

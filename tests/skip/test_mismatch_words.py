@@ -131,4 +131,6 @@ def test_the_advice_names_keys_that_this_host_has(tmp_path: Path, host: Any, key
     begin()
     with pytest.raises(MismatchError) as caught:
         generate(["b"])
+    for way in ("on_mismatch=regenerate", "on_mismatch=ignore", "another skip.dump_dir or "):
+        assert way in caught.value.remedy
     assert f"or {key} starts from nothing" in caught.value.remedy

@@ -39,12 +39,6 @@ def generate(prompts: list[int], names: str) -> dict[str, Any]:
     return rows(names)
 
 
-@SkipManager.annotate(role="async_rollout", lacks=lacks, ignore=["names"])
-async def generate_one(prompts: list[int], sample_id: str, names: str) -> dict[str, Any]:
-    made.append(names)
-    return rows(names)
-
-
 def dumped(init: Callable[..., Path], names: str, **skip: Any) -> Path:
     """Dump step 1 with the fields `names`, then start a run that needs logprobs."""
     init()
@@ -95,22 +89,6 @@ def test_more_fields_than_needed_are_no_mismatch(
         assert field_names(generate([1], "never called")) == {"tokens", "logprobs", "more"}
     assert made == []
     assert "lacks" not in caplog.text
-
-
-async def _one(names: str) -> dict[str, Any]:
-    result: dict[str, Any] = await generate_one([1], sample_id="sample_0_3", names=names)
-    return result
-
-
-def test_a_single_sample_is_checked(init: Callable[..., Path]) -> None:
-    import asyncio
-
-    init("async_rollout")
-    asyncio.run(_one("tokens"))
-    needed.add("logprobs")
-    init("async_rollout")
-    with pytest.raises(MismatchError, match="the dump of step 3 lacks"):
-        asyncio.run(_one("tokens logprobs"))
 
 
 # -- through a queue -------------------------------------------------------------------------

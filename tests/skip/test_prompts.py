@@ -63,57 +63,6 @@ def test_what_is_no_validation(flag: Any) -> None:
 # -- identity ---------------------------------------------------------------------------------
 
 
-def test_other_prompts_are_refused_with_three_ways_on(init: Callable[..., Path]) -> None:
-    init()
-    stage = Stage()
-    stage.at(1)
-    with pytest.raises(MismatchError) as caught:
-        stage.at(1, {"ids": torch.tensor([7, 7, 7])})
-    text = str(caught.value)
-    assert "prompts" in text
-    for way in ("on_mismatch=regenerate", "on_mismatch=ignore", "skip.dump_dir"):
-        assert way in text
-    assert stage.calls == 1
-
-
-def test_uids_do_not_count(init: Callable[..., Path]) -> None:
-    init()
-    stage = Stage()
-    ids = torch.arange(3)
-    uids = [np.array(list("abc"), dtype=object), np.array(list("xyz"), dtype=object)]
-    assert [stage.at(1, {"ids": ids, "uid": uid}) for uid in uids] == [1, 1]
-
-
-def test_mismatch_regenerate_keeps_the_old_dump(init: Callable[..., Path]) -> None:
-    dumps = init(on_mismatch="regenerate")
-    stage = Stage()
-    stage.at(1)
-    other = {"ids": torch.tensor([7, 7, 7])}
-    assert [stage.at(1, other), stage.at(1, other)] == [2, 2]
-    assert len(list(dumps.rglob("gen_batch.dp"))) == 2
-
-
-def test_sampling_counts_and_the_model_only_warns(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def start(temperature: float, model: str) -> None:
-        host = {
-            "actor_rollout_ref": {"model": {"path": model}, "rollout": {"temperature": temperature}}
-        }
-        skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
-        SkipManager.init({**host, "skip": skip})
-
-    stage = Stage()
-    start(1.0, "a")
-    stage.at(1)
-    start(1.0, "b")
-    assert stage.at(1) == 1
-    assert "model" in caplog.text
-    start(0.7, "a")
-    with pytest.raises(MismatchError, match=r"sampling.temperature: 0.7 now, 1.0 in the dump"):
-        stage.at(1)
-
-
 def test_sampling_asked_for_in_the_prompts_meta_counts(tmp_path: Path) -> None:
     """A greedy baseline is another batch; to ask for what the config says anyway is not."""
     skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
@@ -186,28 +135,6 @@ def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
         generate(threading.Lock(), [1])
     assert "'policy', the first argument, was taken for the prompts" in caught.value.what
     assert "annotate(prompts='batch')" in caught.value.remedy
-
-
-def test_uids_of_rows_do_not_count(init: Callable[..., Path]) -> None:
-    init()
-    stage = Stage()
-    first, second, other = (
-        [{"text": text, "uid": f"{run}-{text}"} for text in texts]
-        for run, texts in (("a", "xy"), ("b", "xy"), ("b", "xz"))
-    )
-    assert [stage.at(1, first), stage.at(1, second)] == [1, 1]
-    with pytest.raises(MismatchError):
-        stage.at(1, other)
-
-
-def test_prompts_that_cannot_be_compared_are_named(init: Callable[..., Path]) -> None:
-    init()
-    with pytest.raises(UnsupportedTypeError) as caught:
-        Stage().at(1, {"ids": [1], "tools": [{"lock": threading.Lock()}]})
-    text = str(caught.value)
-    assert text.startswith("prompts['tools'][0]['lock']: cannot keep a _thread.lock")
-    assert "annotate(prompts=...)" in text
-    assert "the result" not in text
 
 
 def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:

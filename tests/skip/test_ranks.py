@@ -231,28 +231,6 @@ def test_calls_of_ranks_are_replayed_and_added(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("dumps/*/*/1/3/gen_batch.r*-of-2.dp"))) == 2
 
 
-def _counting(rank: int, folder: str) -> None:
-    generate = counting(rank, start(folder))
-    gather, exchanges = dist.all_gather, []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        exchanges.append(args)
-        return gather(*args, **kwargs)
-
-    dist.all_gather = counted
-    SkipManager.set_step(1)
-    generate("a")  # the job's first call also finds out whether the ranks share dump_dir
-    assert len(exchanges) == 1 + 2
-    for k, call in enumerate("ab", 1 + 3):
-        generate(call)
-        assert len(exchanges) == k
-
-
-def test_a_hit_takes_one_collective(tmp_path: Path) -> None:
-    run(tmp_path, _calls, "aab", "aab")
-    run(tmp_path, _counting)
-
-
 def _first_for_all(rank: int, folder: str) -> None:
     """Rank 1 has lost what it knew of call 0, so the lowest that fits both is call 1."""
     role = start(folder)

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
-from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
 from rlskip.store import CorruptDumpError, StepStore
 from rlskip.testing import FaultyFiles
-from tests.skip.trainers import Hub
+from tests.skip.trainers import Hub, on_ranks
 
 
 def stage(prompts: list[int]) -> list[int]:
@@ -28,16 +26,9 @@ class Job:
     """The ranks of a job, one thread each: the role on every rank, with a store of its own."""
 
     def __init__(self, hub: Any, folder: Path, **skip: Any) -> None:
-        self.hub, world = hub, hub.world
-        settings = {"dump_dir": str(folder), **skip, "rollout": {"enable": True}}
-        SkipManager.init({"skip": settings})
-        read = SkipManager.settings
-        assert read is not None
-        local, facts = read.roles["rollout"], read.facts
-        self.roles = [CallRole("rollout", local, facts) for _ in range(world)]
-        for rank, role in enumerate(self.roles):
-            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
-        self._threads = ThreadPoolExecutor(world)
+        self.hub = hub
+        self.roles = on_ranks(hub, dump_dir=str(folder), **skip)
+        self._threads = ThreadPoolExecutor(hub.world)
 
     def each(self, act: Callable[[CallRole], Any]) -> list[Any]:
         return list(self._threads.map(act, self.roles))

@@ -13,14 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlskip import SkipManager
 from rlskip.errors import MismatchError, RlskipError
 from rlskip.jobs.ranks import RankError, RankTimeoutError
-from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage_runner import Miss, dump, replay
-from tests.skip.trainers import Hub
+from tests.skip.trainers import Hub, on_ranks
 
 RANKS = 3
 # What a rank meets at its call: its dump is not whole, its call is another one, or it raises.
@@ -49,16 +47,8 @@ class Job:
     """Simulated ranks, which wait for each other for at most 20 s."""
 
     def __init__(self, folder: Path, **skip: Any) -> None:
-        on_miss = skip.pop("on_miss", "generate")  # SkipManager's own check knows of no ranks
         skip |= {"dump_dir": str(folder), "background_write": False, "restore_rng": True}
-        SkipManager.init({"skip": {**skip, "rollout": {"enable": True}}})
-        read, hub = SkipManager.settings, Hub(RANKS, timeout_s=20)
-        assert read is not None
-        local = read.roles["rollout"]
-        local.on_miss = on_miss
-        self.roles = [CallRole("rollout", local, read.facts) for _ in range(RANKS)]
-        for rank, role in enumerate(self.roles):
-            role.__dict__["ranks"] = SeveralRanks(hub.rank(rank), role.dumps)
+        self.roles = on_ranks(Hub(RANKS, timeout_s=20), **skip)
 
     def call(self, *meets: str) -> list[Any]:
         """What each rank gets: the result of its dump, None if it generates, or an error."""

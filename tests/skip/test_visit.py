@@ -150,13 +150,6 @@ def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
     assert not list(dumps.rglob("*.bad-*"))
 
 
-def test_substitutes_come_from_below_then_above_and_by_number() -> None:
-    order = [Found(4, 2), Found(3), Found(3, 1), Found(1), Found(5), Found(5, 1), Found(9)]
-    found = order[::-1]
-    found.sort(key=lambda one: one.order(4))
-    assert found == order
-
-
 def test_each_dump_of_another_step_is_offered_once(store: StepStore) -> None:
     store.save(1, "x", identity=IDENTITY)
     others = RunIndex(lambda: {"": store})

@@ -17,6 +17,8 @@ from rlskip.jobs.ranks import RankGroup
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
+from rlskip.skip.agreement import SeveralRanks
+from rlskip.skip.call_role import CallRole
 
 _generated = itertools.count(1)
 
@@ -211,3 +213,17 @@ class Rank(RankGroup):
         answers = list(self.hub.sent)
         self.hub.barrier.wait()
         return answers
+
+
+def on_ranks(hub: Hub, role: str = "rollout", **skip: Any) -> list[CallRole]:
+    """The role on each of the simulated ranks, with a store of its own."""
+    on_miss = skip.pop("on_miss", "generate")  # SkipManager's own check knows of no ranks
+    SkipManager.init({"skip": {**skip, role: {"enable": True}}})
+    read = SkipManager.settings
+    assert read is not None
+    local = read.roles[role]
+    local.on_miss = on_miss
+    roles = [CallRole(role, local, read.facts) for _ in range(hub.world)]
+    for rank, one in enumerate(roles):
+        one.__dict__["ranks"] = SeveralRanks(hub.rank(rank), one.dumps)
+    return roles
