@@ -63,6 +63,10 @@ NBytes = Callable[[int], int]
 Cost = Callable[[list[Node], NBytes], int]
 
 
+def _as_cost(cost: int | Cost) -> Cost:
+    return cost if callable(cost) else lambda parts, nbytes: cost
+
+
 @attrs.frozen
 class Kind:
     """Values that are written as nodes ``[tag, *parts]``.
@@ -85,10 +89,7 @@ class Kind:
     of: type | Callable[[type], bool]
     pack: Pack
     unpack: Unpack
-    cost: int | Cost = 512
-
-    def charge(self, parts: list[Node], nbytes: NBytes) -> int:
-        return self.cost if isinstance(self.cost, int) else self.cost(parts, nbytes)
+    cost: Cost = attrs.field(default=_as_cost(512), converter=_as_cost)
 
 
 _BY_TAG: dict[str, Kind] = {}
@@ -208,7 +209,7 @@ class Packer:
         try:
             how = _BY_CLASS.get(kind) or self._find_kind(value)
             parts = how.pack(value, self)
-            self.cost += how.charge(parts, self._nbytes)
+            self.cost += how.cost(parts, self._nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
@@ -240,6 +241,7 @@ class Packer:
     def _find_kind(self, value: Any) -> Kind:
         for is_of, kind in _BY_TEST.values():
             if is_of(type(value)):
+                _BY_CLASS[type(value)] = kind  # the next value of the class needs no test
                 return kind
         raise self.unsupported(value)
 
@@ -299,7 +301,7 @@ class Unpacker:
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         kind = _BY_TAG[tag]
-        self.spend(kind.charge(parts, self._source.nbytes))
+        self.spend(kind.cost(parts, self._source.nbytes))
         self._depth += 1
         value = kind.unpack(parts, self)
         self._depth -= 1
