@@ -46,6 +46,8 @@ MAX_DEPTH = 100
 MAX_ALIKE = 64
 """The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
 
+_UNCOUNTED = 200_000
+"""Steps of a walk before its parts are counted: nearly every walk ends within them."""
 _USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -146,7 +148,7 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self._steps = -200_000  # nearly every walk ends before its parts need to be counted
+        self._steps = -_UNCOUNTED
         self._parts = 0
         self._met: set[int] = set()
 

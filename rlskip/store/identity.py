@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence, Set
+from itertools import repeat
 from typing import Any
 
 import attrs
@@ -281,17 +282,13 @@ def _compare(name: str, now: Any, then: Any) -> list[tuple[str, Any, Any]]:
                 f"{name}.{key}", now.get(key, _ABSENT), then.get(key, _ABSENT)
             )
         ]
-    return [] if _is_same(now, then) else [(name, now, then)]
-
-
-def _is_same(now: Any, then: Any) -> bool:
     if isinstance(now, list) and isinstance(then, list):
-        return len(now) == len(then) and all(map(_is_same, now, then))
-    if isinstance(now, dict) and isinstance(then, dict):
-        return now.keys() == then.keys() and all(_is_same(now[key], then[key]) for key in now)
-    if isinstance(now, bool) != isinstance(then, bool):
-        return False
-    return bool(now == then) or (now is _NAN and then is _NAN)
+        same = len(now) == len(then) and not any(map(_compare, repeat(name), now, then))
+    elif isinstance(now, bool) != isinstance(then, bool):
+        same = False
+    else:
+        same = bool(now == then) or (now is _NAN and then is _NAN)
+    return [] if same else [(name, now, then)]
 
 
 def _line(name: str, now: Any, then: Any) -> str:

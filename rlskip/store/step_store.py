@@ -130,14 +130,6 @@ class StepStore:
 
     def _listed(self, unread: list[DumpError]) -> list[int]:
         try:
-            return self._steps_there()
-        except OSError as error:
-            unread.append(UnreadableDumpError(f"it cannot be listed: {error}", str(self.directory)))
-            return []
-
-    def _steps_there(self) -> list[int]:
-        """The steps that have a directory; it is listed again only when it has changed."""
-        try:
             changed = os.stat(self.directory).st_mtime_ns
             seen, steps = self._seen
             if changed != seen:
@@ -146,6 +138,9 @@ class StepStore:
                 self._seen = (changed if settled else None, steps)
             return steps
         except FileNotFoundError:
+            return []
+        except OSError as error:
+            unread.append(UnreadableDumpError(f"it cannot be listed: {error}", str(self.directory)))
             return []
 
     def _is_complete(self, step: int, part: int | None, unread: list[DumpError]) -> bool:
@@ -258,7 +253,7 @@ class StepStore:
         # It is published: from here on nothing may fail.
         if place.rank == 0:
             added = None if place.part is None else meta.stored * place.world_size
-            self._retention.apply(self._steps_there, place.step, added)
+            self._retention.apply(self.listed, place.step, added)
         return meta, ours
 
     def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:

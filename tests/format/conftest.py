@@ -302,6 +302,7 @@ if hasattr(np.dtypes, "StringDType"):
 
 
 @pytest.fixture(params=_INCOMPARABLE)
-def incomparable(request: pytest.FixtureRequest) -> Any:
+def incomparable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A value of which no fingerprint can be taken."""
+    monkeypatch.setattr("rlskip.format.codec._UNCOUNTED", 2000)
     return _INCOMPARABLE[request.param]()

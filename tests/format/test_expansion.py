@@ -417,7 +417,8 @@ def test_equal_hashes_are_refused_before_they_are_written() -> None:
         Packer().node(value)
 
 
-def test_walks_without_an_end_are_refused_quickly() -> None:
+def test_walks_without_an_end_are_refused_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlskip.format.codec._UNCOUNTED", 20_000)
     endless: list[Any] = []
     endless.append(endless)
     shared: list[Any] = [1]

@@ -6,7 +6,6 @@ import os
 import pickle
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from rlskip.format import chunks
-from rlskip.format.container import Reader
 from rlskip.store import CorruptDumpError, StepStore
 
 Forge = Callable[..., None]
@@ -122,11 +120,3 @@ def test_a_compressed_run_is_checked_before_the_decompressor_sees_it(
 
     forge(store.directory / "1" / "gen_batch.dp", lie)
     _refused(store, "does not match the index")
-
-
-def test_a_file_that_is_not_a_dump_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "x"
-    for content in (b"", b"rlskip\r\n", b"\0" * 100):
-        file.write_bytes(content)
-        with open(file, "rb") as opened, pytest.raises(CorruptDumpError):
-            Reader(opened, str(file))
