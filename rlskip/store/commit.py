@@ -43,8 +43,7 @@ class _Pulse:
     interpreter does.
     """
 
-    def __init__(self, every_s: float = STALE_S / 4) -> None:
-        self._every_s = every_s
+    def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
@@ -73,7 +72,7 @@ class _Pulse:
 
     def _beat(self) -> None:
         # It outlives one dump: a thread for each would cost more than loading a small one.
-        while not self._ending.wait(self._every_s):
+        while not self._ending.wait(STALE_S / 4):
             with self._lock:
                 paths = list(self._paths)
                 if not paths:
@@ -297,13 +296,13 @@ def _remove_tree(path: Path) -> None:
             return
 
 
-def sweep(root: Path, stale_s: float = STALE_S) -> None:
+def sweep(root: Path) -> None:
     """Remove what writers and readers that died left behind."""
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        now = _now(work)
+        before = _now(work) - STALE_S
         for name in work.names():
             with contextlib.suppress(OSError):
-                _remove_if_stale(work, name, now - stale_s)
+                _remove_if_stale(work, name, before)
 
 
 def _remove_if_stale(work: Folder, name: str, before: float) -> None:
@@ -349,9 +348,9 @@ def reading(root: Path, step: int) -> Iterator[None]:
             os.unlink(mark)
 
 
-def being_read(root: Path, stale_s: float = STALE_S) -> set[int]:
+def being_read(root: Path) -> set[int]:
     """The steps that living readers have marked; raises OSError where that cannot be seen."""
-    sweep(root, stale_s)  # where that fails, dead readers count, too
+    sweep(root)  # where that fails, dead readers count, too
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
         marks = (name for name in work.names() if name.startswith(_READING))
         return set(steps_among(mark.split("-")[1] for mark in marks))

@@ -17,6 +17,7 @@ from rlskip.store import DumpMeta, StepStore, commit
 # must load; that something is found half written shows that the kill hit.
 _KILLS = """
     import json, os, random, signal, sys, time
+    from unittest import mock
     import torch
     from rlskip.store import StepStore, commit
     torch.set_num_threads(1)
@@ -67,7 +68,8 @@ _KILLS = """
         assert {name for name in os.listdir(folder) if not name.isdigit()} == {commit.WORK}
         work = os.path.join(folder, commit.WORK)
         torn += len(os.listdir(work)) > 0
-        commit.sweep(store.directory, stale_s=-1)
+        with mock.patch.object(commit, "STALE_S", -1):
+            commit.sweep(store.directory)
         assert not os.listdir(work)
     print(json.dumps({"saved": saved, "torn": torn}))
 """
@@ -105,7 +107,8 @@ def test_the_next_run_removes_what_a_dead_one_left(tmp_path: Path) -> None:
 @pytest.fixture
 def pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heart that beats often, for times of a second instead of minutes."""
-    monkeypatch.setattr(commit, "_PULSE", commit._Pulse(every_s=0.05))
+    monkeypatch.setattr(commit, "STALE_S", 0.8)
+    monkeypatch.setattr(commit, "_PULSE", commit._Pulse())
 
 
 @pytest.mark.usefixtures("pulse")
@@ -113,9 +116,9 @@ def test_a_slow_sync_is_not_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     store, swept = StepStore(tmp_path), []
 
     def sync_slowly(handle: int) -> None:
-        for _ in range(0 if swept else 10):
+        for _ in range(0 if swept else 12):
             time.sleep(0.1)
-            commit.sweep(tmp_path, stale_s=0.5)  # another job's
+            commit.sweep(tmp_path)  # another job's
         swept.append(handle)
 
     monkeypatch.setattr(os, "fsync", sync_slowly)
@@ -130,9 +133,9 @@ def test_a_reader_that_takes_long_is_not_forgotten_a_dead_one_is(tmp_path: Path)
     dead = tmp_path / commit.WORK / "reading-2-dead"
     with commit.reading(tmp_path, 1):
         dead.touch()
-        assert commit.being_read(tmp_path, stale_s=0.5) == {1, 2}
-        time.sleep(1)
-        assert commit.being_read(tmp_path, stale_s=0.5) == {1}
+        assert commit.being_read(tmp_path) == {1, 2}
+        time.sleep(1.2)
+        assert commit.being_read(tmp_path) == {1}
         assert not dead.exists()
     assert commit.being_read(tmp_path) == set()
 
