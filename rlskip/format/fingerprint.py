@@ -6,7 +6,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ _REMEDY = (
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
+_Path: TypeAlias = "list[tuple[str | tuple[Any], Any]]"
+"""The places that lead to a part, each with what is there: text, or a key in brackets."""
 # The bits of infinity: those of NaN are larger.
 _INFINITY = {
     "float16": 0x7C00,
@@ -92,14 +94,19 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
+    path: _Path = [("prompts", prompts)]
     try:
-        return _Hasher(Sharing()).hash(_without(frozenset(volatile), prompts))
+        return _Hasher(Sharing(), path).hash(_without(frozenset(volatile), prompts))
     except MemoryError:
         raise
     except Exception as error:
-        known = _unsupported(prompts, error, "prompts")
-        where = known.where if len(known.where) <= 200 else f"{known.where[:200]}..."
-        raise UnsupportedTypeError(known.what, where, _REMEDY) from error
+        where = "".join(place if isinstance(place, str) else f"[{place[0]!r}]" for place, _ in path)
+        kind = type(path[-1][1])
+        what = f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}"
+        if isinstance(error, UnsupportedTypeError):
+            what, where = error.what, f"{where}{error.where}"
+        where = where if len(where) <= 200 else f"{where[:200]}..."
+        raise UnsupportedTypeError(what, where, _REMEDY) from error
 
 
 def contents_of(
@@ -169,13 +176,14 @@ def _is_array(value: Any) -> bool:
 class _Hasher:
     """The hash of a value. A prefix with kind and length keeps the parts apart.
 
-    The hashed bytes of a value must not change, because dumps on disk carry fingerprints.
+    The hashed bytes of a value must not change, because dumps on disk carry fingerprints. `path`
+    leads to the part that is being hashed, also when that raises.
     """
 
-    def __init__(self, sharing: Sharing, depth: int = 0) -> None:
+    def __init__(self, sharing: Sharing, path: _Path) -> None:
         self._digest = xxhash.xxh3_128()
         self._sharing = sharing
-        self._depth = depth
+        self._path = path
 
     def hash(self, value: Any) -> str:
         self._feed(value)
@@ -208,7 +216,7 @@ class _Hasher:
             self._feed_composite(value)
 
     def _feed_composite(self, value: Any) -> None:
-        if self._depth > MAX_DEPTH:
+        if len(self._path) > MAX_DEPTH + 1:
             raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
         if self._sharing.is_endless(value):
             raise UnsupportedTypeError("its parts are shared too often to be compared one by one")
@@ -232,8 +240,7 @@ class _Hasher:
         elif is_wrapped(value):
             self._feed(value.data)
         elif isinstance(value, Set):
-            hashes = (_Hasher(self._sharing, self._depth + 1).hash(item) for item in value)
-            self._put("set", "".join(sorted(hashes)).encode())
+            self._put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, loaded("PIL.Image", "Image")):
             plain = value.copy()
             plain.info = {name: value.info[name] for name in _DRAWN if name in value.info}
@@ -251,14 +258,16 @@ class _Hasher:
             self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
     def _feed_part(self, place: Any, part: Any) -> None:
-        self._depth += 1
-        try:
-            self._feed(part)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise _unsupported(part, error, f"[{place!r}]") from error
-        self._depth -= 1
+        self._path.append(((place,), part))
+        self._feed(part)
+        self._path.pop()
+
+    def _hash_apart(self, part: Any) -> str:
+        """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
+        self._path.append(("", part))
+        found = _Hasher(self._sharing, self._path).hash(part)
+        self._path.pop()
+        return found
 
     def _feed_sequence(self, parts: Sequence[Any]) -> None:
         # Rows of tokens, jagged or a list of arrays.
@@ -280,7 +289,7 @@ class _Hasher:
             return "str", str.__str__(key)
         if key is None or isinstance(key, bool | int | float):
             return type(key).__name__, repr(key)
-        return type(key).__name__, _Hasher(self._sharing, self._depth + 1).hash(key)
+        return type(key).__name__, self._hash_apart(key)
 
     def _feed_tensor(self, value: torch.Tensor) -> None:
         if not is_plain(value):
@@ -328,13 +337,3 @@ def _equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
         return data
     nan = bits.dtype.type(infinity | infinity >> 1)
     return np.where(is_nan, nan, np.where(is_zero, magnitude, bits)).view(np.uint8)
-
-
-def _unsupported(value: Any, error: Exception, place: str) -> UnsupportedTypeError:
-    """The error for a part at `place`; `error` is from `value` or from a part of it."""
-    if isinstance(error, UnsupportedTypeError):
-        return UnsupportedTypeError(error.what, f"{place}{error.where}")
-    kind = type(value)
-    return UnsupportedTypeError(
-        f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}", place
-    )
