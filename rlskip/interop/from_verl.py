@@ -66,13 +66,12 @@ def _read(file: Path, into: Into) -> Iterator[Content]:
 
 def _step_of(folder: Path, file: Path, into: Into) -> int:
     """The step that was given, else the directory's name, else what verl's meta.json says."""
-    named, older = as_step(folder.name), _GEN_STEP.fullmatch(folder.name)
-    told = [
-        into.step,
-        named if older is None else None,
+    older = _GEN_STEP.fullmatch(folder.name)
+    recorded, counted = (
         _recorded_step(file.with_name("meta.json")),
-    ]
-    told.append(int(older[1]) if older else None)
+        int(older[1]) if older else None,
+    )
+    told = (into.step, as_step(folder.name), recorded, counted)
     step = next((one for one in told if one is not None), None)
     if step is None:
         raise ForeignDumpError("its path does not contain the step", remedy="give it with --step")
