@@ -34,9 +34,6 @@ def test_the_hosts_flag_means_the_same(config, on, make):
             {"generator": {"merge_stepwise_output": True}, "merge": {"stepwise_output": False}},
             "merge.stepwise_output",
         ),
-        ({"merge": {"strategy": "chian"}}, "merge.strategy"),
-        ({"merge": {"max_seq_len": 0}}, "merge.max_seq_len"),
-        ({"merge": {"on_overlong": None}}, "merge.on_overlong"),
         ({"generator": {"merge_stepwise_output": "yes"}}, "generator.merge_stepwise_output"),
     ],
 )

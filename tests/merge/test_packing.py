@@ -182,11 +182,3 @@ def test_the_block_mask_is_the_dense_mask() -> None:
     [packed] = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2], [7]], 100)
     mask = packed.block_mask(BLOCK_SIZE=1).to_dense()[0, 0].bool()
     assert torch.equal(mask, packed.dense_mask())
-
-
-def test_memory_grows_with_the_positions_not_with_their_square() -> None:
-    shared = list(range(1, 30_001))
-    [packed] = pack([[*shared, i] for i in range(4)], 10**6)
-    fields = [getattr(packed, name) for name in ("input_ids", "position_ids", "ends", "labels")]
-    assert len(packed) == 30_000 + 2 * 4 - 1
-    assert sum(field.nbytes for field in fields) == 4 * 8 * len(packed)

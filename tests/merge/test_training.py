@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from rlskip.merge import merge
-from tests.merge.batches import batches, merge_config, turns
+from tests.merge.batches import batches, merge_config
 
 VOCABULARY = 10
 
@@ -63,13 +63,3 @@ def test_merged_rows_give_the_loss_and_gradients_of_the_turns(strategy, out):
     merged_loss, merged_gradients = loss_and_gradients(merged)
     torch.testing.assert_close(merged_loss, loss, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(merged_gradients, gradients, rtol=1e-8, atol=1e-12)
-
-
-def test_training_on_an_observation_would_show():
-    out = turns(([1], [2]), ([1, 2, 3], [4, 5]))
-    out |= {"trajectory_ids": [0, 0], "rollout_logprobs": [[-2.0], [-2.0, -2.0]]}
-    merged, _, _ = merge(out, merge_config())
-    loss, gradients = loss_and_gradients(merged)
-    assert all(gradient.abs().max() > 0 for gradient in gradients)
-    merged["loss_masks"] = [[1, 1, 1, 1]]
-    assert not torch.isclose(loss_and_gradients(merged)[0], loss, rtol=1e-3)

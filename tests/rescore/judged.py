@@ -10,7 +10,8 @@ from rlskip.store import StepStore
 RUN = "judged_tiny/GBS4_N4_in8_out8"
 GROUPS, SESSIONS = 4, 4
 
-# In $ASKED, a line for each session; $PAUSE holds each call that long. "bad" is never judged.
+# In $ASKED, a line for each session; $PAUSE holds each call that long. "bad" is never judged, and
+# the score of "odd" is none.
 JUDGES = """
 import asyncio, os, time
 
@@ -23,7 +24,7 @@ def note(*texts):
 def score(text, truth):
     if text == "bad":
         raise RuntimeError("the judge is at lunch")
-    return len(text) / 8 + (text == truth)
+    return None if text == "odd" else len(text) / 8 + (text == truth)
 
 def one(data_source, solution_str, ground_truth, extra_info=None, **others):
     note(solution_str)

@@ -153,15 +153,16 @@ def wait_for(condition: Callable[[], bool], running: list[subprocess.Popen[str]]
 
 
 def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> None:
-    save(judges / "dumps", steps=1, texts=["a", "bad", "ccc", "dd"] * GROUPS)
+    save(judges / "dumps", steps=1, texts=["a", "bad", "ccc", "odd"] * GROUPS)
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
     found = rlskip(*command, "--json")
     assert found.code == 1
-    assert (found.json["sessions"], found.json["failed"]) == (ROWS, GROUPS)
-    assert found.json["new"]["count"] == ROWS - GROUPS
-    failure = found.json["failures"][0]
+    assert (found.json["sessions"], found.json["failed"]) == (ROWS, 2 * GROUPS)
+    assert found.json["new"]["count"] == ROWS - 2 * GROUPS
+    failure, other = found.json["failures"][:2]
     assert (failure["step"], failure["group"], failure["session"]) == (1, "g0", 1)
     assert "at lunch" in failure["error"]
+    assert (other["session"], "None, which is not a score" in other["error"]) == (3, True)
     written = rlskip(*command, "--write", judges / "new")
     assert "not written" in written.out
     assert not (judges / "new").exists()
