@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
 from rlskip.interop.bounds import Budget, ForeignDumpError
-from rlskip.interop.rebuild import NAMES, STORAGES, Rebuilder, Storage
+from rlskip.interop.rebuild import NAMES, STORAGES, Rebuilder
 from rlskip.interop.unpickle import Name, Unpickler
 
 
@@ -30,7 +30,7 @@ class _Reader:
     def __init__(self, size: int) -> None:
         self._budget = Budget(size)
 
-    def pickle(self, file: io.BytesIO, storage: Callable[[Any], Storage] | None = None) -> Any:
+    def pickle(self, file: io.BytesIO, storage: Callable[[Any], torch.Tensor] | None = None) -> Any:
         parsed = Unpickler(file, NAMES, storage).load()
         return Rebuilder(self._budget, _pickled_storage, self.archive).value(parsed)
 
@@ -51,20 +51,20 @@ class _Reader:
             root = main.removesuffix("data.pkl")
             if sizes.get(f"{root}byteorder") and archive.read(f"{root}byteorder") != b"little":
                 raise ForeignDumpError("tensors in another byte order")
-            storages: dict[str, Storage] = {}
+            storages: dict[str, torch.Tensor] = {}
 
-            def storage(pid: Any) -> Storage:
+            def storage(pid: Any) -> torch.Tensor:
                 kind, key, count = _reference(pid)
                 if key not in storages:
                     storages[key] = _storage(archive.read(f"{root}data/{key}"), kind)
-                if len(storages[key].flat) != count:
+                if len(storages[key]) != count:
                     raise ForeignDumpError("a storage of another size than its record")
                 return storages[key]
 
             return self.pickle(io.BytesIO(archive.read(main)), storage)
 
 
-def _pickled_storage(data: bytes) -> Storage:
+def _pickled_storage(data: bytes) -> torch.Tensor:
     """A storage in a plain pickle: torch.save's older form, a stream of five pickles."""
     file = io.BytesIO(data)
     magic, version, system = (Unpickler(file, ()).load() for _ in range(3))
@@ -93,10 +93,10 @@ def _reference(pid: Any) -> tuple[torch.dtype, str, int]:
     return dtype, key, count
 
 
-def _storage(content: bytes, dtype: torch.dtype) -> Storage:
+def _storage(content: bytes, dtype: torch.dtype) -> torch.Tensor:
     if not content:
-        return Storage(torch.empty(0, dtype=dtype))
-    return Storage(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype))
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype)
 
 
 # -- the two files -----------------------------------------------------------------------

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
@@ -53,13 +52,6 @@ STORAGES = {
 }
 
 
-@attrs.frozen(eq=False)
-class Storage:
-    """The memory of tensors: `flat` has all its elements."""
-
-    flat: torch.Tensor
-
-
 class Rebuilder:
     """Makes the values of one file.
 
@@ -68,7 +60,8 @@ class Rebuilder:
     budget
         Is charged for what is larger than the bytes that describe it.
     load_storage
-        Reads the bytes that torch pickles for a storage within a plain pickle.
+        Reads the bytes that torch pickles for a storage within a plain pickle; a storage is a flat
+        tensor of all its elements.
     load_archive
         Reads the bytes of an archive of torch.save within a plain pickle.
     """
@@ -76,14 +69,14 @@ class Rebuilder:
     def __init__(
         self,
         budget: Budget,
-        load_storage: Callable[[bytes], Storage],
+        load_storage: Callable[[bytes], torch.Tensor],
         load_archive: Callable[[bytes], Any],
     ) -> None:
         self._budget = budget
         self._load_storage = load_storage
         self._load_archive = load_archive
         self._made: dict[int, Any] = {}
-        self._storages: dict[int, Storage] = {}
+        self._storages: dict[int, torch.Tensor] = {}
 
     def value(self, parsed: Any) -> Any:
         """The value of a part of the parsed pickle; of the same part always the same one."""
@@ -149,7 +142,7 @@ class Rebuilder:
 
     def _tensor(self, made: Pickled) -> torch.Tensor:
         storage, offset, size, stride, _, _, *more = made.arguments
-        flat = self._storage(storage).flat
+        flat = self._storage(storage)
         if made.name.endswith("_v3"):
             flat = flat.view(torch.uint8).view(more.pop(0))
         size = self._budget.shape(self.value(size), flat.element_size())
@@ -160,8 +153,8 @@ class Rebuilder:
             torch._utils.set_tensor_metadata(tensor, flags)
         return tensor
 
-    def _storage(self, parsed: Any) -> Storage:
-        if isinstance(parsed, Storage):
+    def _storage(self, parsed: Any) -> torch.Tensor:
+        if isinstance(parsed, torch.Tensor):
             return parsed
         data = parsed.arguments[0] if isinstance(parsed, Pickled) else None
         if not isinstance(data, bytes) or parsed.name != "torch.storage._load_from_bytes":

@@ -60,7 +60,7 @@ def nested_contexts(draw):
 
 
 @given(nested_contexts())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_chains_are_the_fewest(out):
     rows = list_rows(out)
     for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):

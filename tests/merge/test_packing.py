@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
@@ -153,6 +153,7 @@ def test_nothing_makes_no_pack() -> None:
 
 
 @given(ROWS, st.booleans(), st.data())
+@settings(max_examples=40)
 def test_values_come_back_per_row(
     rows: list[list[int]], only_needed: bool, data: st.DataObject
 ) -> None:
