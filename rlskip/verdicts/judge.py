@@ -160,11 +160,11 @@ class Judge:
         found: dict[str, Any] = {}
         wait, longest = _WAIT_S
         while True:
-            with self.verdicts.claims() as claims:
+            with self.verdicts.claims() as claim:
                 mine = []
                 for key in rows.keys() - found.keys():
                     value = self.verdicts.find(key)
-                    if value is ABSENT and claims.take(key):
+                    if value is ABSENT and claim(key):
                         value = self.verdicts.find(key)  # its last owner may have kept it since
                         if value is ABSENT:
                             mine.append(key)

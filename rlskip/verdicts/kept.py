@@ -20,7 +20,8 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +93,17 @@ class Verdicts:
         return plain
 
     @contextlib.contextmanager
-    def claims(self) -> Iterator[Claims]:
-        """Within it keys can be claimed; at its end all claims end."""
+    def claims(self) -> Iterator[Callable[[str], bool]]:
+        """Within it a key can be claimed: true if nobody else asks for it. At its end all end."""
         try:
             with open_folder(self.directory, create=True) as folder:
                 file = folder.open("claims", "a")
         except OSError as error:
             self._warn("cannot be written", error)
-            yield Claims(None)
+            yield lambda key: True
             return
         with file:
-            yield Claims(file.fileno())
+            yield partial(_claim, file.fileno())
 
     def _warn(self, what: str, error: Exception) -> Any:
         if what not in self._warned:
@@ -111,24 +112,16 @@ class Verdicts:
         return ABSENT
 
 
-class Claims:
-    """Keys whose verdicts this process asks for, so that no other process asks, too."""
-
-    def __init__(self, handle: int | None) -> None:
-        self._handle = handle
-
-    def take(self, key: str) -> bool:
-        """Whether nobody else asks for it now; true where the file system has no locks."""
-        if self._handle is None:
-            return True
-        # Locks of the open file, not of the process: they hold among threads, too.
-        place = int(key[:16], 16) % _MAX_CLAIM
-        lock = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-        try:
-            fcntl.fcntl(self._handle, fcntl.F_OFD_SETLK, lock)
-        except OSError as error:
-            return error.errno not in (errno.EAGAIN, errno.EACCES)
-        return True
+def _claim(handle: int, key: str) -> bool:
+    """Lock the place of a key; true, too, where the file system has no locks."""
+    # Locks of the open file, not of the process: they hold among threads, too.
+    place = int(key[:16], 16) % _MAX_CLAIM
+    lock = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+    try:
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, lock)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
 
 
 def _file_of(key: str) -> str:

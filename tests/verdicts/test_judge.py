@@ -15,7 +15,6 @@ import pytest
 
 import rlskip
 from rlskip.verdicts.judge import RewardError
-from rlskip.verdicts.kept import Claims
 
 HOLDING: dict[str, Any] = {"asked": []}
 
@@ -121,11 +120,11 @@ def test_a_verdict_that_another_process_kept_meanwhile_is_taken(
 ) -> None:
     judge = cached(verl)
 
-    def take(claims: Claims, key: str) -> bool:
+    def claim(handle: int, key: str) -> bool:
         judge._rlskip_judge.verdicts.keep(key, 7.0)
         return True
 
-    monkeypatch.setattr(Claims, "take", take)
+    monkeypatch.setattr("rlskip.verdicts.kept._claim", claim)
     assert judge(**CALL) == 7.0
     assert HOLDING["asked"] == []
 

@@ -66,17 +66,17 @@ def test_a_damaged_verdict_is_asked_for_again_and_costs_no_other(tmp_path: Path)
 
 def test_one_at_a_time_claims_a_key(tmp_path: Path) -> None:
     verdicts = Verdicts(tmp_path)
-    with verdicts.claims() as mine, verdicts.claims() as others:
-        assert mine.take(KEY)
-        assert not others.take(KEY)
-        assert others.take("cd" * 16)
+    with verdicts.claims() as claim, verdicts.claims() as claim_too:
+        assert claim(KEY)
+        assert not claim_too(KEY)
+        assert claim_too("cd" * 16)
         child = os.fork()
         if not child:
-            with verdicts.claims() as theirs:
-                os._exit(theirs.take(KEY))
+            with verdicts.claims() as claim_there:
+                os._exit(claim_there(KEY))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    with verdicts.claims() as later:
-        assert later.take(KEY)
+    with verdicts.claims() as claim_later:
+        assert claim_later(KEY)
 
 
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_no_fault_of_the_disk_reaches_the_trainer(tmp_path: Path) -> None:
     for fault in each_fault(tmp_path, lasting=True):
         verdicts = Verdicts(tmp_path / "verdicts")
         with fault:
-            with verdicts.claims() as claims:
-                assert claims.take(KEY)
+            with verdicts.claims() as claim:
+                assert claim(KEY)
             assert verdicts.find(KEY) in (0.5, ABSENT)
             assert verdicts.keep(KEY, 0.5) == 0.5
         met += fault.happened
