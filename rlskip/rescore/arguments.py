@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from rlskip.errors import RlskipError
-from rlskip.runs.conversation import Conversation, recorded
+from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, SessionRows
 from rlskip.runs.tables import extra
 from rlskip.verdicts.judge import Judge, RewardError
@@ -118,7 +118,7 @@ class _Given:
 
     @property
     def tokens(self) -> list[int] | None:
-        whole = Conversation.of(self.turns)
+        whole = self.session.conversation
         return None if whole is None else whole.completion
 
     def solution(self) -> str:
@@ -150,10 +150,7 @@ class _Given:
 
     def prompt(self) -> Any:
         said = recorded(self.turns[0], "user")
-        if said is not None:
-            return said
-        tokens = self.turns[0].get("prompt")
-        return self._text(tokens) if tokens is not None else None
+        return self._text(self.turns[0].get("prompt")) if said is None else said
 
     def completion(self) -> Any:
         said = recorded(self.last, "assistant")
