@@ -18,12 +18,13 @@ from rlskip.compare.mismatch import ENGINE, TRAINER, Gaps, StepMismatch, mismatc
 from rlskip.compare.rollouts import RolloutComparison, compare_rollouts
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs, find_side, run_of
-from rlskip.compare.verdict import COLUMNS, Comparison, Decode, in_context, only_one_has, table_of
+from rlskip.compare.verdict import COLUMNS, Comparison, in_context, only_one_has, table_of
 from rlskip.config.steps import Steps, compact
 from rlskip.report.page import Shown, Verdict
 from rlskip.runs.figures import Counter
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
+from rlskip.runs.rollouts import Decode
 
 
 def compare(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from rlskip._human import number
 from rlskip.config.steps import compact
-
-Decode = Callable[[Sequence[int]], str]
+from rlskip.runs.rollouts import Decode
 
 EQUAL, ROUNDING, DIFFERS, UNPAIRED = "equal", "within rounding", "differs", "not comparable"
 
