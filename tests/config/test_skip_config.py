@@ -140,14 +140,6 @@ def test_no_skip_node() -> None:
     assert read_roles(OmegaConf.create({"skip": None})) == {}
 
 
-def test_a_skip_manager_config_is_a_whole_node() -> None:
-    config = SkipManagerConfig(dump_dir="/d", rollout=RoleConfig(enable=True, steps=[4]))
-    for given in (config, {"skip": config}):
-        role = read_roles(given)["rollout"]
-        assert 4 in role.steps
-        assert role.dump_dir == "/d"
-
-
 def test_verls_own_defaults_do_not_override_shared_keys() -> None:
     leaf = {"enable": False, "dump_dir": "~/.verl/rollout_dump", "steps": [], "action": "cache"}
     node = {
@@ -344,13 +336,6 @@ def test_an_option_inside_the_node_is_named() -> None:
 )
 def test_sizes(text: Any, size: int | None) -> None:
     assert rollout({"max_size": text, "rollout": {"enable": True}}).max_size == size
-
-
-@pytest.mark.parametrize("key", ["steps", "dump_dir", "max_size"])
-def test_a_wrong_shared_key_is_reported_without_any_role(key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {key: " "}})
-    assert caught.value.where == f"skip.{key}"
 
 
 def test_only_verls_own_class_fills_in_defaults() -> None:

@@ -178,22 +178,17 @@ def test_without_restored_generators_the_batches_are_shuffled_differently(runs: 
     assert losses != others
 
 
+@pytest.mark.parametrize("how", ["installed", "attached twice"])
+def test_however_it_is_attached(runs: Results, how: str) -> None:
+    """To what Hydra installed, say."""
+    assert runs[how]["generated"]["train"] == 0
+    assert runs[how]["log"] == runs["bare once_a_step"]["log"]
+
+
 def test_steps_and_switches_hold(runs: Results) -> None:
     assert runs["some steps"]["generated"]["train"] == 2
     off, bare = runs["off"], runs["bare once_a_step"]
     assert (off["log"], off["generated"]) == (bare["log"], bare["generated"])
-
-
-def test_attached_to_what_hydra_installed(runs: Results) -> None:
-    installed, bare = runs["installed"], runs["bare once_a_step"]
-    assert installed["generated"]["train"] == 0
-    assert installed["log"] == bare["log"]
-
-
-def test_attached_twice(runs: Results) -> None:
-    twice, bare = runs["attached twice"], runs["bare once_a_step"]
-    assert twice["generated"]["train"] == 0
-    assert twice["log"] == bare["log"]
 
 
 def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(

@@ -79,14 +79,6 @@ def test_every_key_of_skip_and_of_a_role_is_settable(composed: Compose) -> None:
         assert {key: getattr(role, key) for key in given} == expected
 
 
-def test_several_options_at_once(composed: Compose) -> None:
-    chosen = roles(composed("a: 1\n", "+skip=[rollout_cache,async_rollout_repeat]"))
-    assert {name: role.action for name, role in chosen.items()} == {
-        "rollout": "cache",
-        "async_rollout": "repeat",
-    }
-
-
 # -- an application with a skip node of its own ------------------------------------------------
 OWN = """
 skip:
@@ -175,13 +167,6 @@ def test_an_experiment_file_overrides_the_option(composed: Compose) -> None:
     exp = "# @package _global_\ndefaults:\n  - override /skip: rollout_repeat\nskip: {steps: 1-3}\n"
     role = roles(composed(listed, exp=exp))["rollout"]
     assert (role.action, str(role.steps)) == ("repeat", "1-3")
-
-
-def test_a_static_step_list_can_use_the_resolver(composed: Compose) -> None:
-    """For hosts whose own reader takes only lists of ints."""
-    config = composed("skip: {rollout: {steps: '${rlskip.steps:1-3,9}'}}\n", "+skip=rollout_cache")
-    assert OmegaConf.to_container(config.skip, resolve=True)["rollout"]["steps"] == [1, 2, 3, 9]
-    assert str(roles(config)["rollout"].steps) == "1,2,3,9"
 
 
 # -- the genuine configs of verl ---------------------------------------------------------------
