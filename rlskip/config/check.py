@@ -24,6 +24,10 @@ from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
 
+#: For keys of a node: a key of the host's, and the value there.
+OfHost = Mapping[str, tuple[str, Any]]
+_NOTHING: OfHost = MappingProxyType({})
+
 
 @attrs.frozen
 class Problem:
@@ -160,14 +164,46 @@ def _entry(holder: Any, name: str) -> Any:
     return getattr(holder, name, None) if _is_node(holder) else None
 
 
+def read_node(
+    schema: type[T],
+    name: str,
+    config: Any,
+    contradictions: Callable[[T], Iterable[Problem]] = lambda _: (),
+    *,
+    of_host: OfHost = _NOTHING,
+    aliases: OfHost = _NOTHING,
+) -> T:
+    """The node `name` of a config as its dataclass; the defaults when the config has none.
+
+    Parameters
+    ----------
+    config
+        As for :func:`find_node`. What this function returned reads as itself.
+    contradictions
+        A function of what was read that returns what is wrong with it as a whole.
+    of_host, aliases
+        As for :func:`read`.
+
+    Raises
+    ------
+    ConfigError
+        Names *every* problem by its full key.
+    """
+    problems: list[Problem] = []
+    node = find_node(config, name, schema) or {}
+    settings = read(schema, node, name, problems, of_host=of_host, aliases=aliases)
+    raise_all([*problems, *contradictions(settings)])
+    return settings
+
+
 def read(
     schema: type[T],
     node: Mapping[str, Any],
     at: str,
     problems: list[Problem],
     *,
-    of_host: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
-    aliases: Mapping[str, tuple[str, Any]] = MappingProxyType({}),
+    of_host: OfHost = _NOTHING,
+    aliases: OfHost = _NOTHING,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import application_facts
-from rlskip.config.check import Problem, find_node, raise_all, read
+from rlskip.config.check import read_node
 from rlskip.config.dump_dir import parse_directory
 from rlskip.config.facts import HostFacts
 
@@ -89,29 +89,14 @@ _DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}
 
 
 def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig:
-    """The `dispatch` node of a config, complete: null keys get the host's values.
+    """The `dispatch` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass), where `dispatch` may be absent; a
-        :class:`DispatchConfig`; or None. What this function returned reads as itself.
-    facts
-        What the host says of the run; None: what a plain application's config says.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem.
+    It is complete: null keys get the host's values. `facts` are what the host says of the run;
+    None: what a plain application's config says.
     """
-    node = find_node(config, "dispatch", DispatchConfig) or {}
     facts = facts or application_facts(config)
-    problems: list[Problem] = []
     of_host = facts.under("dispatch", (*_DEFAULTS, "sampling", "val_sampling"))
-    dispatch = read(
-        DispatchConfig, node, "dispatch", problems, of_host=of_host, aliases=facts.aliases
-    )
-    raise_all(problems)
+    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host, aliases=facts.aliases)
     for key, default in _DEFAULTS.items():
         if getattr(dispatch, key) is None:
             setattr(dispatch, key, default)

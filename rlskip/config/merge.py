@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import Problem, find_node, look_up, raise_all, read
+from rlskip.config.check import look_up, read_node
 
 # SkyRL's name for `merge.stepwise_output`.
 HOST_FLAG = "generator.merge_stepwise_output"
@@ -35,26 +35,11 @@ class MergeConfig:
 
 
 def read_merge(config: Any) -> MergeConfig:
-    """The `merge` node of a config; the defaults, which are off, when it has none.
+    """The `merge` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
 
     SkyRL's ``generator.merge_stepwise_output: true`` has the same effect as
     ``merge.stepwise_output: true``. Its false is SkyRL's default, not a user's choice.
-
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass) with a node `merge` or `generator`;
-        a :class:`MergeConfig`; or None. What this function returned reads as itself.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
     """
-    node = find_node(config, "merge", MergeConfig) or {}
-    problems: list[Problem] = []
     flag = look_up(config, HOST_FLAG)
     aliases = {} if flag is False else {"stepwise_output": (HOST_FLAG, flag)}
-    settings = read(MergeConfig, node, "merge", problems, aliases=aliases)
-    raise_all(problems)
-    return settings
+    return read_node(MergeConfig, "merge", config, aliases=aliases)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.config.check import Problem, find_node, look_up_first, parsed, raise_all, read
+from rlskip.config.check import find_node, look_up_first, read_node
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError, RlskipError
@@ -50,33 +50,16 @@ class RecordConfig:
 
 
 def read_record(config: Any) -> RecordConfig:
-    """The `record` node of a config; the defaults, which are off, when it has none.
+    """The `record` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
 
-    Returns
-    -------
-    RecordConfig
-        Complete: ``stages`` is a list of names and patterns, ``steps`` a :class:`Steps`,
-        ``dump_dir`` an absolute path.
-
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass), a :class:`RecordConfig`, or None.
-        What this function returned reads as itself.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
+    If it is on, it is complete: ``stages`` is a list of names and patterns, ``steps`` a
+    :class:`Steps`, ``dump_dir`` an absolute path.
     """
-    node = find_node(config, "record", RecordConfig)
-    problems: list[Problem] = []
-    settings = read(RecordConfig, node or {}, "record", problems)
-    if node is not None and settings.dump_dir is None:  # without the node nothing is recorded
+    settings = read_node(RecordConfig, "record", config)
+    if settings.enable and settings.dump_dir is None:
         keys = ("skip.dump_dir", "rlskip.skip.dump_dir")
-        dumps = str(look_up_first(config, keys, DEFAULT_DUMP_DIR))
-        settings.dump_dir = parsed(parse_directory, dumps, "skip.dump_dir", problems)
-    raise_all(problems)
+        dumps = look_up_first(config, keys, DEFAULT_DUMP_DIR)
+        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
     return settings
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import application_facts
-from rlskip.config.check import Problem, find_node, raise_all, read
+from rlskip.config.check import Problem, read_node
 from rlskip.config.facts import HostFacts
 
 
@@ -54,29 +54,12 @@ class ReplayConfig:
 
 
 def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
-    """The `replay` node of a config; the defaults when it has none.
+    """The `replay` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass), a :class:`ReplayConfig`, or None.
-        What this function returned reads as itself.
-    facts
-        What the host says of the run; None: what a plain application's config says.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
+    `facts` are what the host says of the run; None: what a plain application's config says.
     """
-    node = find_node(config, "replay", ReplayConfig) or {}
-    problems: list[Problem] = []
-    facts = facts or application_facts(config)
-    of_host = facts.under("replay", ("n", "val_n"))
-    settings = read(ReplayConfig, node, "replay", problems, of_host=of_host)
-    problems += _contradictions(settings)
-    raise_all(problems)
-    return settings
+    of_host = (facts or application_facts(config)).under("replay", ("n", "val_n"))
+    return read_node(ReplayConfig, "replay", config, _contradictions, of_host=of_host)
 
 
 def _contradictions(settings: ReplayConfig) -> list[Problem]:
