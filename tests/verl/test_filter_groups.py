@@ -60,10 +60,3 @@ def test_filtered_groups_are_dumped_and_filtered_again(a: Any, b: Any) -> None:
     assert b.generated == 0
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
-
-
-@pytest.mark.long
-def test_without_dumps_the_second_seed_gives_other_rollouts(verl091: Any, a: Any) -> None:
-    c = verl091.train("filter_c", "v1", *FILTER, seed=2)
-    assert c.generated > 0
-    assert c.grad_norms != a.grad_norms

@@ -110,22 +110,6 @@ def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
     assert "scores are replayed" not in b091.output
 
 
-@pytest.mark.long
-def test_091_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a091: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
-    run = verl091.train_by_coin("coin", "v0", *ALL, *on, seed=2)
-    assert run.generated == a091.generated - SESSIONS
-    assert run.grad_norms != a091.grad_norms
-
-
-@pytest.mark.long
-def test_091_a_resumed_run_replays_what_is_left(verl091: Any, a091: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a091.folder}/dumps", "skip.on_miss=error")
-    run = verl091.train("resumed", "v0", *ALL, *on, *a091.resume_after(1), seed=2)
-    assert run.generated == a091.generated - SESSIONS
-    assert run.grad_norms == a091.grad_norms[1:]
-
-
 def test_091_a_replayed_step_logs_no_times_of_the_first_run(a091: Any, b091: Any) -> None:
     assert a091.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
     assert "timing_s/agent_loop" not in b091.output
@@ -207,27 +191,32 @@ def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> Non
     assert b080.generated == a080.generated - SESSIONS > 0
 
 
-@pytest.mark.long
-def test_080_without_dumps_the_second_seed_gives_other_rollouts(verl080: Any, a080: Any) -> None:
-    c = verl080.train("c", "legacy", *ALL, seed=2)
-    assert c.generated == a080.generated
-    assert float(c.grad_norms[0]) != pytest.approx(float(a080.grad_norms[0]), rel=1e-3)
+# -- both ----------------------------------------------------------------------------------
+BOTH = pytest.mark.parametrize(("version", "mode"), [("091", "v0"), ("080", "legacy")])
 
 
 @pytest.mark.long
-def test_080_a_new_reward_function_scores_the_same_rollouts(verl080: Any, a080: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a080.folder}/dumps", "skip.on_miss=error")
-    run = verl080.train_by_coin("coin", "legacy", *ALL, *on, seed=2)
-    assert run.generated == a080.generated - SESSIONS
-    assert run.grad_norms != a080.grad_norms
+@BOTH
+def test_a_new_reward_function_scores_the_same_rollouts(
+    request: pytest.FixtureRequest, version: str, mode: str
+) -> None:
+    verl, a = (request.getfixturevalue(f"{name}{version}") for name in ("verl", "a"))
+    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    run = verl.train_by_coin("coin", mode, *ALL, *on, seed=2)
+    assert run.generated == a.generated - SESSIONS
+    assert run.grad_norms != a.grad_norms
 
 
 @pytest.mark.long
-def test_080_a_resumed_run_replays_what_is_left(verl080: Any, a080: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a080.folder}/dumps", "skip.on_miss=error")
-    run = verl080.train("resumed", "legacy", *ALL, *on, *a080.resume_after(1), seed=2)
-    assert run.generated == a080.generated - SESSIONS
-    assert run.grad_norms == a080.grad_norms[1:]
+@BOTH
+def test_a_resumed_run_replays_what_is_left(
+    request: pytest.FixtureRequest, version: str, mode: str
+) -> None:
+    verl, a = (request.getfixturevalue(f"{name}{version}") for name in ("verl", "a"))
+    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    run = verl.train("resumed", mode, *ALL, *on, *a.resume_after(1), seed=2)
+    assert run.generated == a.generated - SESSIONS
+    assert run.grad_norms == a.grad_norms[1:]
 
 
 def test_091_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
