@@ -156,16 +156,6 @@ def adapt(settings: SkipSettings) -> None:
             roles[role].drop_fields = [*(roles[role].drop_fields or ()), SCORES]
 
 
-def scores_by_stage(role: str) -> bool:
-    """Whether the scores of what `role` returned come from the role ``reward``."""
-    skip = SkipManager.skip_instances.get(role)
-    return (
-        REWARD in SkipManager.skip_instances
-        and skip is not None
-        and (SCORES in skip.local_config.drop_fields)
-    )
-
-
 # -- what is left out --------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
-from rlskip.hosts.verl.later_stages import adapt, scores_by_stage, without_reference
+from rlskip.hosts.verl.later_stages import REWARD, adapt, without_reference
 from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
@@ -202,7 +202,7 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
         # With a reward model on the rollouts' GPUs they carry the fields of their prompts.
         for name in VOLATILE & fields.keys() & rollouts.non_tensor_batch.keys():
             rollouts.non_tensor_batch[name] = fields[name]
-        if scores_by_stage(role) or _lacks_scores(self, rollouts, role):
+        if _is_scored_again(self, rollouts, role):
             await asyncio.to_thread(_score, self, fields, rollouts)
         return rollouts
 
@@ -246,18 +246,18 @@ def _set_step_of(prompts: Any) -> None:
         _set_here = SkipManager.step
 
 
-def _lacks_scores(manager: Any, rollouts: Any, role: str) -> bool:
-    """Whether a replay left out, as configured, scores that verl's workers give while generating.
+def _is_scored_again(manager: Any, rollouts: Any, role: str) -> bool:
+    """Whether the role ``reward`` scores what `role` returned, or verl's workers do.
 
+    The latter is so if a replay left out, as configured, scores that they give while generating.
     With a reward model on the rollouts' own GPUs verl itself scores what has no scores yet.
     """
     skip = SkipManager.skip_instances.get(role)
-    return (
-        skip is not None
-        and SCORES in skip.local_config.drop_fields
-        and SCORES not in rollouts.batch.keys()  # noqa: SIM118 - iterating one gives rows
-        and bool(manager.reward_loop_worker_handles)
-    )
+    if skip is None or SCORES not in skip.local_config.drop_fields:
+        return False
+    left_out = SCORES not in rollouts.batch.keys()  # noqa: SIM118 - iterating one gives rows
+    by_workers = left_out and bool(manager.reward_loop_worker_handles)
+    return REWARD in SkipManager.skip_instances or by_workers
 
 
 def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
