@@ -29,18 +29,11 @@ from rlskip.hosts.verl.preflight import problems, without_effect
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
-from rlskip.skip.preflight import differences, preflight
+from rlskip.skip.preflight import preflight, unusable
 from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
-from rlskip.store.identity import Identity
 
 _SHOWN_STEPS = 100_000
-# What `on_mismatch` makes of a dump that differs.
-_ON_MISMATCH = {
-    "error": (ERROR, "the job would end there"),
-    "regenerate": (WARNING, "they are generated again"),
-    "ignore": (WARNING, "they are replayed anyway"),
-}
 
 
 def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
@@ -197,51 +190,52 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
-    sound: dict[int, Identity | None] = {}
-    bad = []
-    for dump in dumps:
-        try:
-            # The first call represents its step.
-            sound.setdefault(dump.step, dump.full_meta().identity)
-        except DumpError:
-            bad.append(dump.name)
+    bad = [dump.name for dump in dumps if not _is_sound(dump)]
     if bad:
-        what = f"unusable, and generated again: {', '.join(bad[:5])}"
+        what = f"unusable: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     listed = _listed(skip, facts.steps, dumps)
-    there = sorted(sound.keys() & {*listed})
-    if role.action == "repeat" and sound:
-        what = f"steps {compact(listed)} would be replayed from the dumps of {compact(there)}"
+    why_not = unusable(skip, listed, facts.called_with.get(name, {}))
+    replayed = [step for step in listed if step not in why_not]
+    if role.action == "repeat" and replayed:
+        there = compact(sorted({dump.step for dump in dumps} & {*listed}))
+        what = f"steps {compact(listed)} would be replayed from the dumps of {there}"
         yield Finding(name, OK, what if there else "replayed from another step's dump")
         return
-    differ: dict[str, list[int]] = {}
-    for step in there:
-        made = sound[step]
-        if made is not None and (must := differences(skip.dumps, made)):
-            differ.setdefault("; ".join(must), []).append(step)
-    missing = sorted({*listed} - {*there})
-    replayed = {*there}
-    if differ and role.on_mismatch != "ignore":
-        replayed -= {step for steps in differ.values() for step in steps}
-    if differ and role.on_mismatch == "error":  # the job gets no further
-        replayed = {step for step in replayed if step < min(map(min, differ.values()))}
+    reasons: dict[str, list[int]] = {}
+    for step in sorted(why_not):
+        reasons.setdefault(why_not[step], []).append(step)
+    missing = reasons.pop("", [])
+    # Where the job would end: it replays no step after that.
+    ends = {
+        reason: steps[0]
+        for reason, steps in reasons.items()
+        if role.on_miss == "error"
+        or (role.on_mismatch == "error" and reason.startswith("were made"))
+    }
+    replayed = [step for step in replayed if step < min(ends.values(), default=step + 1)]
     if replayed:
-        what = f"steps {compact(sorted(replayed))} have dumps and would be replayed, if their "
+        what = f"steps {compact(replayed)} have dumps and would be replayed, if their "
         yield Finding(name, OK, f"{what}prompts are the same (that is compared as the job runs)")
-    elif not sound:
+    elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
-    level, then = _ON_MISMATCH[role.on_mismatch]
-    for what, steps in differ.items():
-        yield Finding(name, level, f"dumps of steps {compact(steps)}: {what}: {then}")
-    nameless = [step for step in there if sound[step] is None]
-    if nameless:
-        what = f"dumps of steps {compact(nameless)} have no identity: they are not compared"
-        yield Finding(name, NOTE, what)
+    for reason, steps in reasons.items():
+        level, then = WARNING, "they are generated again"
+        if reason in ends:
+            level, then = ERROR, "the job would end there"
+        yield Finding(name, level, f"the dumps of steps {compact(steps)} {reason}: {then}")
     if role.on_miss == "generate" and missing and replayed:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
     if role.on_miss == "error" and not listed and not skip.serves_validation:
         what = "on_miss=error, and the job would end at the first step: no dump"
         yield Finding(name, ERROR, what, "generate it once with skip.on_miss=generate")
+
+
+def _is_sound(dump: Any) -> bool:
+    try:
+        return dump.full_meta() is not None
+    except DumpError:
+        return False
 
 
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:

@@ -69,7 +69,7 @@ def unusable(
     if dumps is None:
         return dict.fromkeys(steps, "")
     # The role's own store asks torch.distributed for its rank, which is known only later.
-    store, part = StepStore(dumps.directory), skip.first_part
+    store, part = StepStore(dumps.directory, quarantines=False), skip.first_part
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
         stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]

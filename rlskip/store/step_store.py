@@ -55,6 +55,8 @@ class StepStore:
     keep_last, max_size
         After each save remove the dumps that were written longest ago, down to this number and to
         this many bytes; never the step just saved or one that is being read. None: keep all.
+    quarantines
+        Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         max_size: int | None = None,
+        quarantines: bool = True,
     ) -> None:
         self.directory = Path(directory)
+        self._quarantines = quarantines
         self.rank = rank
         self.world_size = world_size
         # While the directory's mtime, in ns, is the first, it holds exactly these steps. Threads
@@ -370,6 +374,9 @@ class StepStore:
         moved.
         """
         place = self._place(step, part)
+        if not self._quarantines:
+            logger.warning("%s cannot be used: %s", place.directory, reason)
+            return None
         alone = self.world_size == 1 and (part is not None or not any(self.calls(step)))
         try:
             files = place.meta, place.dump

@@ -222,7 +222,7 @@ def test_it_says_how_the_config_differs_from_the_dumps(explain: Callable[..., An
     arguments = ("+skip=rollout_cache", "skip.dump_dir=dumps")
     said = explain(*arguments)
     (error,) = errors(said)
-    assert "dumps of steps 2: sampling.temperature: 1.0 now, 0.5 in the dump" in error
+    assert "the dumps of steps 2 were made for other rollouts: sampling.temperature: 1.0" in error
     assert "the job would end there" in error
     assert "steps 1 have dumps and would be replayed" in said_of(said, "rollout")
     ignored = explain(*arguments, "skip.on_mismatch=ignore")
@@ -231,9 +231,9 @@ def test_it_says_how_the_config_differs_from_the_dumps(explain: Callable[..., An
     save(3, temperature=0.7)
     save(4)
     assert "steps 1 have dumps" in said_of(explain(*arguments), "rollout"), "it ends at 2"
-    assert [one.partition(": ")[2][:16] for one in errors(explain(*arguments))] == [
-        "dumps of steps 2",
-        "dumps of steps 3",
+    assert [one.partition(": ")[2][:20] for one in errors(explain(*arguments))] == [
+        "the dumps of steps 2",
+        "the dumps of steps 3",
     ]
     repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert errors(repeated) == [], "repeat compares nothing"
@@ -247,14 +247,15 @@ def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
     save(2, **{key: "another"})
     said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]")
     (error,) = errors(said)
-    assert f"dumps of steps 2: extra.{key}: 'p' now, 'another' in the dump" in error
+    assert f"steps 2 were made for other rollouts: extra.{key}: 'p' now, 'another' in" in error
 
 
-def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("on_miss", ["generate", "error"])
+def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_miss: str) -> None:
     save(1, 2)
     Path(DUMPS, "2", "meta.json").write_text("{}")
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps")
-    assert "unusable, and generated again: 2" in said_of(said, "rollout")
+    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.on_miss={on_miss}")
+    assert "unusable: 2" in said_of(said, "rollout")
     assert Path(DUMPS, "2").exists()
 
 
