@@ -8,7 +8,6 @@ from typing import Any
 from rlskip.config.application import application_facts
 from rlskip.config.check import read_node
 from rlskip.config.dump_dir import parse_directory
-from rlskip.config.facts import HostFacts
 
 POOLS = ("local", "ray")
 
@@ -77,7 +76,8 @@ class DispatchConfig:
     # the prompt's sessions were in the dumps of earlier runs. []: dumps are not read.
     history_fields: list[str] = field(default_factory=list)
 
-    # Directory for a timeline of each batch, as Chrome trace JSON and PNG; null: no timeline.
+    # Directory for a timeline of each batch, as Chrome trace JSON and PNG; null: no timeline. A
+    # relative path starts at the original working directory.
     timeline_dir: str | None = field(default=None, metadata={"parse": parse_directory})
 
     # A progress bar: sessions done, tokens per second, time left.
@@ -88,13 +88,12 @@ class DispatchConfig:
 _DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}
 
 
-def read_dispatch(config: Any, facts: HostFacts | None = None) -> DispatchConfig:
+def read_dispatch(config: Any) -> DispatchConfig:
     """The `dispatch` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
 
-    It is complete: null keys get the host's values. `facts` are what the host says of the run;
-    None: what a plain application's config says.
+    It is complete: null keys get the host's values.
     """
-    facts = facts or application_facts(config)
+    facts = application_facts(config)
     of_host = facts.under("dispatch", (*_DEFAULTS, "sampling", "val_sampling"))
     dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host, aliases=facts.aliases)
     for key, default in _DEFAULTS.items():

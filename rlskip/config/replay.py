@@ -7,7 +7,6 @@ from typing import Any
 
 from rlskip.config.application import application_facts
 from rlskip.config.check import Problem, read_node
-from rlskip.config.facts import HostFacts
 
 
 @dataclass
@@ -53,12 +52,9 @@ class ReplayConfig:
     progress_interval_s: float = field(default=60.0, metadata={"min": 0.001})
 
 
-def read_replay(config: Any, facts: HostFacts | None = None) -> ReplayConfig:
-    """The `replay` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
-
-    `facts` are what the host says of the run; None: what a plain application's config says.
-    """
-    of_host = (facts or application_facts(config)).under("replay", ("n", "val_n"))
+def read_replay(config: Any) -> ReplayConfig:
+    """The `replay` node of a config, as :func:`~rlskip.config.check.read_node` reads it."""
+    of_host = application_facts(config).under("replay", ("n", "val_n"))
     return read_node(ReplayConfig, "replay", config, _contradictions, of_host=of_host)
 
 

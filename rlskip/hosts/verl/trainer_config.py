@@ -13,10 +13,8 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip.config.application import application_facts
 from rlskip.config.check import Problem, find_node, look_up, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
-from rlskip.config.facts import HostFacts
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
@@ -100,16 +98,9 @@ class V1Settings:
     replay: ReplayConfig
 
     @classmethod
-    def read(cls, config: DictConfig, facts: HostFacts | None = None) -> V1Settings:
-        """Read both nodes; `facts` are those of the run, where they are known already.
-
-        Raises
-        ------
-        ConfigError
-            A node has problems.
-        """
-        facts = facts or application_facts(config)
-        return cls(read_dispatch(config, facts), read_replay(config, facts))
+    def read(cls, config: DictConfig) -> V1Settings:
+        """Read both nodes; raises ConfigError."""
+        return cls(read_dispatch(config), read_replay(config))
 
 
 def plug_in(

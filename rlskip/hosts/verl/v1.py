@@ -71,7 +71,7 @@ def _beginning(
     """
     global _settings
     skip = begin(config)
-    read = V1Settings.read(config, skip.facts if skip.roles else None)
+    read = V1Settings.read(config)
     _settings = attrs.evolve(read, dispatch=with_journals(config, read.dispatch))
     plug_in(config, skip.roles, _settings)
     init(self, config, *args, **kwargs)
