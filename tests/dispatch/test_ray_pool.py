@@ -99,17 +99,6 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     assert dispatcher.generate_sequences(make_prompts(4), step=2).failed == {}
 
 
-def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts, queue):
-    async def worker(prompt, sampling, session):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    dispatcher = make_ray_dispatcher(worker, restarts=0, max_retries=5)
-    report = dispatcher.submit(make_prompts(2), step=1).result(60)
-    assert len(report.failed) == 8
-    assert len(queue.markers()) == 8
-    assert "no worker is left" in set(report.failed.values())
-
-
 def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
     async def worker(prompt, sampling, session):
         if session.session_id == 0:

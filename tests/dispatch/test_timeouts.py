@@ -34,11 +34,9 @@ class Custom(BaseException):
 RAISED = [
     asyncio.CancelledError,
     KeyboardInterrupt,
-    SystemExit,
     GeneratorExit,
     StopIteration,
     Custom,
-    MemoryError,
 ]
 
 

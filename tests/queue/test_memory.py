@@ -72,7 +72,7 @@ class QueueAgainstDicts(RuleBasedStateMachine):
 
 
 TestQueueAgainstDicts = QueueAgainstDicts.TestCase
-TestQueueAgainstDicts.settings = settings(max_examples=50, stateful_step_count=20)
+TestQueueAgainstDicts.settings = settings(max_examples=30, stateful_step_count=20)
 
 
 def test_one_change_wakes_every_reader():

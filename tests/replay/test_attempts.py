@@ -115,7 +115,7 @@ def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(ro
     [MemoryQueue, SharedQueue, pytest.param(None, marks=pytest.mark.ray, id="TransferQueue")],
 )
 @given(history=histories())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_the_last_attempt_is_returned_or_its_group_named(
     request, make_queue, keys, counted, history
 ):

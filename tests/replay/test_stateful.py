@@ -261,7 +261,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=200, stateful_step_count=40)
+TestBufferAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 @pytest.mark.ray
