@@ -128,12 +128,6 @@ def test_the_last_attempt_is_returned_or_its_group_named(
         assert played == whole(last, rows)
 
 
-def test_rows_of_given_up_attempts_beside_those_that_count_are_left_out():
-    session = OneSession(SharedQueue(), OWN, counted=False)
-    rows = session.play(1, 2, [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1), "marker", "sample", "get"])
-    assert rows == whole(1, 2)
-
-
 def test_a_marker_without_an_attempt_takes_the_rows_of_the_last_one(rollouts, buffer, queue):
     rollouts.tag("u", prompt_tag(1, 1))
     rollouts.session("u", 0, rows=3, marker=False)
@@ -215,34 +209,6 @@ def test_other_tags_may_change_after_the_sample(rollouts, buffer):
     assert len(buffer.get(batch, ["x"])) == 2
     with pytest.raises(MissingKeysError, match="nope"):
         buffer.get(batch, ["nope"])
-
-
-def test_a_worker_past_its_deadline_writes_late_and_harms_nothing(queue):
-    """Attempt 0 hangs past its deadline, attempt 1 writes its rows, then attempt 0 writes."""
-    second_wrote, first_wrote = threading.Event(), threading.Event()
-
-    def worker(prompt, sampling, session):
-        if session.attempt == 0:
-            second_wrote.wait(20)
-        rows = [{"x": session.attempt}] * 2
-        queue.put(
-            [session.key(0), session.key(1)],
-            session.partition,
-            rows,
-            [session.tag(), session.tag()],
-        )
-        (second_wrote if session.attempt else first_wrote).set()
-
-    config = {
-        "dispatch": {"session_timeout_s": 0.3, "max_retries": 3, "n": 1, "rollout_level": True}
-    }
-    pool = LocalPool(worker, workers=1)
-    with RolloutDispatcher(pool, queue, config) as dispatcher:
-        dispatcher.submit([{"uid": "u"}], step=1).result(20)
-        assert first_wrote.wait(20)
-        buffer = ReplayBuffer(queue)
-        batch, _ = buffer.sample(1, "train")
-    assert [row["x"] for row in to_rows(queue.get(batch.keys, "train"))] == [1, 1]
 
 
 def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
