@@ -91,9 +91,8 @@ class Sessions:
         self._seconds = write_seconds(config)
         self._files = DaemonThreads(float("inf"), "rlskip-files")
         self._queue = DaemonThreads(float("inf"), "rlskip-queue")
-        threads = self._queue, self._files
         self._writer = QueueWriter(
-            queue, self.tasks, *threads, self._seconds, self._warn_of_journal
+            queue, self.tasks, self._queue, self._files, self._seconds, self._warn_of_journal
         )
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
@@ -195,7 +194,8 @@ class Sessions:
         batch.attempts += 1
         batch.running.add(attempt)
         if seconds is not None:
-            attempt.alarm = attempt.future.get_loop().call_later(seconds, self._expire, attempt)
+            loop = asyncio.get_running_loop()
+            attempt.alarm = loop.call_later(seconds, self._expire, attempt)
         attempt.future.add_done_callback(functools.partial(self._returned, attempt))
 
     def _start(self, worker: int, unit: Unit[Prompt]) -> asyncio.Future[Any]:

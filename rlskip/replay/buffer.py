@@ -17,7 +17,7 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS
 from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.replay.filtering import GroupFilter
-from rlskip.replay.incomplete import changed_rows, name_prompts
+from rlskip.replay.incomplete import IncompleteRolloutError, name_prompts
 from rlskip.replay.partitions import Partition, Partitions
 from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
 from rlskip.replay.sampling import SampleCall
@@ -195,7 +195,14 @@ class ReplayBuffer:
             self._partitions.sync()
             changed = self._partitions[partition].changed(batch)
         if changed:
-            raise changed_rows(partition, changed)
+            raise IncompleteRolloutError(
+                f"rows changed after they were sampled:{name_prompts(changed)}",
+                f"partition {partition!r}",
+                "a worker wrote after its attempt was given up; write rows under session.key(i), "
+                "with session.tag(), so that attempts share no key",
+                partition=partition,
+                prompts=changed,
+            )
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""

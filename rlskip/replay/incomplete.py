@@ -44,18 +44,6 @@ class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):
     """``replay.timeout_s`` has passed; `prompts` are those with missing sessions."""
 
 
-def changed_rows(partition: str, prompts: Sequence[PromptOutcome]) -> IncompleteRolloutError:
-    """The error for sampled rows that are no longer those of their attempt."""
-    return IncompleteRolloutError(
-        f"rows changed after they were sampled:{name_prompts(prompts)}",
-        f"partition {partition!r}",
-        "a worker wrote after its attempt was given up; write rows under session.key(i), with "
-        "session.tag(), so that attempts share no key",
-        partition=partition,
-        prompts=prompts,
-    )
-
-
 def name_prompts(prompts: Sequence[PromptOutcome]) -> str:
     """One indented line per prompt, for the first twenty."""
     lines = [f"\n  {prompt}" for prompt in prompts[:_NAMED]]
