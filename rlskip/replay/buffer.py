@@ -15,10 +15,10 @@ from tensordict import TensorDict
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS
-from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
+from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, name_prompts
-from rlskip.replay.partitions import Partition, Partitions
+from rlskip.replay.partitions import Partitions
 from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
 from rlskip.replay.sampling import SampleCall
 
@@ -144,7 +144,7 @@ class ReplayBuffer:
         with self._lock:
             known = self._partitions[partition]
             known.reserved.update(uids or ())
-            group_filter = self._filter_of(known)
+            group_filter = None if known.validates else self._filter
             call = SampleCall(step, known, batch_size, uids, group_filter, now, now)
         while True:
             with self._lock:
@@ -209,13 +209,11 @@ class ReplayBuffer:
         with self._lock:
             self._partitions.sync()
             known = self._partitions[partition]
-            fresh = [at for at in known.steps(State.COMPLETE) if not known.is_stale(at, step)]
-            count = sum(known.count(State.COMPLETE, at) for at in fresh)
-            group_filter = self._filter_of(known)
-            if group_filter is not None:
-                groups = (group for at in fresh for group in known.groups(State.COMPLETE, at))
-                count -= len(group_filter.rejected(partition, groups))
-            return count
+            complete = known.groups(State.COMPLETE)
+            fresh = [group for group in complete if not known.is_stale(group.step, step)]
+            if self._filter is None or known.validates:
+                return len(fresh)
+            return len(fresh) - len(self._filter.rejected(partition, fresh))
 
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
@@ -236,9 +234,6 @@ class ReplayBuffer:
         with self._lock:
             self._partitions.sync()
             self._partitions.remove(list(uids), partition)
-
-    def _filter_of(self, partition: Partition) -> GroupFilter | None:
-        return None if partition.validates else self._filter
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
@@ -359,7 +354,7 @@ class ReplayBuffer:
     def _discard(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
         if groups:
             if self._on_evict is not None and not call.partition.validates:
-                self._on_evict(_batch(call.partition.name, groups, PromptGroup.all_rows))
+                self._on_evict(call.batch(groups, PromptGroup.all_rows))
             self._partitions.remove([group.uid for group in groups], call.partition.name)
 
     def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
@@ -371,7 +366,7 @@ class ReplayBuffer:
             call.short = len(short)
             names = name_prompts(short)
             log.warning("%s: sampling viable groups with missing sessions:%s", call, names)
-        batch = _batch(call.partition.name, groups, PromptGroup.successful_rows)
+        batch = call.batch(groups, PromptGroup.successful_rows)
         call.partition.mark_sampled(groups)
         return batch
 
@@ -390,19 +385,3 @@ class ReplayBuffer:
             situation = call.situation(), name_prompts(call.running())
             log.info(text, call, now - call.started, self.config.timeout_s, *situation)
         return min(timeout_at, call.logged + self.config.progress_interval_s) - now
-
-
-def _batch(
-    partition: str,
-    groups: Sequence[PromptGroup],
-    rows: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
-) -> KVBatchMeta:
-    # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-    keys: list[str] = []
-    tags: list[Any] = []  # KVBatchMeta copies them
-    for group in groups:
-        for key, tag in rows(group):
-            keys.append(key)
-            tags.append(tag)
-    roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
-    return KVBatchMeta(keys, tags, partition, extra_info=roots)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import attrs
 
-from rlskip.keys import TRAIN
+from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN
+from rlskip.queue import KVBatchMeta, Tag
 from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
 from rlskip.replay.partitions import Partition
@@ -88,6 +90,22 @@ class SampleCall:
         if orphaned := [group.uid for group in partition.groups(State.ORPHANED)]:
             facts.append(f"keys without a prompt that has a step: {_names(orphaned)}")
         return "; ".join(facts)
+
+    def batch(
+        self,
+        groups: Sequence[PromptGroup],
+        rows_of: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
+    ) -> KVBatchMeta:
+        """These groups as a batch of these rows of each."""
+        # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
+        keys: list[str] = []
+        tags: list[Any] = []  # KVBatchMeta copies them
+        for group in groups:
+            for key, tag in rows_of(group):
+                keys.append(key)
+                tags.append(tag)
+        roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
+        return KVBatchMeta(keys, tags, self.partition.name, extra_info=roots)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
