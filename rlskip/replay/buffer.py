@@ -265,8 +265,7 @@ class ReplayBuffer:
             call.dropped += outcomes
             log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(outcomes))
         elif policy == "refill":
-            refills = [call.partition.refills.get(group.uid, 0) for group in groups]
-            most = self.config.max_refills
+            most, refills = self.config.max_refills, [group.refills for group in groups]
             exhausted = [o for o, n in zip(outcomes, refills, strict=True) if n >= most]
             if exhausted:
                 raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
@@ -295,7 +294,7 @@ class ReplayBuffer:
             complete = call.count(State.COMPLETE)
             enough = complete >= (call.batch_size or 1)
             running = call.partition.count(State.RUNNING, None, call.uids)
-            running += len(call.pending_refills())
+            running += len(call.announced())
             if enough and group_filter.discards_surplus:
                 call.to_replace = []
             now = call.to_replace[: group_filter.room(running, call.submitted)]
@@ -314,17 +313,17 @@ class ReplayBuffer:
                 f"the refill callback returned {len(uids)} uids for {len(now)} prompts",
                 remedy="return one uid per prompt, in order, or None",
             )
-        call.partition.pending_refills.update(uids)
+        for uid, (_, refills) in zip(uids, now, strict=True):
+            call.partition.announce(uid, refills)
         if call.uids is not None:
             call.uids.update(uids)
             call.partition.reserved.update(uids)
-        call.partition.refills.update((uid, n) for uid, (_, n) in zip(uids, now, strict=True))
         return True
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
         partition = call.partition
-        underway = call.count(State.RUNNING) or call.pending_refills()
+        underway = call.count(State.RUNNING) or call.announced()
         complete = call.groups(State.COMPLETE)
         if call.batch_size is None:
             if underway:

@@ -39,17 +39,12 @@ class Partition:
     ----------
     name, validates
         Its name, and whether it is the partition of validation prompts.
-    pending_refills
-        The uids that a refill announced and the queue does not hold yet.
-    refills
-        By uid, the number of refills in a row that led to this prompt.
     reserved
         The uids that only calls sample which name them.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
-    # restores this after a change. A uid is in `pending_refills` until its root tag has a step. A
-    # uid leaves `pending_refills`, `refills` and `reserved` when its prompt is removed.
+    # restores this after a change. A uid leaves `reserved` when its prompt is removed.
 
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self.name = name
@@ -59,8 +54,6 @@ class Partition:
         self._expects = Expected(sessions, viable, drops_late_writes)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
-        self.pending_refills: set[str] = set()
-        self.refills: dict[str, int] = {}
         self.reserved: set[str] = set()
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
@@ -145,8 +138,13 @@ class Partition:
             self._file(key, tag, touched)
         for group in touched.values():
             self._shelve(group)
-        arrived = [uid for uid in self.pending_refills if self.find(uid).step is not None]
-        self.pending_refills.difference_update(arrived)
+
+    def announce(self, uid: str, refills: int) -> None:
+        """A refill has submitted this prompt; so many in a row led to it."""
+        group = self._group(uid)
+        group.refills = refills
+        group.announced = True
+        self._shelve(group)
 
     def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
         """Mark groups as sampled: they stay in the partition and are never sampled again."""
@@ -161,9 +159,7 @@ class Partition:
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these prompts, which the queue does not hold any more."""
         for uid in uids:
-            self.pending_refills.discard(uid)
             self.reserved.discard(uid)
-            self.refills.pop(uid, None)
             group = self._groups.pop(uid, None)
             if group is not None:
                 self._unshelve(group)
@@ -210,6 +206,8 @@ class Partition:
 
     def _shelve(self, group: PromptGroup) -> None:
         """Move a group to the shelf of its current state; an empty group is removed."""
+        if group.step is not None:
+            group.announced = False
         if group.empty:
             self._groups.pop(group.uid, None)
             self._unshelve(group)

@@ -44,6 +44,7 @@ from rlskip.queue import Tag
 class State(Enum):
     """The state of a group."""
 
+    ANNOUNCED = "submitted by a refill, and not in the queue yet"
     ORPHANED = "rows, markers or a bare tag, but no prompt with a step"
     RUNNING = "some sessions have not finished"
     COMPLETE = "finished, and can be sampled"
@@ -77,13 +78,15 @@ class PromptGroup:
 
     # `sampled` and `varies` are of the present root: a prompt that is submitted again, at another
     # step, may be sampled again. A group in a partition is on the shelf of its state and step; a
-    # group without any tag is in no partition.
+    # group without any tag is in no partition, unless it was `announced` and has not arrived.
     uid: str
     number: int  # numbers the groups in the order in which they appeared
     expects: Expected
     root: Tag | None = None
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
+    announced: bool = False  # by a refill, and its root has no step yet
+    refills: int = 0  # in a row, which led to it
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
@@ -96,7 +99,7 @@ class PromptGroup:
 
     @property
     def empty(self) -> bool:
-        return self.root is None and not self.rows and not self.markers
+        return self.root is None and not (self.rows or self.markers or self.announced)
 
     def keys(self) -> list[str]:
         """Every key of the group: root, rows and session markers."""
@@ -166,7 +169,7 @@ class PromptGroup:
         if self.sampled:
             return State.SAMPLED
         if self.step is None:
-            return State.ORPHANED
+            return State.ANNOUNCED if self.announced else State.ORPHANED
         if not self.finished():
             return State.RUNNING
         outcome, viable = self.outcome(), self.expects.viable

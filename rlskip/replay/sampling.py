@@ -63,9 +63,9 @@ class SampleCall:
         """Their number."""
         return self.partition.count(state, self.only_step, self.uids)
 
-    def pending_refills(self) -> set[str]:
+    def announced(self) -> list[str]:
         """The uids of replacements that the queue does not hold yet."""
-        return {uid for uid in self.partition.pending_refills if self.partition.may(uid, self.uids)}
+        return [group.uid for group in self.partition.groups(State.ANNOUNCED, None, self.uids)]
 
     def running(self) -> list[PromptOutcome]:
         """The running prompts that the call waits for."""
@@ -75,7 +75,7 @@ class SampleCall:
         """What there is to sample and what is missing, in one line."""
         partition = self.partition
         complete, running, sampled = map(self.count, (State.COMPLETE, State.RUNNING, State.SAMPLED))
-        refills = self.pending_refills()
+        refills = self.announced()
         every = complete + running + len(refills)
         wanted = every if self.batch_size is None else self.batch_size
         facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
