@@ -16,7 +16,8 @@ class HiddenTasks(set["asyncio.Task[None]"]):
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine, which handles its own errors, from the next turn of the loop on."""
-        task = asyncio.get_running_loop().create_task(coroutine)
+        # Not by the event loop, whose tasks a worker may have given another type.
+        task = asyncio.Task(coroutine, loop=asyncio.get_running_loop())
         # What asyncio offers to other implementations of tasks ("Extending" in its guide).
         asyncio.tasks._unregister_task(task)
         self.add(task)
