@@ -1,4 +1,5 @@
-"""The ``rlskip`` command. One small file a command: what it works out, and how that is shown.
+"""The ``rlskip`` command. One file a command: its options, what it works out, how that is shown.
 
-Nothing else of rlskip imports this, and it imports what a command needs only when that runs.
+Nothing else of rlskip imports this. A command imports what takes long only when it runs: the help
+lists all commands.
 """

@@ -2,71 +2,97 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
-import numpy as np
+import typer
 from rich.table import Table
 
 from rlskip._human import number, short
-from rlskip.cli.report import Output, shown, write_page
-from rlskip.cli.screen import Answer, Cell, progress, table, text
-from rlskip.compare import rollouts
-from rlskip.compare.mismatch import ENGINE, TRAINER, Gaps, StepMismatch, mismatch
-from rlskip.compare.rollouts import RolloutComparison, compare_rollouts
-from rlskip.compare.rounding import Rounding
-from rlskip.compare.sides import Side, compare_jobs, find_side, run_of
-from rlskip.compare.verdict import COLUMNS, Comparison, in_context, only_one_has, table_of
+from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, dump_dir
+from rlskip.cli.report import shown, write
+from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps, compact
-from rlskip.report.page import Shown, Verdict
-from rlskip.runs.figures import Counter
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
-from rlskip.runs.rollouts import Decode
+
+if TYPE_CHECKING:
+    from rlskip.compare.mismatch import Gaps, StepMismatch
+    from rlskip.compare.rollouts import RolloutComparison
+    from rlskip.compare.sides import Side
+    from rlskip.compare.verdict import Comparison
+    from rlskip.report.page import Shown
+    from rlskip.runs.rollouts import Decode
+
+RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step as of show."
 
 
 def compare(
-    a: str,
-    b: str,
-    within: Path,
-    *,
-    steps: str,
-    rounding: Rounding,
-    limit: int,
-    decode: Decode | None,
-    out: Output | None = None,
-) -> Answer:
-    """Compare what two jobs recorded, or their rollouts. Exit code 1 if anything differs.
+    a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="B", help="The other; without it, the engine and the trainer of A."),
+    ] = None,
+    directory: Dir = None,
+    steps: Annotated[str, typer.Option(help="Steps to compare: 3, 1-10, all.")] = "all",
+    rtol: Annotated[
+        float | None, typer.Option(min=0.0, help="Relative tolerance; default: by dtype.")
+    ] = None,
+    atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute tolerance.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many lines to show.")] = 60,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page about both, as report does.")
+    ] = None,
+    max_mb: MaxMb = 5.0,
+    success: Success = 0.5,
+    tokenizer: Tokenizer = None,
+    as_json: Json = False,
+) -> int:
+    """Find where two trainings first differ.
 
-    Parameters
-    ----------
-    out
-        Where to write the page about both; None for no page.
-
-    Raises
-    ------
-    RlskipError
-        There is nothing to compare, or a record cannot be read.
+    Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
+    code 1 if anything differs. With A alone: the engine's log-probs against the trainer's.
     """
+    from rlskip.compare import rollouts
+    from rlskip.compare.rounding import Rounding
+    from rlskip.compare.sides import compare_jobs, find_side, run_of
+    from rlskip.compare.verdict import COLUMNS, table_of
+    from rlskip.report.page import Shown, Verdict, render
+    from rlskip.runs.figures import Counter
+
+    within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")
+    if b is None:
+        side = find_side(a, within)
+        gaps = _mismatches(side, wanted)
+        data = {"run": side.name, "steps": [attrs.asdict(one) for one in gaps]}
+        return put(as_json, data, _view_of_mismatch(side.name, gaps, decode))
     sides = _sides(a, b, within)
     pair: Iterable[Shown]  # of which nothing is read without a page
     if sides is None:
         targets = find_target(a, within, decode), find_target(b, within, decode)
-        found = compare_rollouts(*targets, rounding.atol or 0.0, _progress)
+        found = rollouts.compare_rollouts(*targets, atol or 0.0, _progress)
         data, view = attrs.asdict(found), _view_of_rollouts(found, limit)
         said = Verdict(found.verdict(), found.is_equal, rollouts.COLUMNS, found.table())
         pair = map(shown, (found.a, found.b), map(_run_of, targets))
     else:
-        jobs = compare_jobs(*sides, rounding, wanted, _progress)
+        jobs = compare_jobs(*sides, Rounding(rtol, atol), wanted, _progress)
         data, view = _data(jobs, decode), _view(jobs, limit, decode)
         said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, table_of(jobs, limit))
         pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
-    if out is not None:
-        write_page(list(pair), out, counter=Counter(), verdict=said)
-    return Answer(data, view, 0 if said.is_equal else 1)
+    if html is not None:
+        page = render(
+            list(pair),
+            counter=Counter(),
+            success=success,
+            max_bytes=int(max_mb * 1e6),
+            verdict=said,
+        )
+        write(page, html)
+    return put(as_json, data, view, failed=not said.is_equal)
 
 
 def _progress(steps: Sequence[int]) -> Iterable[int]:
@@ -83,6 +109,8 @@ def _run_of(target: Target) -> Run:
 
 def _sides(a: str, b: str, within: Path) -> tuple[Side, Side] | None:
     """The jobs that `a` and `b` mean; None where both have dumps and one has no records."""
+    from rlskip.compare.sides import find_side
+
     try:
         return find_side(a, within), find_side(b, within)
     except NoSuchPlaceError:
@@ -109,6 +137,8 @@ def _data(found: Comparison, decode: Decode | None) -> dict[str, Any]:
 
 
 def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
+    from rlskip.compare.verdict import COLUMNS, only_one_has, table_of
+
     rows = [
         (*cells, text(result, "" if result.startswith("equal") else "red"))
         for *cells, result in table_of(found, limit)
@@ -121,11 +151,13 @@ def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
 
 
 def _view_of_rollouts(found: RolloutComparison, limit: int) -> list[Cell]:
+    from rlskip.compare.rollouts import COLUMNS
+
     view: list[Cell] = [f"A {found.a}", f"B {found.b}", ""]
     view += [text(f"step {one['step']}: {one['problem']}", "red") for one in found.unreadable]
     if found.steps:
         view.append("how many sessions and groups are the same; how many sessions differ in")
-    heads = [head.removesuffix(" differ").replace(">same ", ">") for head in rollouts.COLUMNS]
+    heads = [head.removesuffix(" differ").replace(">same ", ">") for head in COLUMNS]
     view.append(table(heads, found.table()))
     for side, steps in (("A", found.only_in_a), ("B", found.only_in_b)):
         if steps:
@@ -155,15 +187,10 @@ _FIGURES = (">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0", "")
 _WORST = 5
 
 
-def compare_engine(run: str, within: Path, *, steps: str, decode: Decode | None) -> Answer:
-    """Compare the log-probs of the engine and of the trainer in one job.
+def _mismatches(side: Side, wanted: Steps) -> list[StepMismatch]:
+    """The log-probs of the engine and of the trainer compared, at the steps that recorded both."""
+    from rlskip.compare.mismatch import ENGINE, TRAINER, mismatch
 
-    Raises
-    ------
-    RlskipError
-        No step recorded both, or a record cannot be read.
-    """
-    side, wanted = find_side(run, within), Steps.parse(steps, "--steps")
     chosen = [step for step in side.steps() if step in wanted]
     results = (mismatch(step, side.records(step)) for step in _progress(chosen))
     found = [one for one in results if one is not None]
@@ -174,11 +201,13 @@ def compare_engine(run: str, within: Path, *, steps: str, decode: Decode | None)
             "let the engine return log-probs (verl: calculate_log_probs=true of the rollout; TRL: "
             "vLLM), and record again",
         )
-    data = {"run": side.name, "steps": [attrs.asdict(one) for one in found]}
-    return Answer(data, _view_of_mismatch(side.name, found, decode))
+    return found
 
 
 def _view_of_mismatch(name: str, found: list[StepMismatch], decode: Decode | None) -> list[Cell]:
+    from rlskip.compare.mismatch import ENGINE
+    from rlskip.compare.verdict import in_context
+
     lines: list[Cell] = [f"{name}: {found[0].stage} minus {ENGINE}, of sampled tokens", ""]
     lines.append(_gaps_table(">step", [(one.step, one.all) for one in found]))
     parts = [_all_gaps(one.by_position[i] for one in found) for i in range(4)]
@@ -212,12 +241,14 @@ def _gaps_table(first: str, rows: Sequence[tuple[Cell, Gaps]]) -> Table:
 
 def _all_gaps(some: Iterable[Gaps]) -> Gaps:
     """The figures of several steps as one."""
+    from rlskip.compare.mismatch import Gaps
+
     there = [gaps for gaps in some if gaps.tokens]
-    weights = [gaps.tokens for gaps in there]
+    tokens = sum(gaps.tokens for gaps in there)
     if not there:
         return Gaps(0, *[float("nan")] * 4)
     mean, kl, beyond = (
-        float(np.average([getattr(gaps, name) for gaps in there], weights=weights))
+        math.fsum(getattr(gaps, name) * gaps.tokens for gaps in there) / tokens
         for name in ("mean", "kl", "beyond")
     )
-    return Gaps(sum(weights), mean, max(gaps.largest for gaps in there), kl, beyond)
+    return Gaps(tokens, mean, max(gaps.largest for gaps in there), kl, beyond)

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 import attrs
+import typer
 from rich.table import Table
 
-from rlskip.cli.screen import Answer, Cell, text
-from rlskip.doctor.environment import dump_dir_findings, environment
+from rlskip.cli.options import Dir, Json, dump_dir
+from rlskip.cli.screen import Cell, put, text
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("--", "dim"), WARNING: ("!", "yellow"), ERROR: ("X", "red")}
 
 
-def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
-    """Check this environment, what `command` would skip, and the nodes of Ray.
+def doctor(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="After --: the command to explain; it is not run."),
+    ] = None,
+    directory: Dir = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Check every node of Ray, too.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Find out why nothing is skipped.
 
-    Exit code 1 if a finding is an error.
+    Reports what is installed and discovered, and what COMMAND would skip. Exit code 1 if there is
+    an error.
     """
+    from rlskip.doctor.environment import dump_dir_findings, environment
+
     sections: list[tuple[str, list[Finding]]] = [("this environment", environment())]
-    dump_dirs = [dump_dir]
+    dump_dirs = [dump_dir(directory)]
     if command:
         from rlskip.doctor.explain import explain
 
         findings, dump_dirs = explain(command)
         sections.append((" ".join(command), findings))
     else:
-        sections[0][1].extend(dump_dir_findings(dump_dir))
+        sections[0][1].extend(dump_dir_findings(*dump_dirs))
     if ray:
         from rlskip.doctor.nodes import findings_of_nodes
 
@@ -47,7 +59,7 @@ def doctor(dump_dir: Path, command: Sequence[str], *, ray: bool) -> Answer:
         for title, findings in sections
     ]
     view += ["", f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"]
-    return Answer(data, view[1:], exit_code=1 if ERROR in levels else 0)
+    return put(as_json, data, view[1:], failed=ERROR in levels)
 
 
 def _table(findings: Sequence[Finding]) -> Table:

@@ -3,75 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
-from rlskip.cli.screen import Answer, Cell, progress, table, text, writing
-from rlskip.interop import exports, to_verl
-from rlskip.interop.to_verl import ExportError
-from rlskip.runs.find import Target
-from rlskip.runs.tables import By
+import typer
 
-
-def export(target: Target, to: str, out: Path | None, by: By) -> Answer | None:
-    """Write `target` in the format `to`: lines to stdout (and no answer) if `out` is None."""
-    if to in _LINES:
-        return _write_lines(_LINES[to](target), out)
-    if to not in (*_FILES, "verl", "parquet"):
-        known = ", ".join(sorted((*_LINES, *_FILES, "verl", "parquet")))
-        raise ExportError(f"{to!r} is not a format", "--to", f"give one of {known}")
-    if out is None:
-        a_file = "a file" if to == "parquet" else "a directory"
-        raise ExportError("it is missing", "--out", f"give {a_file}")
-    if to == "verl":
-        return _export_to_verl(target, out)
-    if to == "parquet":
-        _refuse_existing(out)
-        with writing(out) as temporary:
-            rows = exports.write_parquet(target, temporary, by)
-        return Answer({"file": str(out), "rows": rows}, [f"{rows} rows in {out}"])
-    files = [str(path) for path in _FILES[to](target, out)]
-    return Answer({"files": files}, [f"{len(files)} files in {out}"])
+from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
+from rlskip.cli.screen import Cell, progress, put, table, text, writing
+from rlskip.runs.find import find_target
+from rlskip.runs.scope import Scope
 
 
-def _rows(target: Target) -> Iterator[str]:
-    for dump in progress(target.dumps(), "exporting"):
-        yield from map(exports.line, target.read(dump))
+class Unit(str, Enum):
+    """Of a table."""
+
+    turn = "turn"
+    session = "session"
 
 
-_LINES: dict[str, Callable[[Target], Iterator[str]]] = {
-    "jsonl": _rows,
-    "messages": exports.chats,
-    "verifiers": exports.traces,
-}
-_FILES = {"atif": exports.write_atif, "verl-text": exports.write_verl_text}
+def export(
+    what: Target,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="jsonl, messages, verifiers (lines), parquet, verl, verl-text, atif (files)."
+        ),
+    ],
+    directory: Dir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file or a directory; of lines the default is stdout.")
+    ] = None,
+    by: Annotated[Unit, typer.Option(help="What a row of a table is.")] = Unit.turn,
+    tokenizer: Tokenizer = None,
+    as_json: Json = False,
+) -> int:
+    """Write rollouts for other programs."""
+    from rlskip.interop import exports, to_verl
 
+    def rows(scope: Scope) -> Iterator[str]:
+        for dump in progress(scope.dumps(), "exporting"):
+            yield from map(exports.line, scope.read(dump))
 
-def _write_lines(lines: Iterator[str], out: Path | None) -> Answer | None:
-    if out is None:
-        for line in lines:
+    of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
+        "jsonl": rows,
+        "messages": exports.chats,
+        "verifiers": exports.traces,
+    }
+    of_files = {"atif": exports.write_atif, "verl-text": exports.write_verl_text}
+    known = sorted((*of_lines, *of_files, "verl", "parquet"))
+    target = find_target(what, dump_dir(directory), decoder(tokenizer))
+    if to not in known:
+        remedy = f"give one of {', '.join(known)}"
+        raise to_verl.ExportError(f"{to!r} is not a format", "--to", remedy)
+    if out is None and to in of_lines:
+        for line in of_lines[to](target):
             print(line)
-        return None
-    _refuse_existing(out)
-    count = 0
-    with writing(out) as temporary, open(temporary, "x", encoding="utf-8") as file:
-        for line in lines:
-            file.write(line + "\n")
-            count += 1
-    return Answer({"file": str(out), "rows": count}, [f"{count} rows in {out}"])
-
-
-def _refuse_existing(out: Path) -> None:
-    if out.exists():
-        raise ExportError("the file exists already", str(out), "choose another, or remove it")
-
-
-def _export_to_verl(target: Target, out: Path) -> Answer:
-    dumps = progress(target.dumps(), "exporting")
-    done = list(to_verl.write(dumps, target.run, out))
+        return 0
+    if out is None:
+        remedy = "give a file" if to == "parquet" else "give a directory"
+        raise to_verl.ExportError("it is missing", "--out", remedy)
+    if to in of_files:
+        files = [str(path) for path in of_files[to](target, out)]
+        return put(as_json, {"files": files}, [f"{len(files)} files in {out}"])
+    if to != "verl":
+        if out.exists():
+            remedy = "choose another, or remove it"
+            raise to_verl.ExportError("the file exists already", str(out), remedy)
+        with writing(out) as temporary:
+            if to == "parquet":
+                count = exports.write_parquet(target, temporary, by.value)
+            else:
+                count = _write_lines(of_lines[to](target), temporary)
+        return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])
+    done = list(to_verl.write(progress(target.dumps(), "exporting"), target.run, out))
     written = [str(path) for _, path in done if path is not None]
     left_out = [dump.name for dump, path in done if path is None]
     view: list[Cell] = [table(["written for verl"], zip(written))]
     if left_out:
         names = ", ".join(left_out)
         view.append(text(f"left out, because verl has one call of each step: {names}", "red"))
-    return Answer({"files": written, "left_out": left_out}, view)
+    return put(as_json, {"files": written, "left_out": left_out}, view)
+
+
+def _write_lines(lines: Iterator[str], out: Path) -> int:
+    count = 0
+    with open(out, "x", encoding="utf-8") as file:
+        for count, line in enumerate(lines, 1):  # noqa: B007
+            file.write(line + "\n")
+    return count

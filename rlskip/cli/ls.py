@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rlskip._human import age, duration, size
-from rlskip.cli.screen import Answer, Cell, table, text
+from rlskip.cli.options import Dir, Json, Where, dump_dir
+from rlskip.cli.screen import Cell, put, table, text
 from rlskip.config.steps import compact
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
@@ -19,26 +22,46 @@ Line = dict[str, Any]
 """A run or a dump: bytes, and seconds since the epoch."""
 
 
-def ls(
-    where: Path, steps: bool, *, sort: str = "name", limit: int | None = None, only: str = ""
-) -> Answer:
-    """The runs below `where`; with `steps`, or if it is the directory of one run, their steps.
+class Order(str, Enum):
+    """Of what is listed."""
 
-    `only` is a part of the names of the runs to list, or a pattern with ``*``.
-    """
-    found = find_runs(where)
+    name = "name"
+    size = "size"
+    age = "age"
+    hits = "hits"
+
+
+def ls(
+    where: Where = None,
+    directory: Dir = None,
+    steps: Annotated[bool, typer.Option("--steps", help="List the steps of every run.")] = False,
+    sort: Annotated[
+        Order, typer.Option(help="By name, or largest, newest or most hits first.")
+    ] = Order.name,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="How many runs, or dumps of each run, to list.")
+    ] = None,
+    only: Annotated[
+        str, typer.Option("--filter", help="Only runs with this in their names: lr2, lr*seed1.")
+    ] = "",
+    as_json: Json = False,
+) -> int:
+    """List the runs, or the steps of a run."""
+    place = dump_dir(where or directory)
+    found = find_runs(place)
     runs = [run for run in found if fnmatchcase(run.name, f"*{only}*")]
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
     tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
-    if steps or [run.directory for run in runs] == [where]:
+    if steps or [run.directory for run in runs] == [place]:
         listed = [_steps(run, tallies, sort, limit) for run, tallies in tallied]
-        return Answer([data for data, _ in listed], [part for _, view in listed for part in view])
+        parts = [part for _, view in listed for part in view]
+        return put(as_json, [data for data, _ in listed], parts)
     every = [_of_run(run, tallies) for run, tallies in tallied]
     lines = _arranged(every, sort, limit)
     if not lines:
-        none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {where}"
-        return Answer([], [none])
+        none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {place}"
+        return put(as_json, [], [none])
     rows = [
         (
             line["run"],
@@ -53,7 +76,7 @@ def ls(
         for line in lines
     ]
     shown = table(("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", ""), rows)
-    return Answer(lines, [shown, *_more(every, lines)])
+    return put(as_json, lines, [shown, *_more(every, lines)])
 
 
 def _of_run(run: Run, tallies: StepTallies) -> Line:
@@ -81,10 +104,10 @@ def _note(line: Line) -> Cell:
     return text(", ".join([*journals, *bad]), "red" if bad else "")
 
 
-def _arranged(lines: list[Line], sort: str, limit: int | None) -> list[Line]:
+def _arranged(lines: list[Line], sort: Order, limit: int | None) -> list[Line]:
     """At most `limit` of the lines: as they come (``name``), or the most of `sort` first."""
-    if sort != "name":
-        key = {"size": "size", "age": "written", "hits": "hits"}[sort]
+    if sort != Order.name:
+        key = "written" if sort == Order.age else sort.value
         lines = sorted(lines, key=lambda line: line[key] or 0, reverse=True)
     return lines[:limit]
 
@@ -94,7 +117,9 @@ def _more(every: Sequence[Line], lines: Sequence[Line]) -> list[Cell]:
     return [f"{left} more: a larger --limit lists them"] if left else []
 
 
-def _steps(run: Run, tallies: StepTallies, sort: str, limit: int | None) -> tuple[Line, list[Cell]]:
+def _steps(
+    run: Run, tallies: StepTallies, sort: Order, limit: int | None
+) -> tuple[Line, list[Cell]]:
     """The dumps of a run, and their table."""
     every = [_of_dump(dump, tallies) for dump in run.dumps()]
     lines = _arranged(every, sort, limit)

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import Annotated
 
 import attrs
+import typer
 
 from rlskip._human import age, size
-from rlskip.cli.screen import Answer, progress, table
+from rlskip.cli.options import Dir, Json, Where, dump_dir
+from rlskip.cli.screen import progress, put, table
 from rlskip.config.dump_dir import parse_size
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
-from rlskip.runs.pruning import Old, choose, remove
+from rlskip.runs.pruning import choose, remove
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def prune(
-    where: Path,
-    *,
-    keep_last: int | None,
-    older_than: str | None,
-    max_size: str | None,
-    quarantined: bool,
-    yes: bool,
-) -> Answer:
-    """Choose by any of the limits; remove with `yes`. Exit code 1 if a dump cannot be removed."""
+    where: Where = None,
+    directory: Dir = None,
+    keep_last: Annotated[int | None, typer.Option(min=0, help="Dumps to keep per run.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="An age: 7d, 12h, 30min.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Of all runs together: 200GB.")] = None,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Also quarantined dumps.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Remove old dumps; list them without --yes.
+
+    A dump that is being read is kept.
+    """
     if keep_last is None and older_than is None and max_size is None and not quarantined:
         raise ConfigError(
             "no limit is given",
@@ -35,18 +43,15 @@ def prune(
             "give --keep-last, --older-than, --max-size or --quarantined",
         )
     chosen = choose(
-        find_runs(where),
+        find_runs(dump_dir(where or directory)),
         keep_last=keep_last,
         older_than=None if older_than is None else _seconds(older_than),
         max_size=parse_size(max_size, "--max-size"),
         quarantined=quarantined,
     )
-    return _answer([remove(old, really=yes) for old in progress(chosen, "removing")], yes)
-
-
-def _answer(old: list[Old], yes: bool) -> Answer:
+    old = [remove(one, really=yes) for one in progress(chosen, "removing")]
     if not old:
-        return Answer([], ["nothing to remove"])
+        return put(as_json, [], ["nothing to remove"])
     rows = [
         (
             one.run.name,
@@ -67,7 +72,7 @@ def _answer(old: list[Old], yes: bool) -> Answer:
     ]
     failed = any(one.kept is not None and "cannot" in one.kept for one in old)
     shown = table(("run", "dump", ">size", ">age", "why"), rows)
-    return Answer(data, [shown, last], exit_code=1 if failed else 0)
+    return put(as_json, data, [shown, last], failed=failed)
 
 
 def _seconds(given: str) -> float:

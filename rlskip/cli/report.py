@@ -3,85 +3,82 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
+import typer
 
 from rlskip._human import size
-from rlskip.cli.screen import Answer, progress, put, writing
-from rlskip.compare.sides import find_side
-from rlskip.report.page import Page, Shown, Verdict, render
-from rlskip.runs.figures import Counter
+from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, Where, decoder, dump_dir
+from rlskip.cli.screen import progress, put, writing
+from rlskip.runs.find import the_run
 from rlskip.runs.opened import NoSuchPlaceError, Run
+
+if TYPE_CHECKING:
+    from rlskip.report.page import Page, Shown
 
 _CHECKED = 10.0  # seconds between two looks for new dumps
 
 
-@attrs.frozen
-class Output:
-    """Where a page goes, and what it may hold: the options of the command."""
+def report(
+    where: Where = None,
+    html: Annotated[Path, typer.Option(help="The page to write.")] = Path("rlskip.html"),
+    directory: Dir = None,
+    max_mb: MaxMb = 5.0,
+    success: Success = 0.5,
+    tokenizer: Tokenizer = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write it again while the run goes on, until Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Write a page about a run."""
+    from rlskip.report.page import render
+    from rlskip.runs.figures import Counter
 
-    html: Path
-    max_mb: float
-    success: float
-
-
-def report(run: Run, out: Output) -> Answer:
-    """Write the page about a run; it replaces a page that exists there."""
-    counter = Counter(lambda dumps: progress(dumps, "reading"))
-    return _answer(out.html, write_page([shown(run.name, run)], out, counter=counter))
-
-
-def follow_run(
-    run: Run, out: Output, *, as_json: bool, wait: Callable[[float], None] = time.sleep
-) -> None:
-    """Write the page again whenever the run has changed, until a KeyboardInterrupt."""
-    counter, before = Counter(), None
+    run = the_run(dump_dir(where or directory).resolve(), decoder(tokenizer))
+    counter, before = Counter(iter if follow else lambda dumps: progress(dumps, "reading")), None
     while True:
-        now = [(dump.place, dump.written) for dump in run.dumps()]
+        now = [(dump.place, dump.written) for dump in run.dumps()] if follow else []
         if now != before:
-            page = write_page([shown(run.name, run)], out, counter=counter, follows=True)
-            put(_answer(out.html, page), as_json)
+            page = render(
+                [shown(run.name, run)],
+                counter=counter,
+                success=success,
+                max_bytes=int(max_mb * 1e6),
+                follows=follow,
+            )
+            write(page, html)
+            _tell(page, html, as_json)
             before = now
-        wait(_CHECKED)
+        if not follow:
+            return 0
+        time.sleep(_CHECKED)
 
 
 def shown(name: str, run: Run) -> Shown:
     """A run with what the newest job recorded that used it."""
+    from rlskip.compare.sides import find_side
+    from rlskip.report.page import Shown
+
     try:
         return Shown(name, run, find_side(str(run.directory), run.dump_dir))
     except NoSuchPlaceError:
         return Shown(name, run, None)
 
 
-def write_page(
-    sides: Sequence[Shown],
-    out: Output,
-    *,
-    counter: Counter,
-    verdict: Verdict | None = None,
-    follows: bool = False,
-) -> Page:
-    """Write the page about one or two runs; raises RlskipError where it would be too large."""
-    page = render(
-        sides,
-        counter=counter,
-        success=out.success,
-        max_bytes=int(out.max_mb * 1e6),
-        verdict=verdict,
-        follows=follows,
-    )
-    with writing(out.html) as temporary:
+def write(page: Page, out: Path) -> None:
+    """Write the page; it replaces one that exists there."""
+    with writing(out) as temporary:
         temporary.write_bytes(page.html)
-    return page
 
 
-def _answer(out: Path, page: Page) -> Answer:
+def _tell(page: Page, out: Path, as_json: bool) -> None:
     data = {"file": str(out), "bytes": len(page.html), **attrs.asdict(page)}
     del data["html"]
     left = page.sessions - page.shown
     what = f"{page.steps} steps, {page.shown} sessions shown" + (
         f", {left} left out" if left else ""
     )
-    return Answer(data, [f"{out}: {what}, {size(len(page.html))}"])
+    put(as_json, data, [f"{out}: {what}, {size(len(page.html))}"])

@@ -7,38 +7,60 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 
 from rlskip._human import number, short
-from rlskip.cli.screen import Answer, Cell, progress, table, text
+from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
+from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
-from rlskip.rescore.arguments import read_data
-from rlskip.rescore.scoring import Outcome, Rescoring
-from rlskip.rescore.writing import RescoredRun
-from rlskip.runs.find import Target
+from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
-from rlskip.runs.scope import Scope
-from rlskip.verdicts.judge import Judge
+
+if TYPE_CHECKING:
+    from rlskip.rescore.scoring import Outcome
+    from rlskip.runs.scope import Scope
+    from rlskip.verdicts.judge import Judge
 
 _COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
 
 
 def rescore(
-    target: Target,
-    reward: str,
-    *,
-    steps: str,
-    only_failed: bool,
-    repeat: int,
-    workers: int,
-    data: Path | None,
-    cache: Path | None,
-    write: Path | None,
-) -> Answer:
-    """Score again; exit code 1 if a session has no new score."""
+    what: Target,
+    reward: Annotated[str, typer.Option(help="The function: package.module:name.")],
+    directory: Dir = None,
+    steps: Annotated[str, typer.Option(help="Steps to score: 3, 1-10, all.")] = "all",
+    only_failed: Annotated[
+        bool, typer.Option("--only-failed", help="Only sessions with 0, or less than the best.")
+    ] = False,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Verdicts for each session; their mean counts.")
+    ] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Calls that are under way at a time.")] = 8,
+    tokenizer: Tokenizer = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The data set, for columns that the run lacks.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where verdicts are kept; default ~/.rlskip/verdicts.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="A dump_dir for a run with the new scores.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Run a reward function over cached rollouts.
+
+    Each verdict is asked for once, by all jobs. Exit code 1 if a session has no new score.
+    """
+    from rlskip.rescore.arguments import read_data
+    from rlskip.rescore.scoring import Rescoring
+    from rlskip.rescore.writing import RescoredRun
+
+    target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     judge = _judge(reward, cache)
     wanted = Steps.parse(steps, "--steps")
     out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
@@ -60,10 +82,12 @@ def rescore(
         "written": outcome.written,
         "left_out": outcome.left_out,
     }
-    return Answer(found, _view(found, outcome, write), 1 if outcome.failed else 0)
+    return put(as_json, found, _view(found, outcome, write), failed=outcome.failed)
 
 
 def _judge(reward: str, cache: Path | None) -> Judge:
+    from rlskip.verdicts.judge import Judge
+
     module, _, name = reward.partition(":")
     if not name:
         raise ConfigError(f"{reward!r} names no function", "--reward", "give package.module:name")

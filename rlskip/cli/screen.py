@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -28,9 +27,8 @@ Cell = object
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
 
-@attrs.frozen
-class Answer:
-    """What a command found.
+def put(as_json: bool, data: Any, view: Sequence[Table | Cell], *, failed: object = False) -> int:
+    """Print what a command found on stdout.
 
     Parameters
     ----------
@@ -38,27 +36,25 @@ class Answer:
         All of it, for ``--json``.
     view
         The same for people: lines (:data:`Cell`) and tables, in order.
-    exit_code
-        0, or 1 if the command found what it looks for (damage, differences).
+    failed
+        Whether the command found what it looks for (damage, differences).
+
+    Returns
+    -------
+    int
+        The exit code: 1 if it `failed`, else 0.
     """
-
-    data: Any
-    view: Sequence[Table | Cell]
-    exit_code: int = 0
-
-
-def put(answer: Answer, as_json: bool) -> None:
-    """Print `answer` on stdout."""
     if as_json:
-        print(json.dumps(finite(answer.data), indent=2))
-        return
+        print(json.dumps(finite(data), indent=2))
+        return int(bool(failed))
     console = _console(stderr=False)
-    for part in answer.view:
+    for part in view:
         if not isinstance(part, Table):
             part = text(part)
         elif part.show_header and not _fits(part, console.width):
             part = _stacked(part)
         console.print(part)
+    return int(bool(failed))
 
 
 def _fits(part: Table, width: int) -> bool:

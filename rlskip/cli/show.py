@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 from rich.table import Table
 
 from rlskip._human import age, duration, number, short, size
-from rlskip.cli.screen import Answer, Cell, facts, table, text
-from rlskip.runs.columns import plain
-from rlskip.runs.fields import Field, fields_of
-from rlskip.runs.figures import QUARTILES, Counter, by_interest, by_step, step_figures
-from rlskip.runs.find import Target
+from rlskip.cli.options import STEP, Dir, Json, Success, Tokenizer, decoder, dump_dir
+from rlskip.cli.screen import Cell, facts, put, table, text
+from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.rollouts import SessionRows
-from rlskip.store import DumpMeta
+
+if TYPE_CHECKING:
+    from rlskip.runs.fields import Field
+    from rlskip.runs.rollouts import SessionRows
+    from rlskip.store import DumpMeta
 
 _SHOWN = 400  # characters of a cell
 
 
-def show(target: Target, sessions: int, success: float) -> Answer:
-    """All dumps of `target` (a step has several if it has parts or shards).
+def show(
+    step: Annotated[str, typer.Argument(help=STEP)],
+    directory: Dir = None,
+    sessions: Annotated[int, typer.Option(min=0, help="How many to show.")] = 3,
+    success: Success = 0.5,
+    tokenizer: Tokenizer = None,
+    as_json: Json = False,
+) -> int:
+    """Show a dump: fields, figures, some sessions."""
+    from rlskip.runs.columns import plain
+    from rlskip.runs.fields import fields_of
+    from rlskip.runs.figures import Counter, by_interest, by_step, step_figures
 
-    `sessions` of each dump are shown: one of every group, then of the best and the worst.
-    """
-    data, view = [], []
-    for step, counted in by_step(Counter().count(target.run, target.dumps())):
+    target = find_target(step, dump_dir(directory), decoder(tokenizer))
+    data: list[Any] = []
+    view: list[Cell] = []
+    for number_of_step, counted in by_step(Counter().count(target.run, target.dumps())):
         of_step = step_figures(counted, success)
         for one in counted:
             rollouts, meta = target.read(one.dump), one.dump.full_meta()
@@ -48,8 +60,9 @@ def show(target: Target, sessions: int, success: float) -> Answer:
             data.append(found)
             view += _view(target, one.dump, meta, found, fields)
         if len(counted) > 1:
-            view += [text(f"step {step}, {len(counted)} dumps", "bold"), facts(_figures(of_step))]
-    return Answer(data, view)
+            title = f"step {number_of_step}, {len(counted)} dumps"
+            view += [text(title, "bold"), facts(_figures(of_step))]
+    return put(as_json, data, view)
 
 
 def _sampled(session: SessionRows) -> dict[str, Any]:
@@ -97,7 +110,8 @@ def _figures(of: dict[str, Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [("sessions", f"{of['sessions']} in {of['groups']} groups")]
     for name in ("reward", "length"):
         if of[name] is not None:
-            quartiles = ", ".join(number(of[f"{name}_{which}"]) for which in QUARTILES)
+            parts = (value for key, value in of.items() if key.startswith(f"{name}_"))
+            quartiles = ", ".join(map(number, parts))
             found.append((f"mean {name}", f"{number(of[name])} (quartiles {quartiles})"))
     if of["pass_1"] is not None:
         found.append(("pass@1", number(of["pass_1"])))

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rlskip._human import size
-from rlskip.cli.screen import Answer, progress, table, text
+from rlskip.cli.options import Dir, Json, dump_dir
+from rlskip.cli.screen import progress, put, table, text
 from rlskip.format.dump_errors import AbsentDumpError
-from rlskip.runs.find import Target
+from rlskip.runs.find import find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError
 
 
-def verify(targets: Sequence[Target], where: Path) -> Answer:
-    """Verify all dumps of `targets`; nothing is changed. Exit code 1 if a dump is unusable.
+def verify(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Steps or paths; default: all in --dir.")
+    ] = None,
+    directory: Dir = None,
+    as_json: Json = False,
+) -> int:
+    """Compare every byte with its checksum.
 
-    Raises NoSuchPlaceError if there is none; `where` is what was looked through.
+    Nothing is changed. Exit code 1 if a dump is unusable.
     """
+    where = dump_dir(directory)
+    targets = [find_target(name, where) for name in what] if what else find_runs(where)
     dumps = [(target.run.name, dump) for target in targets for dump in target.dumps()]
     if not dumps:
         names = ", ".join(dict.fromkeys(target.run.name for target in targets))
@@ -36,4 +45,4 @@ def verify(targets: Sequence[Target], where: Path) -> Answer:
         total += f"; {gone} were removed meanwhile"
     shown = [table(("run", "step", "problem"), bad)] if bad else []
     read = size(sum(one["size"] for one in found))
-    return Answer(found, [*shown, f"{total} ({read} read)"], exit_code=1 if bad else 0)
+    return put(as_json, found, [*shown, f"{total} ({read} read)"], failed=bad)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlskip as package
-from rlskip.cli.screen import Answer, put, table
+from rlskip.cli.screen import put, table
 from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
@@ -153,8 +153,7 @@ def test_a_table_without_room_leaves_out_empty_cells(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     rows = [("a-long-name", "", "x"), ("b-long-name", "note-of-it", "")]
-    shown = table(("name", "note", "more"), rows)
-    put(Answer([], [shown]), as_json=False)
+    put(False, [], [table(("name", "note", "more"), rows)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [words for words in lines if words] == [
         ["name", "a-long-name"], ["more", "x"], ["name", "b-long-name"], ["note", "note-of-it"],

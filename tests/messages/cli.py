@@ -1,6 +1,6 @@
 """Of the command line: a step, a run or a limit that is missing; pickles that are not trusted."""
 
-from rlskip.cli.imports import import_
+from rlskip.cli.imports import import_rollouts
 from rlskip.cli.prune import prune
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.interop.bounds import ForeignDumpError
@@ -21,12 +21,7 @@ def import_untrusted(folder):
     dump = folder / "e_p" / "GBS1_N1_in1_out1" / "1" / "gen_batch.dp"
     dump.parent.mkdir(parents=True)
     dump.write_bytes(b"")
-    import_(folder, folder / "imported", run=None, step=None, trust_pickle=False)
-
-
-def prune_without_limit(folder):
-    limits = dict.fromkeys(("keep_last", "older_than", "max_size"))
-    prune(folder, **limits, quarantined=False, yes=False)
+    import_rollouts(folder, folder / "imported")
 
 
 def read_field(folder, fields):
@@ -83,7 +78,7 @@ DIR/nowhere: no such directory
     ),
     (
         "no limit",
-        prune_without_limit,
+        prune,
         ConfigError,
         "prune",
         """\

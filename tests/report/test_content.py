@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import rlskip as package
 from rlskip import stages
 from rlskip.batch.decoding import Decoder
-from rlskip.cli.report import Output, follow_run
 from rlskip.config.record import read_record
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
 from rlskip.report.page import Shown, render
@@ -306,7 +305,9 @@ def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, conte
 # -- a run under way -------------------------------------------------------------------------
 
 
-def test_a_page_follows_a_run(run_dir: Path, tmp_path: Path, content: Any, capsys: Any) -> None:
+def test_a_page_follows_a_run(
+    rlskip: Any, run_dir: Path, tmp_path: Path, content: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "page.html"
     seen = []
 
@@ -318,9 +319,10 @@ def test_a_page_follows_a_run(run_dir: Path, tmp_path: Path, content: Any, capsy
         elif len(seen) == 3:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        follow_run(Run(run_dir), Output(out, 5.0, 0.5), as_json=False, wait=wait)
+    monkeypatch.setattr("rlskip.cli.report.time.sleep", wait)
+    answer = rlskip("report", run_dir, "--html", out, "--follow")
+    assert answer.code == 130
     assert seen == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]]
     # A long path wraps the line in any place.
-    said = "".join(capsys.readouterr().out.split())
+    said = "".join(answer.out.split())
     assert said.count("sessionsshown") == 2, "it is written only after a change"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from rlskip.cli.ls import ls
 from rlskip.compare.rollouts import compare_rollouts
 from rlskip.jobs.records import Recorder
 from rlskip.runs.find import find_target
@@ -31,23 +31,23 @@ def run(tmp_path: Path) -> Run:
     return Run(directory)
 
 
-def test_calls_are_named_where_there_are_several(run: Run) -> None:
+def test_calls_are_named_where_there_are_several(rlskip: Any, run: Run) -> None:
     assert [dump.name for dump in run.dumps()] == ["1", "2/0", "2/1", "2/2"]
-    (listed,) = ls(run.directory, steps=True).data
+    (listed,) = rlskip("ls", run.directory, "--json").json
     assert [(one["dump"], one["part"]) for one in listed["dumps"]] == [
         ("1", None), ("2/0", 0), ("2/1", 1), ("2/2", 2),
     ]  # fmt: skip
 
 
-def test_each_call_has_its_own_hits(run: Run) -> None:
+def test_each_call_has_its_own_hits(rlskip: Any, run: Run) -> None:
     recorder = Recorder(run.dump_dir, "rollout")
     for step, number in [(1, 0), (2, 0), (2, 2), (2, 2)]:
         recorder.write("hit", run=run.name, step=step, part=number)
-    (listed,) = ls(run.directory, steps=True).data
+    (listed,) = rlskip("ls", run.directory, "--json").json
     hits = {one["dump"]: one["hits"] for one in listed["dumps"]}
     assert hits == {"1": 1, "2/0": 1, "2/1": 0, "2/2": 2}
     recorder.write("hit", run=run.name, step=2)  # as role rollout_tq: every part is replayed
-    (listed,) = ls(run.directory, steps=True).data
+    (listed,) = rlskip("ls", run.directory, "--json").json
     assert [one["hits"] for one in listed["dumps"]] == [1, 2, 1, 3]
 
 

@@ -1,0 +1,44 @@
+"""Options that several commands have, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+
+if TYPE_CHECKING:
+    from rlskip.batch.decoding import Decoder
+
+STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", "-d", help="A skip.dump_dir or a run in it; default ~/.rlskip/rollout_dump."
+    ),
+]
+Where = Annotated[Path | None, typer.Argument(help="As --dir.")]
+Target = Annotated[str, typer.Argument(help=f"A run or a step. {STEP}")]
+Tokenizer = Annotated[
+    Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
+]
+MaxMb = Annotated[float, typer.Option(min=0.1, help="The largest size of the page.")]
+Success = Annotated[float, typer.Option(help="The reward from which a session succeeds.")]
+
+
+def dump_dir(directory: Path | None) -> Path:
+    """The directory that --dir names."""
+    return (directory or Path(DEFAULT_DUMP_DIR)).expanduser()
+
+
+def decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:
+    """What makes text of tokens by --tokenizer; None without it."""
+    if tokenizer is None:
+        return None
+    from rlskip.batch.decoding import Decoder
+
+    return Decoder(tokenizer, skip_special=skip_special)
