@@ -43,13 +43,7 @@ class Columns:
     def of(self, what: str) -> Sequence[Any] | None:
         """The values of the column that holds `what`, or of an entry of it; None without one."""
         name = getattr(self.fields, what)
-        column, _, entry = (name or "").partition(".")
-        if name in self.columns:
-            return values(self.columns[name])
-        if not entry or column not in self.columns:
-            return None
-        cells = values(self.columns[column])
-        return [cell.get(entry) if isinstance(cell, Mapping) else None for cell in cells]
+        return None if name is None else batches.values_at(self.columns, name)
 
     def array(self, what: str) -> np.ndarray | None:
         """The column that holds `what`, if it is an array of numbers; complex ones are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import attrs
@@ -99,14 +100,9 @@ def messages_of(
     found = _chat(recorded(turns[0], "user"), "user")
     if found is None:
         return None
-    before = (turns[0].get("prompt") or []) + (turns[0].get("response") or [])
-    for number, turn in enumerate(turns):
-        if number:
-            seen = turn.get("prompt") or []
-            added = seen[len(before) :] if seen[: len(before)] == before else []
-            if added and text is not None:
-                found.append({"role": "user", "content": text(added)})
-            before = seen + (turn.get("response") or [])
+    for number, (turn, piece) in enumerate(zip_longest(turns, pieces_of(turns))):
+        if number and piece and piece.continues and piece.added and text is not None:
+            found.append({"role": "user", "content": text(piece.added)})
         messages = _chat(recorded(turn, "assistant"), "assistant")
         if messages is None:
             return None

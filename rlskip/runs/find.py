@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import attrs
-
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
 from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
@@ -53,12 +51,12 @@ def open(
         from rlskip.batch.decoding import Decoder
 
         decode = Decoder(tokenizer)
-    runs = [attrs.evolve(run, decode=decode) for run in find_runs(where)]
+    runs = find_runs(where, decode)
     itself = next((run for run in runs if run.directory == where), None)
     return Runs(where, tuple(runs)) if itself is None else itself
 
 
-def find_runs(where: Path) -> list[Run]:
+def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
     """The runs at or below a directory: a dump_dir, an experiment's, or a run's own.
 
     A run is a directory with dumps of rlskip or verl. Names with numbers are in natural order.
@@ -67,7 +65,7 @@ def find_runs(where: Path) -> list[Run]:
         remedy = "name the skip.dump_dir of the job, or a run in it"
         raise NoSuchPlaceError("no such directory", str(where), remedy)
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
-    runs = [Run(path) for path in _runs_in(where, 3)]
+    runs = [Run(path, decode=decode) for path in _runs_in(where, 3)]
     return sorted(runs, key=lambda run: _natural(run.name))
 
 
@@ -109,23 +107,14 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     while len(parts) < 2 and (number := as_step(path.name)) is not None:
         parts.insert(0, number)
         path = path.parent
-    return _below(Run(path, decode=decode) if parts else the_run(path, decode), parts)
+    return _below(Run(path, decode=decode), parts) if parts else the_run(path, decode)
 
 
-def _below(run: Run, numbers: Sequence[int]) -> Target:
-    if not numbers:
-        return run
+def _below(run: Run, numbers: Sequence[int]) -> Step | Call:
     step = Step(run, numbers[0])
     return step if len(numbers) == 1 else Call(step, numbers[1])
 
 
-def find_targets(names: Sequence[str], within: Path) -> Sequence[Target]:
-    """What each name means; without names every run in `within`."""
-    if names:
-        return [find_target(name, within) for name in names]
-    return find_runs(within)
-
-
 def the_run(within: Path, decode: Decode | None = None) -> Run:
     """The only run at or below a directory; raises NoSuchPlaceError for none or several."""
-    return attrs.evolve(Runs(within, tuple(find_runs(within))).run, decode=decode)
+    return Runs(within, tuple(find_runs(within, decode))).run
