@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_a_golden_run_fails_by_stage(tmp_path: Path) -> None:
+def test_a_golden_run_fails_by_stage(
+    tmp_path: Path, python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its programs run in a Python that has imported torch, and its test in this one."""
     page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     section = page.partition("## In CI: a golden run")[2]
     shell = re.search(r"((?:^    .*\n)+)", section, re.MULTILINE)
@@ -24,25 +27,25 @@ def test_a_golden_run_fails_by_stage(tmp_path: Path) -> None:
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     source = (ROOT / "train.py").read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(source)
-    (tmp_path / "test_golden.py").write_text(test[1])
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-           "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}  # fmt: skip
+    monkeypatch.chdir(tmp_path)
 
-    def run(command: str) -> tuple[int, str]:
-        done = subprocess.run(
-            command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400
-        )
-        return done.returncode, done.stdout + done.stderr
+    def run(command: list[str], check: bool) -> None:
+        done = python.run(*command[1:])
+        assert done.returncode == 0, done.stdout + done.stderr
 
-    code, said = run(f"git init -q . && {shell[1]}")
-    assert code == 0, said
+    record, add = shell[1].replace("\\\n", "").splitlines()
+    assert add.split() == ["git", "add", "golden"]
+    run(shlex.split(record), check=True)
     recorded = [file for file in tmp_path.glob("golden/**/*") if file.is_file()]
     assert sum(file.stat().st_size for file in recorded) < 1_000_000, "small enough to commit"
-    code, said = run("python -m pytest -q -p no:cacheprovider test_golden.py")
-    assert code == 0, said
+    names: dict[str, Any] = {}
+    exec(compile(test[1], "test_golden.py", "exec"), names)
+    names["subprocess"] = SimpleNamespace(run=run)
+    (tmp_path / "same").mkdir()
+    names["test_training_is_what_it_was"](tmp_path / "same")
     planted = source.replace("earned.std(1, keepdim=True)", "earned.std(0, keepdim=True)")
     assert planted != source
     (tmp_path / "train.py").write_text(planted)
-    code, said = run("python -m pytest -q -p no:cacheprovider test_golden.py")
-    assert code == 1
-    assert "advantages differs first, at step 1" in said
+    (tmp_path / "other").mkdir()
+    with pytest.raises(AssertionError, match="advantages differs first, at step 1"):
+        names["test_training_is_what_it_was"](tmp_path / "other")
