@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import attrs
 
@@ -34,7 +34,7 @@ from rlskip.store.layout import (
 )
 
 if TYPE_CHECKING:
-    from rlskip.runs.rollouts import Decode
+    from rlskip.runs.rollouts import Decode, Rollouts
 
 _SHOWN = 20  # lines of a table in a notebook
 
@@ -49,10 +49,6 @@ class Call(Scope):
 
     step: Step
     number: int
-
-    @property
-    def _decode(self) -> Decode | None:  # type: ignore[override]
-        return self.step._decode
 
     @property
     def run(self) -> Run:
@@ -78,10 +74,6 @@ class Step(Scope):
 
     run: Run
     number: int
-
-    @property
-    def _decode(self) -> Decode | None:  # type: ignore[override]
-        return self.run._decode
 
     @property
     def name(self) -> str:
@@ -163,6 +155,9 @@ class Run(Scope):
         for step in self.steps():
             yield from on_disk.dumps_of(self.directory, step)
 
+    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
+        return dump.rollouts(fields, decode=self._decode)
+
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
         steps = (self.directory / str(step) for step in self.steps())
@@ -236,16 +231,13 @@ class Runs(Scope, Sequence[Run]):
         remedy = f"name one (--dir, runs[name]): {names}"
         raise NoSuchPlaceError(what, str(self.directory), remedy)
 
-    @property
-    def _decode(self) -> Decode | None:  # type: ignore[override]
-        return self._runs[0]._decode if self._runs else None
-
     def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:
             yield from run.iter_dumps()
 
-    def _place_of(self, dump: Dump) -> dict[str, Any]:
-        return {"run": run_name(dump.place.root)}
+    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
+        place = {"run": run_name(dump.place.root)}
+        return dump.rollouts(fields, decode=self[0]._decode, more=place)
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]

@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-    from rlskip.runs.rollouts import Decode, Group, Rollouts, SessionRows
+    from rlskip.runs.rollouts import Group, Rollouts, SessionRows
     from rlskip.runs.tables import By
 
 
 class Scope:
     """What rollouts are read of: runs, a run, a step or a call."""
 
-    _decode: Decode | None
+    @property
+    def run(self) -> Scope:
+        """The run that it belongs to; of runs the only one."""
+        raise NotImplementedError
 
     def iter_dumps(self) -> Iterator[Dump]:
         """The dumps in order, looked up one after the other."""
@@ -52,7 +55,7 @@ class Scope:
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
         """The rollouts of one of its dumps."""
-        return dump.rollouts(fields, decode=self._decode, more=self._place_of(dump))
+        return self.run.read(dump, fields)
 
     def iter_rows(self, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`.
@@ -116,6 +119,3 @@ class Scope:
         """With what tells which session a row belongs to, its reward and its length."""
         needed = ("group", "session", "turn", "reward", "response")
         return self.rollouts(None if fields is None else [*needed, *fields])
-
-    def _place_of(self, dump: Dump) -> dict[str, Any]:
-        return {}
