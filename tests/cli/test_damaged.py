@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,11 @@ def commands(root: Path, out: Path) -> list[tuple[object, ...]]:
     ]
 
 
-def check(rlskip: Any, root: Path, out: Path, what: str) -> None:
-    shutil.rmtree(out, ignore_errors=True)
+def check(rlskip: Any, root: Path, out: Path, what: str, verbs: Sequence[str] = ()) -> None:
+    """Run the commands, or those of some verbs."""
     for command in commands(root, out):
+        if verbs and command[0] not in verbs:
+            continue
         began = time.process_time()
         answer = rlskip(*command)
         assert answer.code in (0, 1, 2), (what, command, answer.err)
@@ -204,7 +206,8 @@ def test_rollouts_of_any_content_are_shown(
 ) -> None:
     shutil.rmtree(dumps / RUN / "2")
     StepStore(dumps / RUN).save(2, ODD[which])
-    check(rlskip, dumps, tmp_path / "out", which)
+    verbs = ("show", "compare", "export", "report")  # others look at no content
+    check(rlskip, dumps, tmp_path / "out", which, verbs)
 
 
 @pytest.mark.parametrize("seed", range(3))

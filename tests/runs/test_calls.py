@@ -78,15 +78,6 @@ def test_limits_remove_a_step_with_all_its_calls(run: Run) -> None:
     assert [dump.name for dump in run.dumps()] == ["1"]
 
 
-def test_retention_counts_steps(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=2)
-    for step in (1, 2, 3):
-        for number in range(4):
-            store.save(step, number, part=number or None)
-    assert store.steps() == [2, 3]
-    assert store.calls(2) == store.calls(3) == [0, 1, 2, 3]
-
-
 def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
     other = StepStore(tmp_path / "dumps" / "c_d" / "GBS1_N1_in1_out1")
     for number in range(3):
