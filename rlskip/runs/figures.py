@@ -53,14 +53,14 @@ class Sessions:
     @classmethod
     def of(cls, rollouts: Rollouts, limit: int | None) -> Sessions:
         """Count the sessions; `limit` is the longest response of a row that the run allows."""
-        found, names = rollouts.sessions, [group.name for group in rollouts.groups]
-        numbered = {name: i for i, name in enumerate(names)}
-        lengths = rollouts.tokens.lengths
+        found, lengths = rollouts.sessions, rollouts.tokens.lengths
+        numbered: dict[str, int] = {}
+        group = [numbered.setdefault(one.group, len(numbered)) for one in found]
         ends = [lengths[one.rows[-1]] if lengths else None for one in found]
         is_cut = [None if None in (end, limit) else end >= limit for end in ends]  # type: ignore[operator]
         return cls(
-            names,
-            np.array([numbered[one.group] for one in found], np.int64),
+            list(numbered),
+            np.array(group, np.int64),
             np.array([one.number for one in found], np.int64),
             np.array([one.reward for one in found], np.float64),
             np.array([one.length for one in found], np.float64),

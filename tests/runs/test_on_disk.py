@@ -109,15 +109,14 @@ def test_shards_and_mini_batches_are_dumps_of_their_step(rlskip: Any, tmp_path: 
     assert rlskip("verify", "-d", run).code == 1
 
 
-def test_a_directory_that_cannot_be_read_is_bad_input(rlskip: Any, run_dir: Path) -> None:
+def test_what_cannot_be_read_is_listed_and_a_rank_that_cannot_be_is_not(
+    rlskip: Any, run_dir: Path
+) -> None:
     (run_dir / "2" / "meta.json").write_text("{")
     assert rlskip("show", 2, "-d", run_dir).code == 2
     (run_dir / "4").symlink_to(run_dir / "1")
     run = next(r for r in rlskip("ls", run_dir.parents[1], "--json").json if "lr2" not in r["run"])
     assert (run["steps"], run["dumps"], run["unreadable"]) == ([1, 2, 3], 3, 1)
-
-
-def test_half_a_dump_is_listed_and_a_rank_that_cannot_be_is_not(rlskip: Any, run_dir: Path) -> None:
     (run_dir / "2" / "gen_batch.dp").unlink()
     (run_dir / "3" / "gen_batch.r5-of-2.dp").write_bytes(b"x")
     said = rlskip("verify", "-d", run_dir, "--json").json

@@ -43,11 +43,7 @@ def test_keep_last_counts_per_run_by_when_they_were_written(
     assert all(one["removed"] for one in said.json)
     assert steps(run_dir) == [1]
     assert rlskip("verify", "-d", dumps).code == 0
-
-
-def test_fewer_steps_than_keep_last_all_stay(rlskip: Any, dumps: Path) -> None:
-    for keep in (3, 4, 5, 100):
-        assert rlskip("prune", dumps, "--keep-last", keep, "--json").json == []
+    assert rlskip("prune", dumps, "--keep-last", 2, "--json").json == [], "there are fewer"
 
 
 def test_older_than(rlskip: Any, dumps: Path, run_dir: Path) -> None:
