@@ -22,6 +22,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.jobs.ranks import RankGroup
 
@@ -32,6 +34,7 @@ _MAX_LEASE = 4096  # bytes
 _EXIT_S = 2.0
 
 
+@attrs.define(eq=False)
 class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, kept alive until released or until the process ends.
 
@@ -39,16 +42,15 @@ class Lease(AbstractContextManager["Lease"]):
     the copy in a forked child: the lease is its parent's.
     """
 
-    def __init__(self, path: Path | None = None, ttl_s: float = 60.0) -> None:
-        self._path = path
-        self._ttl_s = ttl_s
-        # The file is ours as long as it has our token: only then is it rewritten or removed. The
-        # thread that rewrites it lives from `acquire` until `_released` is set or the file is lost.
-        self._token = secrets.token_hex(8)
-        self._beats = 0
-        self._released = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._process = os.getpid()
+    _path: Path | None = None
+    _ttl_s: float = 60.0
+    # The file is ours as long as it has our token: only then is it rewritten or removed. The
+    # thread that rewrites it lives from `acquire` until `_released` is set or the file is lost.
+    _token: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
+    _beats: int = attrs.field(init=False, default=0)
+    _released: threading.Event = attrs.field(init=False, factory=threading.Event)
+    _thread: threading.Thread | None = attrs.field(init=False, default=None)
+    _process: int = attrs.field(init=False, factory=os.getpid)
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -140,6 +142,7 @@ def _release_all() -> None:
         lease.release(wait_s=_EXIT_S)
 
 
+@attrs.define(eq=False)
 class SingleFlight:
     """Lets one job at a time generate a step of the dumps in `directory`.
 
@@ -169,24 +172,13 @@ class SingleFlight:
     ...     store.save(step, rollouts)
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        ranks: RankGroup | None = None,
-        *,
-        ttl_s: float = 60.0,
-        wait_s: float = 6 * 3600.0,
-        poll_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._folder = Path(directory) / LEASES
-        self._ranks = ranks or RankGroup()
-        self._ttl_s = ttl_s
-        self._wait_s = wait_s
-        self._poll_s = poll_s
-        self._clock = clock
-        self._sleep = sleep
+    _directory: Path = attrs.field(converter=Path)
+    _ranks: RankGroup = attrs.field(factory=RankGroup)
+    _ttl_s: float = 60.0
+    _wait_s: float = 6 * 3600.0
+    _poll_s: float = 1.0
+    _clock: Callable[[], float] = time.monotonic
+    _sleep: Callable[[float], object] = time.sleep
 
     def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
         """Wait until the step's dump is there, or until this job may generate it.
@@ -204,7 +196,7 @@ class SingleFlight:
             None once the dump is there, on all ranks; else the lease to generate it.
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
-        path = self._folder / (f"{step}-{call}" if call else f"{step}")
+        path = self._directory / LEASES / (f"{step}-{call}" if call else f"{step}")
         watch = LeaseWatch(path, self._ttl_s, self._clock)
         began = self._clock()
         logged = False
@@ -258,19 +250,20 @@ class SingleFlight:
             there = is_there()
         except BaseException as raised:  # the other ranks must not wait for this one
             error = raised
-        return self._ranks.agree(there, what, error)
+        answers = self._ranks.exchange(there, what=what, error=error)
+        return all(there for (there,) in answers)
 
 
+@attrs.define(eq=False)
 class LeaseWatch:
     """Measures, by this process's `clock`, for how long a lease has not been renewed."""
 
-    def __init__(self, path: Path, ttl_s: float, clock: Callable[[], float]) -> None:
-        self._path = path
-        self._ttl_s = ttl_s
-        self._clock = clock
-        # `_text` is what the file held at the last look, and has held at every look since `_since`.
-        self._text: bytes | None = None
-        self._since = 0.0
+    _path: Path
+    _ttl_s: float
+    _clock: Callable[[], float]
+    # `_text` is what the file held at the last look, and has held at every look since `_since`.
+    _text: bytes | None = attrs.field(init=False, default=None)
+    _since: float = attrs.field(init=False, default=0.0)
 
     def why_dead(self) -> str | None:
         """What shows that the owner is dead; None while it may be alive."""

@@ -57,10 +57,6 @@ class RankGroup:
             else None
         )
 
-    def agree(self, hit: bool, what: str = "the step", error: BaseException | None = None) -> bool:
-        """Whether it is a hit on every rank; `error` and what is raised are as in `exchange`."""
-        return all(answer[0] for answer in self.exchange(hit, what=what, error=error))
-
     def follow(self, number: int, what: str = "the step") -> int:
         """Rank 0's `number` on every rank; raises as :meth:`exchange` does."""
         return self.exchange(int(number), what=what)[0][0]

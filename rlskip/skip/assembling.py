@@ -23,11 +23,11 @@ from rlskip.batch.columns import (
     select,
     unwrapped,
 )
-from rlskip.batch.meta import meta_of
+from rlskip.batch.meta import meta_of, plain
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.skip.prompt_rows import plain_scalar, prompt_groups, row_count
+from rlskip.skip.prompt_rows import prompt_groups, row_count
 
 Totals = Mapping[str, Callable[[Any], Any]]
 
@@ -234,14 +234,14 @@ class Assembly:
         names = prompt_groups(self._prompts, self._fields)
         if names is not None and len(names) == len(self._digests):
             repeated = [names[i] for i in self._owners]
-            kinds = {type(plain_scalar(name)) for name in (*repeated, cells[0])}
+            kinds = {type(plain(name)) for name in (*repeated, cells[0])}
             if len(kinds) == 1:
                 return repeated
         owner: dict[Any, str] = {}
         for i, cell in zip(self._owners, cells, strict=True):
-            if owner.setdefault(plain_scalar(cell), self._digests[i]) != self._digests[i]:
+            if owner.setdefault(plain(cell), self._digests[i]) != self._digests[i]:
                 raise AssemblyError(
-                    f"{self._fields.group} names groups of two prompts {plain_scalar(cell)!r:.60}",
+                    f"{self._fields.group} names groups of two prompts {plain(cell)!r:.60}",
                     "skip.match=prompt",
                     "name the field of the prompts that it repeats: "
                     "annotate(rows={'prompt_group': FIELD})",

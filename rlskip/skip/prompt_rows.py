@@ -216,8 +216,8 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
         return [1] * asked
     groups = values_at(result, fields.group) if fields.group else None
     if groups is not None and len(groups) == rows:
-        runs = [(name, len([*of])) for name, of in itertools.groupby(map(plain_scalar, groups))]
-        names = [plain_scalar(name) for name in prompt_groups(prompts, fields) or ()]
+        runs = [(name, len([*of])) for name, of in itertools.groupby(map(plain, groups))]
+        names = [plain(name) for name in prompt_groups(prompts, fields) or ()]
         if len(runs) == asked and (not names or names == [name for name, _ in runs]):
             return [count for _, count in runs]
     last = values_at(result, fields.last) if fields.last else None
@@ -250,7 +250,3 @@ def prompt_groups(prompts: Any, fields: RowFields) -> Sequence[Any] | None:
     likely = [fields.prompt_group, *(UIDS if fields.group in UIDS else ())]
     name = next((name for name in likely if name in columns), None)
     return None if name is None else cells_of(columns[name])
-
-
-def plain_scalar(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor | np.generic) else value

@@ -17,7 +17,6 @@ from tests.skip.test_ranks import run
 
 def _deciding(rank: int, folder: str) -> None:
     ranks, all_of = RankGroup(timeout_s=30), range(dist.get_world_size())
-    assert [ranks.agree(True), ranks.agree(rank == 0)] == [True, False]
     assert ranks.follow(7 + rank) == 7
     assert ranks.exchange(rank) == [(one,) for one in all_of]
     error = KeyError("what nobody expects")
@@ -43,7 +42,7 @@ def _deciding(rank: int, folder: str) -> None:
         time.sleep(2.5)
     else:
         with pytest.raises(RankTimeoutError, match=r"waited up to 1 s .* step 9"):
-            late.agree(True, "step 9")
+            late.exchange(True, what="step 9")
     os._exit(0)  # the broken group must not be torn down politely
 
 
@@ -54,8 +53,7 @@ def test_ranks_decide_together(tmp_path: Path) -> None:
 def test_without_torch_distributed_one_is_rank_0_of_1() -> None:
     ranks = RankGroup()
     assert (ranks.rank, ranks.world_size) == (0, 1)
-    assert ranks.agree(True)
-    assert not ranks.agree(False)
+    assert ranks.exchange(4, 5) == [(4, 5)]
     assert ranks.follow(3) == 3
 
 
@@ -117,7 +115,7 @@ def test_shards_of_two_calls_are_not_a_step(tmp_path: Path) -> None:
 def test_every_decision_has_a_name_of_its_own() -> None:
     ranks, names = RankGroup(), set()
     for hit in (True, False) * 20:
-        assert ranks.agree(hit) is hit
+        assert ranks.exchange(hit) == [(hit,)]
         names.add(ranks.exchange_id)
     assert len(names) == 40
     assert {len(name) for name in names} == {15}, "as meta.json expects it"

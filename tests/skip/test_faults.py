@@ -87,10 +87,10 @@ def test_ranks_that_do_not_answer_end_training(
     init()
     role: Any = SkipManager.skip_instances["rollout"]
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RankTimeoutError("rank 1 is gone")
 
-    monkeypatch.setattr(role.ranks.group, "agree", fail)
+    monkeypatch.setattr(role.ranks.group, "exchange", fail)
     SkipManager.set_step(1)
     with pytest.raises(RankTimeoutError):
         generate([1])

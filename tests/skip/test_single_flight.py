@@ -91,15 +91,14 @@ def test_what_fails_before_the_stage_gives_the_lease_back(
 def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
-    flight = SingleFlight(role.directory, role.ranks.group, wait_s=1e6, poll_s=0.05)
-    role.flight = flight
-    enter, others = flight.enter, []
+    others = []
 
-    def after_another_job(step: int, is_there: Any, call: str) -> Any:
-        others.append(enter(step, lambda: False, call))
-        return enter(step, is_there, call)
+    class AfterAnotherJob(SingleFlight):
+        def enter(self, step: int, is_there: Any, call: str = "") -> Any:
+            others.append(super().enter(step, lambda: False, call))
+            return super().enter(step, is_there, call)
 
-    flight.enter = after_another_job  # type: ignore[method-assign]
+    role.flight = AfterAnotherJob(role.directory, role.ranks.group, wait_s=1e6, poll_s=0.05)
 
     @SkipManager.annotate(role="rollout")
     async def generate(prompts: list[int]) -> None: ...
