@@ -69,8 +69,9 @@ class Model:
 
 
 @pytest.mark.usefixtures("no_fsync")
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "background"), [*((kind, False) for kind in KINDS), ("column", True)]
+)
 @given(a=RUN, b=RUN, first=st.integers(1, 3), on_miss=st.sampled_from(["generate", "error"]),
        action=st.sampled_from(["cache", "cache", "repeat"]))  # fmt: skip
 @settings(

@@ -61,6 +61,8 @@ def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
     SkipManager.skip_instances["doubling"].kept[1] = "bad"
     assert stage(4) == 4, "found unusable while loading: a miss"
     assert stage(4) == 20
+    with pytest.raises(ConfigError, match=r"did you mean skip\.doubling\.factor"):
+        init("doubling", own={"factr": 5})
     with pytest.raises(ConfigError, match="does not support 'repeat'"):
         init("doubling", action="repeat")
 

@@ -211,23 +211,17 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
 OWN = {"sampling": {"temperature": 1.0, "stop": ["a"]}, "seed": 1}
 
 
-def test_a_key_that_the_user_names_is_compared(tmp_path: Path) -> None:
-    run = Run(tmp_path, OWN)
-    identity = ["sampling.temperature"]
-    run(identity=identity)
-    assert run({"seed": 2, "sampling.stop": ["b"]}, identity=identity) == "generated"
-    with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature: 0.5 now, 1.0 in"):
-        run({"sampling.temperature": 0.5}, identity=identity)
-    with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature"):
-        run({"sampling.temperature": 0.5}, rollout={"enable": True, "identity": identity})
-
-
-def test_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None:
-    run = Run(tmp_path, OWN)
-    run(identity=["sampling"])
-    run(identity=["sampling"])
+def test_a_key_or_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None:
+    run, own = Run(tmp_path, OWN), {"enable": True, "identity": ["sampling.temperature"]}
+    run(identity=["sampling.temperature"])
+    changes = {"seed": 2, "sampling.stop": ["b"]}
+    assert run(changes, identity=["sampling.temperature"]) == "generated"
+    for skip in ({"identity": ["sampling.temperature"]}, {"rollout": own}):
+        with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature: 0.5 now, 1.0 in"):
+            run({"sampling.temperature": 0.5}, **skip)
+    run(identity=["sampling"], dump_dir=str(tmp_path / "node"))
     with pytest.raises(MismatchError, match=r"stop"):
-        run({"sampling.stop": ["b"]}, identity=["sampling"])
+        run(changes, identity=["sampling"], dump_dir=str(tmp_path / "node"))
 
 
 @pytest.mark.parametrize("key", ["sampling.temprature", "nowhere", "sampling.temperature.x"])
@@ -248,26 +242,14 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
 # -- role and stage ------------------------------------------------------------------------
 
 
-def test_one_functions_dump_is_not_anothers(run: Run) -> None:
+def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) -> None:
     run()
     visit(1)
     with pytest.raises(MismatchError, match="stage: 'baseline' now, 'generate' in the dump"):
         baseline([1])
-
-
-def test_a_stage_keeps_the_name_it_is_given(run: Run) -> None:
-    def renamed(prompts: list[int]) -> str:
-        return "renamed"
-
-    def stage(name: str | None) -> Any:
-        return SkipManager.annotate(role="rollout", stage=name)(renamed)
-
-    run()
     visit(1)
-    assert stage("generate")([1]) == "generated"
-    visit(1)
-    with pytest.raises(MismatchError, match=r"stage: 'test_a_stage_keeps.*renamed' now"):
-        stage(None)([1])
+    renamed = SkipManager.annotate(role="rollout", stage="generate")(lambda prompts: "renamed")
+    assert renamed([1]) == "generated"
 
 
 @dataclass

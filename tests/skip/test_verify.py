@@ -175,16 +175,16 @@ def test_validation_is_verified_too(init: Init) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_share_of_calls_is_chosen_by_content(init: Init, share: float) -> None:
     init()
-    Engine().at(1, *range(40))
+    Engine().at(1, *range(16))
     chosen = []
     for _ in range(2):
         init(action="verify", verify_share=share)
         engine = Engine()
-        engine.at(1, *range(39, -1, -1))
+        engine.at(1, *range(15, -1, -1))
         chosen.append({*engine.calls})
     assert chosen[0] == chosen[1]
-    assert {0.0: 0, 1.0: 40}.get(share, len(chosen[0])) == len(chosen[0])
-    assert share != 0.5 or 8 < len(chosen[0]) < 32
+    assert {0.0: 0, 1.0: 16}.get(share, len(chosen[0])) == len(chosen[0])
+    assert share != 0.5 or 3 < len(chosen[0]) < 13
 
 
 @pytest.mark.parametrize("restore", [True, False])
