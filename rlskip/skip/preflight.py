@@ -19,8 +19,8 @@ from rlskip.config.steps import compact
 from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
-from rlskip.skip.visit import Found, Traces
-from rlskip.store import DumpError, Identity, StepStore
+from rlskip.skip.visit import Traces
+from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 from rlskip.store.layout import as_step, journal_name, name_before_quarantine
 
 Roles = Mapping[str, Role]
@@ -96,27 +96,20 @@ def _why_not(
     Its last calls may be missing: the other dumps and the jobs' records tell how many there were.
     """
     try:
-        if first_part is None:
-            numbers = store.calls(step) or [0]
-            metas = [store.read_meta(step, Found(step, number).part) for number in numbers]
-        else:
-            metas = [store.read_meta(step, first_part)]
-            while metas[-1] is not None:
-                metas.append(store.read_meta(step, first_part + len(metas)))
-            numbers, metas = [*range(len(metas[:-1] or metas))], metas[:-1] or metas
+        metas = _metas(store, step, first_part)
     except DumpError:  # a newer format
         return ""
-    there = [meta for meta in metas if meta is not None]
-    if None in metas and (reason := _unreadable(dumps.directory / str(step))):
+    there = [meta for meta in metas.values() if meta is not None]
+    if len(there) < len(metas) and (reason := _unreadable(dumps.directory / str(step))):
         return f"cannot be read ({reason})"
     if not there:
         return ""
     traces = Traces()
     for meta in there:
         traces.add(meta)
-    calls = max(numbers[-1] + 1, traces.calls(step, dumped))
-    lost = {number for number, meta in zip(numbers, metas, strict=True) if meta is None}
-    lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - {*numbers}
+    calls = max(max(metas) + 1, traces.calls(step, dumped))
+    lost = {number for number, meta in metas.items() if meta is None}
+    lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - metas.keys()
     if lost:
         return f"lack call {compact(sorted(lost))}, whose dump is missing or damaged"
     if dumps.local_config.on_mismatch == "ignore":
@@ -129,6 +122,18 @@ def _why_not(
     ]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
+
+
+def _metas(store: StepStore, step: int, first_part: int | None) -> dict[int, DumpMeta | None]:
+    """By number the metas of a step's calls, or of the parts of a queue; None: no complete dump."""
+    if first_part is None:
+        return {
+            number: store.read_meta(step, number or None) for number in store.calls(step) or [0]
+        }
+    metas = {first_part: store.read_meta(step, first_part)}
+    while (meta := store.read_meta(step, first_part + len(metas))) is not None:
+        metas[first_part + len(metas)] = meta
+    return metas
 
 
 def _unreadable(directory: Path) -> str:
