@@ -317,10 +317,10 @@ class CallRole(Role):
     def _dump_options(self, call: Call, result: Any) -> dict[str, Any]:
         """What a dump records besides the result, and where it goes."""
         call.visit = call.visit or self._visit(call.step)
-        identity = call.identity = call.identity or self.dumps.identity_of(call)
         if call.number is None:
             call.prompt_rows = call.summarize_prompts()
-            self._reserve(call)
+            self._reserve(call)  # before anything that may raise: all ranks decide the number
+        identity = call.identity = call.identity or self.dumps.identity_of(call)
 
         def on_conflict(other: DumpMeta) -> int | None:
             """The next number, unless another job has dumped this very call."""
