@@ -74,11 +74,13 @@ class OneRank:
 
     def next_number(self, visit: Visit) -> int:
         """The lowest number that is free on every rank."""
-        return visit.next_number()
+        free = self.group.exchange(visit.next_number(), what=f"step {visit.step}")
+        return max(number for (number,) in free)
 
     def info(self) -> dict[str, Any]:
         """What this rank's shard records so that all shards of a call are known."""
-        return {}
+        several = self.group.world_size > 1
+        return {"generation": self.group.exchange_id} if several else {}
 
 
 @attrs.frozen
@@ -176,13 +178,6 @@ class SeveralRanks(OneRank):
             what = "another rank's shard is unusable, or of another call"
             raise CorruptDumpError(what, str(self._dumps.directory))
         return loaded
-
-    def next_number(self, visit: Visit) -> int:
-        free = self.group.exchange(visit.next_number(), what=f"step {visit.step}")
-        return max(number for (number,) in free)
-
-    def info(self) -> dict[str, Any]:
-        return {"generation": self.group.exchange_id}
 
     def _load_shard(self, call: Call, found: Found | None, load: Load) -> int | None:
         """Load this rank's shard of `found`: which call's it is; None if it cannot be used."""

@@ -16,7 +16,6 @@ import functools
 import itertools
 import logging
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -144,18 +143,19 @@ class GroupRole(Role):
 
     def replay(self, call: Call) -> None:
         plan: _Plan = call.identity
-        store, began = self.dumps.store, time.perf_counter()
-        replay = self._replay(plan, call)
-        if self.local_config.restore_rng:
-            restore_rng(store.load_sidecar(plan.source, part=0))
-        replay.put(queue_of(call), partition_of(call))
+        store = self.dumps.store
+        with call.timed():
+            replay = self._replay(plan, call)
+            if self.local_config.restore_rng:
+                restore_rng(store.load_sidecar(plan.source, part=0))
+            replay.put(queue_of(call), partition_of(call))
         dumps = {group.found for group in plan.groups if group}
         used = [plan.metas[dump] for dump in sorted(dumps, key=lambda dump: dump.order_from(0))]
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
             bytes=sum(map(store.size_of, used)),
-            seconds_saved=seconds_saved(used, time.perf_counter() - began),
+            seconds_saved=seconds_saved(used, call.seconds),
         )
         found = str(plan) if plan.by_prompt else Found(plan.source)
         self.dumps.notices.replayed(call.step, used[0], found)

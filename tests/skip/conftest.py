@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlskip import SkipManager
 from rlskip.queue import MemoryQueue
+from tests.clock import MockClock
 from tests.skip.trainers import Trainer
 
 
@@ -27,6 +29,14 @@ def init(tmp_path: Path) -> Callable[..., Path]:
         return Path(skip["dump_dir"])
 
     return start
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """By what the time is measured that a stage takes."""
+    clock = MockClock()
+    monkeypatch.setattr("rlskip.skip.call.time", SimpleNamespace(perf_counter=clock))
+    return clock
 
 
 @pytest.fixture

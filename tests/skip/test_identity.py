@@ -20,9 +20,11 @@ from rlskip import RoleConfig, SkipManager, register_skip
 from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
+from rlskip.jobs.records import tally
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.skip.notices import MASKED, flat_config, keep_config
-from rlskip.store import UnsupportedTypeError
+from rlskip.store import StepStore, UnsupportedTypeError
+from tests.clock import MockClock
 from tests.skip.trainers import visit
 
 VERL: dict[str, Any] = {
@@ -450,29 +452,21 @@ def test_a_miss_names_the_dumps_of_another_batch_size(
 
 
 def test_saved_seconds_are_what_the_stage_took(
-    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, clock: MockClock
 ) -> None:
-    import time
-
-    from rlskip.jobs.records import tally
-    from rlskip.store import StepStore
-
     @SkipManager.annotate(role="rollout")
     def slow(prompts: list[int]) -> int:
-        time.sleep(0.3)
+        clock.sleep(3)
         return 1
 
-    fingerprinted = StepStore.read_meta
+    def late(act: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (clock.sleep(seconds), act(*args, **kwargs))[1]
 
-    def late(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.5)
-        return fingerprinted(*args, **kwargs)
-
-    monkeypatch.setattr(StepStore, "read_meta", late)
+    monkeypatch.setattr(StepStore, "read_meta", late(StepStore.read_meta, 5))
+    monkeypatch.setattr(StepStore, "load_with_meta", late(StepStore.load_with_meta, 1))
     dumps = init(wait_s=0)
-    SkipManager.set_step(1)
-    slow([1])
-    skip: Any = SkipManager.skip_instances["rollout"]
-    assert 0.3 <= skip.store.read_meta(1).info["seconds"] < 0.5
-    slow([1])
-    assert tally({"rollout": str(dumps)}, "job")["rollout"].seconds_saved <= 0.5
+    for _ in range(2):
+        visit(1)
+        slow([1])
+    assert SkipManager.store("rollout").read_meta(1).info["seconds"] == 3
+    assert tally({"rollout": str(dumps)}, "job")["rollout"].seconds_saved == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,13 @@ def uids_only(n: int) -> dict[str, Any]:
 
 
 class Loop:
-    """A trainer whose stage writes a finished row with `fields` for each prompt, at once.
+    """A trainer whose stage writes a finished row with `fields` for each prompt, after a `wait`.
 
     `options` are those of the annotation of `submit`.
     """
 
-    def __init__(self, fields: str = "x", seconds: float = 0.0, **options: Any) -> None:
-        self.queue, self.fields, self.seconds = MemoryQueue(), fields.split(), seconds
+    def __init__(self, fields: str = "x", wait: Callable[[], object] = int, **options: Any) -> None:
+        self.queue, self.fields, self.wait = MemoryQueue(), fields.split(), wait
         self.submitted: list[str] = []
         self.seen: list[dict[str, Any]] = []  # the queue at each call of the stage
         annotate = functools.partial(SkipManager.annotate, role="rollout_tq", queue=self.queue)
@@ -91,7 +91,7 @@ class Loop:
         self.sample = annotate(phase="sample")(self._sample)
 
     def _submit(self, prompts: dict[str, Any]) -> None:
-        time.sleep(self.seconds)
+        self.wait()
         self.seen.append(self.queue.list("train"))
         for uid in prompts["uid"]:
             self.submitted.append(uid)
@@ -100,7 +100,7 @@ class Loop:
             self.queue.put([f"{uid}_0_0"], "train", [row], [row_tag(1)])
 
     def _sample(self) -> KVBatchMeta:
-        time.sleep(self.seconds)
+        self.wait()
         keys = [key for key in self.queue.list("train") if key.endswith("_0_0")]
         return KVBatchMeta(keys, [{}] * len(keys), "train")
 
