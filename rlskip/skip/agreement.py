@@ -85,7 +85,7 @@ class OneRank:
 
 @attrs.frozen
 class _Answer:
-    """What a rank has for call `place` of `step`.
+    """What a rank has for call `place` of `step`, as numbers.
 
     Its dumps were made for another call (`differs`); or it has found call `number` of step
     `source`, and has loaded its shard of it, which is of the call that `generation` names.
@@ -93,12 +93,12 @@ class _Answer:
 
     step: int
     place: int
-    differs: int
-    found: int
-    source: int
-    number: int
-    loaded: int
-    generation: int
+    differs: int = 0
+    found: int = 0
+    source: int = 0
+    number: int = 0
+    loaded: int = 0
+    generation: int = 0
 
     @property
     def dump(self) -> Found | None:
@@ -113,37 +113,58 @@ class SeveralRanks(OneRank):
     """
 
     def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
-        visit, repeats = call.visit, self._dumps.local_config.action == SkipAction.REPEAT
+        step, repeats = call.visit.step, self._dumps.local_config.action == SkipAction.REPEAT
         mismatch: Mismatch | None = None
         choices = candidates
         while True:
-            found, generation, error = None, None, None
+            mine, error = _Answer(step, call.place), None
             try:
                 found = next(choices, None)
-                if isinstance(found, Mismatch):
-                    mismatch, found = found, None
-                # Loaded first, so that a hit takes one exchange: it settles which dump serves the
-                # call, and whether every rank has its shard of it.
-                generation = self._load_shard(call, found, load)
+                mismatch = found if isinstance(found, Mismatch) else mismatch
+                mine = self._answer(call, found, load)
             except BaseException as raised:  # once the other ranks know
                 error = raised
-            answers = self._exchange(call, found, generation, mismatch, error)
+            numbers = map(int, attrs.astuple(mine))
+            given = self.group.exchange(*numbers, what=f"step {step}", error=error)
+            answers = [_Answer(*answer) for answer in given]
+            self._refuse_other_places(answers)
             theirs = [answer.dump for answer in answers]
             # A repeat checks nothing: what rank 0 finds will do.
             agreed = theirs[0] if repeats or None not in theirs else None
             if agreed is None or set(theirs) == {agreed}:
                 break
-            last = max(one.order(visit.step) for one in theirs if one)
-            later = itertools.chain([found] if found else [], candidates)
-            choices = (one for one in later if one.order(visit.step) >= last)
+            last = max(one.order(step) for one in theirs if one)
+            later = itertools.chain([mine.dump] if mine.found else [], candidates)
+            choices = (one for one in later if one.order(step) >= last)
             choices = iter([agreed]) if repeats else choices
         # Another job may be replacing the shards, one rank's after the other's.
-        of_one_call = {(a.loaded, a.generation) for a in answers} == {(1, generation)}
+        of_one_call = {(a.loaded, a.generation) for a in answers} == {(1, mine.generation)}
         if not of_one_call and not isinstance(call.loaded, BaseException):
             call.loaded = None
         if agreed is None:
-            self._miss(call, found, mismatch, answers)
+            self._miss(call, mine.dump, mismatch, answers)
         return agreed
+
+    def _answer(self, call: Call, found: Found | Mismatch | None, load: Load) -> _Answer:
+        """This rank's answer. A dump is loaded first, so that a hit takes one exchange.
+
+        It settles which dump serves the call, and whether every rank has its shard of it.
+        """
+        call.found, call.loaded = None, None
+        answer = _Answer(call.visit.step, call.place, differs=isinstance(found, Mismatch))
+        if not isinstance(found, Found):
+            return answer
+        call.found = found
+        answer = attrs.evolve(answer, found=True, source=found.step, number=found.number)
+        try:
+            loaded = call.loaded = load(call)
+            if self._dumps.local_config.restore_rng:
+                check_rng(loaded[2])
+        except (DumpError, OSError, MemoryError) as error:
+            call.loaded = error
+            return answer
+        generation = int(loaded[1].info.get("generation", "0"), 16)
+        return attrs.evolve(answer, loaded=True, generation=generation)
 
     def _miss(
         self, call: Call, found: Found | None, mismatch: Mismatch | None, answers: list[_Answer]
@@ -179,44 +200,12 @@ class SeveralRanks(OneRank):
             raise CorruptDumpError(what, str(self._dumps.directory))
         return loaded
 
-    def _load_shard(self, call: Call, found: Found | None, load: Load) -> int | None:
-        """Load this rank's shard of `found`: which call's it is; None if it cannot be used."""
-        call.found, call.loaded = found, None
-        if found is None:
-            return None
-        try:
-            loaded = call.loaded = load(call)
-            if self._dumps.local_config.restore_rng:
-                check_rng(loaded[2])
-        except (DumpError, OSError, MemoryError) as error:
-            call.loaded = error
-            return None
-        return int(loaded[1].info.get("generation", "0"), 16)
-
-    def _exchange(
-        self,
-        call: Call,
-        found: Found | None,
-        generation: int | None,
-        mismatch: Mismatch | None,
-        error: BaseException | None,
-    ) -> list[_Answer]:
-        """The answers of all ranks; `error` and what is raised are as in `RankGroup.exchange`."""
-        of = found or Found(0)
-        mine = (call.visit.step, call.place, mismatch is not None, found is not None)
-        shard = (of.step, of.number, generation is not None, generation or 0)
-        what = f"step {call.visit.step}"
-        given = self.group.exchange(*mine, *shard, what=what, error=error)
-        answers = [_Answer(*answer) for answer in given]
-        self._refuse_other_places([(answer.step, answer.place) for answer in answers])
-        return answers
-
-    def _refuse_other_places(self, places: Sequence[tuple[int, ...]]) -> None:
-        if len(set(places)) == 1:
+    def _refuse_other_places(self, answers: Sequence[_Answer]) -> None:
+        if len({(answer.step, answer.place) for answer in answers}) == 1:
             return
         made = ", ".join(
-            f"rank {rank} makes call {place} of step {step}"
-            for rank, (step, place) in enumerate(places)
+            f"rank {rank} makes call {answer.place} of step {answer.step}"
+            for rank, answer in enumerate(answers)
         )
         raise RankTimeoutError(
             f"the ranks call the stage unequally often: {made}",
