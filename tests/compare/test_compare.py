@@ -246,12 +246,23 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
     assert "not everything could be compared" in found.verdict()
 
 
-def test_numbers_of_other_batches_cannot_be_compared(job: Callable[..., Side]) -> None:
-    def losses(count: int) -> Callable[[int], None]:
-        return lambda step: [package.record("loss", 1.0) for _ in range(count)] and None
+@pytest.mark.parametrize(
+    ("a", "b", "state", "note"),
+    [
+        ([1.0] * 2, [1.0] * 4, "not comparable", "2 records in A, 4 in B"),
+        ([1.0], [np.ones(2)], "not comparable", "recorded in two forms: number and whole"),
+        ([np.ones(2)], [np.ones(3)], "differs", "shapes [2] and [3]"),
+        (["x"], ["y"], "differs", ""),
+    ],
+)
+def test_values_of_the_whole_step_need_one_form(
+    job: Callable[..., Side], a: list[Any], b: list[Any], state: str, note: str
+) -> None:
+    def values(some: list[Any]) -> Callable[[int], None]:
+        return lambda step: [package.record("loss", one) for one in some] and None
 
-    found = compared(job("a", losses(2)), job("b", losses(4)))
-    assert [one.state for one in found.stages] == ["not comparable"] * 2
+    found = compared(job("a", values(a), steps=[1]), job("b", values(b), steps=[1]))
+    assert [(one.state, one.note) for one in found.stages] == [(state, note)]
     assert not found.is_equal
 
 
