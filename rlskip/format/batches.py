@@ -32,17 +32,17 @@ _WRAPPED = 2048
 def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     if value.is_nested:
         return _pack_nested(value, packer)
-    from rlskip.format.torch_maker import TORCH_DTYPES, flat_bytes, is_plain
+    from rlskip.format import torch_maker
 
     if type(value) is not loaded("torch", "Tensor"):
         raise packer.unsupported(value)
     name = str(value.dtype).removeprefix("torch.")
-    if name not in TORCH_DTYPES or not is_plain(value):
+    if name not in torch_maker.TORCH_DTYPES or not torch_maker.is_plain(value):
         raise packer.unsupported(value, f"dtype {name}, {value.layout}, device {value.device}")
     device = None if value.device.type == "cpu" else value.device.type
     number = None
     if value.numel():
-        flat = flat_bytes(value)
+        flat = torch_maker.flat_bytes(value)
         owned = flat.ctypes.data != value.data_ptr()
         number = packer.array(*_stored(flat, value.dtype), owner=value, owned=owned)
     return ["dense", name, list(value.shape), number, device]

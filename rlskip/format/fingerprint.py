@@ -59,8 +59,10 @@ _REMEDY = (
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
-_Path: TypeAlias = "list[tuple[str | tuple[Any], Any]]"
-"""The places that lead to a part, each with what is there: text, or a key in brackets."""
+_Path: TypeAlias = "list[tuple[Any, Any]]"
+"""The keys and numbers that lead to a part, each with what is there."""
+_APART = object()
+"""In a path, what has no key: an item of a set, or a key itself."""
 # The bits of infinity: those of NaN are larger.
 _INFINITY = {
     "float16": 0x7C00,
@@ -96,14 +98,15 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    path: _Path = [("prompts", prompts)]
+    path: _Path = []
     try:
         return _Hasher(Sharing(), path).hash(_without(frozenset(volatile), prompts))
     except MemoryError:
         raise
     except Exception as error:
-        where = "".join(place if isinstance(place, str) else f"[{place[0]!r}]" for place, _ in path)
-        kind = type(path[-1][1])
+        places = (f"[{place!r}]" for place, _ in path if place is not _APART)
+        where = f"prompts{''.join(places)}"
+        kind = type(path[-1][1] if path else prompts)
         what = f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}"
         if isinstance(error, UnsupportedTypeError):
             what, where = error.what, f"{where}{error.where}"
@@ -218,7 +221,7 @@ class _Hasher:
             self._feed_composite(value)
 
     def _feed_composite(self, value: Any) -> None:
-        if len(self._path) > MAX_DEPTH + 1:
+        if len(self._path) > MAX_DEPTH:
             raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
         if self._sharing.is_endless(value):
             raise UnsupportedTypeError("its parts are shared too often to be compared one by one")
@@ -260,13 +263,13 @@ class _Hasher:
             self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
     def _feed_part(self, place: Any, part: Any) -> None:
-        self._path.append(((place,), part))
+        self._path.append((place, part))
         self._feed(part)
         self._path.pop()
 
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
-        self._path.append(("", part))
+        self._path.append((_APART, part))
         found = _Hasher(self._sharing, self._path).hash(part)
         self._path.pop()
         return found
