@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,8 +16,6 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, check_rng
 from rlskip.skip.visit import Found, Visit
 from rlskip.store import CorruptDumpError, DumpError, DumpMeta
-
-log = logging.getLogger(__name__)
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -175,10 +172,8 @@ class SeveralRanks(OneRank):
             call.visit.lose(found)  # a rank found it damaged, and another has seen that already
         if damaged or not all(answer.found or answer.differs for answer in answers):
             if mismatch:
-                log.info(
-                    "rlskip: role %s: step %d, call %d is generated, because another rank has no "
-                    "whole dump; %s", self._dumps.role, call.step, call.place, call.reason,
-                )  # fmt: skip
+                why = f"another rank has no whole dump; {call.reason}"
+                self._dumps.notices.generated(call, why)
         elif mismatch:
             self._settle(call, mismatch)
         elif self._dumps.local_config.on_mismatch == "error":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +18,6 @@ from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.visit import Found
 from rlskip.store import CorruptDumpError, DumpMeta, Identity
-
-log = logging.getLogger(__name__)
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -78,10 +75,7 @@ class CallMatching:
         if nearest is None:
             damaged = "a dump of the step is missing, and the others were made for other calls"
             call.reason = visit.why_not(identity) if call.place else damaged
-            log.info(
-                "rlskip: role %s: step %d, call %d is generated: %s",
-                self._dumps.role, visit.step, call.place, call.reason,
-            )  # fmt: skip
+            self._dumps.notices.generated(call, call.reason)
             return None
         found, differs = nearest
         n = len(visit.listed)
@@ -209,10 +203,7 @@ class PromptMatching(CallMatching):
                 "of rlskip 0.2: they serve only the very batch that they were made for",
                 self._index.mute,
             )  # fmt: skip
-        log.info(
-            "rlskip: role %s: step %d, call %d is generated: %s",
-            self._dumps.role, call.step, call.place, call.reason,
-        )  # fmt: skip
+        self._dumps.notices.generated(call, call.reason)
         return None
 
     def take(self, call: Call, found: Any) -> None:

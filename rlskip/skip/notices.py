@@ -30,6 +30,7 @@ from rlskip.config.check import leaves
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction
 from rlskip.skip.arguments import Arguments
+from rlskip.skip.call import Call
 from rlskip.skip.visit import Found
 from rlskip.store import DumpMeta
 from rlskip.store.layout import shape_of, steps_among
@@ -98,6 +99,11 @@ class Notices:
         elif self.role in TRAINING_ROLES:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
         self._changed(meta)
+
+    def generated(self, call: Call, why: str) -> None:
+        """Say why a call is generated at a step that has dumps."""
+        what = "rlskip: role %s: step %d, call %d is generated: %s"
+        log.info(what, self.role, call.step, call.place, why)
 
     def arguments(self, stage: str, arguments: Arguments) -> None:
         """Name once what is compared of a stage's arguments, and what is not."""
