@@ -26,7 +26,8 @@ class Seam:
     has_engine
         Whether the module has the name of the engine, which is made in ``__init__``.
     methods
-        The methods that return completions; a trainer calls one of them.
+        The methods that return completions; a trainer calls one of them. Without any it generates
+        within methods that do more, so that no replay can replace them.
     evaluates
         Whether evaluation calls them, too.
     parts
@@ -94,19 +95,14 @@ SEAMS = {
         parts=("input_ids", "attention_mask", "labels"),
         rows={"labels": "labels"},
     ),
+    "A2POTrainer": Seam(_experimental("a2po"), methods=()),
+    "AsyncDistillationTrainer": Seam(_experimental("async_distillation"), methods=()),
+    "AsyncGRPOTrainer": Seam(_experimental("async_grpo"), methods=()),
+    "GOLDTrainer": Seam(_experimental("gold"), methods=()),
+    "IWOPDTrainer": Seam(_experimental("iw_opd"), methods=()),
 }  # fmt: skip
-#: Trainers that generate, and have no method that returns what they generated.
-REFUSED = {
-    "A2POTrainer": _experimental("a2po"),
-    "AsyncDistillationTrainer": _experimental("async_distillation"),
-    "AsyncGRPOTrainer": _experimental("async_grpo"),
-    "GOLDTrainer": _experimental("gold"),
-    "IWOPDTrainer": _experimental("iw_opd"),
-}
-#: All of them, by their modules.
-TRAINERS = {seam.module: name for name, seam in SEAMS.items()} | {
-    module: name for name, module in REFUSED.items()
-}
+#: The names by their modules.
+TRAINERS = {seam.module: name for name, seam in SEAMS.items()}
 _ENGINE = "VLLMGeneration"
 _IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
 # What is imported before a trainer is made without an engine.
@@ -123,17 +119,17 @@ def seam_of(trainer: Any) -> Seam:
         It is none of those that are known, or has no method that a replay could take the place of.
     """
     names = [made.__name__ for made in type(trainer).__mro__]
-    known = next((name for name in names if name in SEAMS or name in REFUSED), None)
-    if known in REFUSED:
+    known = next((name for name in names if name in SEAMS), None)
+    seam = Seam() if known is None else SEAMS[known]
+    if not seam.methods:
         raise AttachError(
             f"{known} generates within methods that do more, so no replay can replace them",
             "rlskip.hosts.trl.attach",
             "train it without skip",
         )
-    seam = Seam() if known is None else SEAMS[known]
-    wanted = ["state", "args", "model"]
+    wanted = ["state", "args", "model", seam.methods[0]]
     # A class that is not known is one of GRPO's kind, or of none.
-    wanted += [seam.methods[0]] if known else [seam.methods[0], "_metrics"]
+    wanted += [] if known else ["_metrics"]
     missing = [name for name in wanted if not hasattr(trainer, name)]
     if known is None and not missing and not hasattr(trainer.args, "steps_per_generation"):
         missing = ["args.steps_per_generation"]
@@ -141,7 +137,8 @@ def seam_of(trainer: Any) -> Seam:
         raise AttachError(
             f"{type(trainer).__name__} has no {', '.join(missing)}",
             "rlskip.hosts.trl.attach",
-            f"pass a trainer of TRL 1.x that generates: {', '.join(SEAMS)}",
+            "pass a trainer of TRL 1.x that generates: "
+            + ", ".join(name for name, seam in SEAMS.items() if seam.methods),
         )
     return seam
 
