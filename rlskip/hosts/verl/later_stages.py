@@ -15,7 +15,7 @@ from rlskip._wrap import Seams, around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
-from rlskip.hosts.verl.names import RAY_TRAINER, SCORES, V1
+from rlskip.hosts.verl.names import SCORES, V0_TRAINER, V1_TRAINER
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
@@ -25,8 +25,6 @@ REF = "ref"
 REWARD = "reward"
 
 _LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
-_V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
-_V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
 _MODEL = "actor_rollout_ref.model"
 _PRECISION = tuple(
     f"{engine}.{name}"
@@ -203,7 +201,7 @@ def _drop_reference(mapping: dict[Any, Any]) -> None:
         mapping[type(role).ActorRollout] = mapping.pop(role)
 
 
-@_seams.around(f"{_V1_TRAINER}._init_resource_pool_mgr")
+@_seams.around(f"{V1_TRAINER}._init_resource_pool_mgr")
 def _mapping_roles(init: Callable[..., None], self: Any) -> None:
     """V1 loads no reference model if the run needs none."""
     init(self)
@@ -228,7 +226,7 @@ def _making_judge(
 # -- the stages --------------------------------------------------------------------------------
 
 
-@_seams.around(f"{_V0_TRAINER}._validate", f"{_V1_TRAINER}._validate")
+@_seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
     global _validating
@@ -250,7 +248,7 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
     )
 
 
-@_seams.decorated(f"{_V0_TRAINER}._compute_ref_log_prob")
+@_seams.decorated(f"{V0_TRAINER}._compute_ref_log_prob")
 def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     def tokens(self: Any, batch: Any) -> dict[str, Any]:
         return {**_some(batch.batch, _TOKENS), **_some(batch.non_tensor_batch, _IMAGES)}
@@ -258,7 +256,7 @@ def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     return _annotated(REF, tokens)(compute)
 
 
-@_seams.decorated(f"{_V1_TRAINER}._compute_ref_log_prob")
+@_seams.decorated(f"{V1_TRAINER}._compute_ref_log_prob")
 def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
     """V1's rows are read from and written to TransferQueue."""
 

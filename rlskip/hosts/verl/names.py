@@ -28,6 +28,10 @@ ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
 
+#: The trainers that those of verl's applications derive from.
+V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
+V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 SAMPLER_KEY = "trainer.v1.sampler"

@@ -11,9 +11,7 @@ from typing import Any
 from rlskip import stages
 from rlskip._wrap import Seams
 from rlskip.config.record import RecordConfig, read_record_of
-from rlskip.hosts.verl.names import RAY_TRAINER, V1
-
-_V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+from rlskip.hosts.verl.names import RAY_TRAINER, V0_TRAINER, V1_TRAINER
 
 #: verl's fields in the order in which a step computes them, by the names that all hosts share.
 FIELDS = {
@@ -36,7 +34,7 @@ _seams = Seams(__name__, optional=True)
 attach = _seams.attach
 
 
-@_seams.around(f"{RAY_TRAINER}:RayPPOTrainer.fit", f"{_V1_TRAINER}.fit")
+@_seams.around(f"{V0_TRAINER}.fit", f"{V1_TRAINER}.fit")
 def _fitting(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Recording starts, by the trainer's config and its count of steps.
 
@@ -60,7 +58,7 @@ def _computing_advantage(compute: Callable[..., Any], data: Any, *args: Any, **k
     return result
 
 
-@_seams.around(f"{_V1_TRAINER}._compute_advantage")
+@_seams.around(f"{V1_TRAINER}._compute_advantage")
 def _computing_advantage_v1(
     compute: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:

@@ -29,7 +29,7 @@ from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.later_stages import REWARD, adapt, without_reference
-from rlskip.hosts.verl.names import AGENT_LOOP, RAY_TRAINER, SCORES, SKIP_MANAGER
+from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SKIP_MANAGER, V0_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue
@@ -209,7 +209,7 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
     return auto_await(generate_sequences)  # type: ignore[no-any-return]
 
 
-@_seams.around(f"{RAY_TRAINER}:RayPPOTrainer.init_workers")
+@_seams.around(f"{V0_TRAINER}.init_workers")
 def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """The number of steps is known. Trainers that never state the step count it in `self`."""
     global _trainer

@@ -17,7 +17,7 @@ from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
-from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1
+from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1, V1_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
 from rlskip.hosts.verl.run_queue import expect_sessions, run_queue, status_queue
@@ -29,7 +29,6 @@ from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
 _ROLE = "rollout_tq"
-_TRAINER = f"{V1}.trainer_base:PPOTrainer"
 _BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 
@@ -61,7 +60,7 @@ def trainer_settings() -> V1Settings:
     return _settings
 
 
-@_seams.around(f"{_TRAINER}.__init__")
+@_seams.around(f"{V1_TRAINER}.__init__")
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
@@ -77,7 +76,7 @@ def _beginning(
     init(self, config, *args, **kwargs)
 
 
-@_seams.around(f"{_TRAINER}._init_dataloader")
+@_seams.around(f"{V1_TRAINER}._init_dataloader")
 def _loading(load: Callable[..., None], self: Any) -> None:
     """The number of steps is known: steps without a dump are refused, an engine is left out."""
     load(self)
@@ -99,7 +98,7 @@ def submit_stages(
 # -- role rollout_tq -----------------------------------------------------------------------
 
 
-@_seams.decorated(f"{_TRAINER}._submit_batch_to_rollout")
+@_seams.decorated(f"{V1_TRAINER}._submit_batch_to_rollout")
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     """Phase submit: the last place that sees the prompts.
 
@@ -216,7 +215,7 @@ def _selecting(
     return select(self, partition_id, sampleable, batch_size)
 
 
-@_seams.around(f"{_TRAINER}._save_checkpoint")
+@_seams.around(f"{V1_TRAINER}._save_checkpoint")
 def _saving(save: Callable[..., None], self: Any) -> None:
     """Journals of sessions that were trained before the checkpoint are removed."""
     save(self)
@@ -226,7 +225,7 @@ def _saving(save: Callable[..., None], self: Any) -> None:
 # -- role rollout_val ------------------------------------------------------------------------
 
 
-@_seams.around(f"{_TRAINER}.fit")
+@_seams.around(f"{V1_TRAINER}.fit")
 def _fitting(
     fit: Callable[..., Any], self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any
 ) -> Any:
