@@ -44,9 +44,10 @@ def launch(
 
     def before_job(version: str, role: str = "rollout") -> None:
         for module in ("verl", PLUGIN):
-            monkeypatch.delitem(sys.modules, module, raising=False)
+            monkeypatch.setitem(sys.modules, module, None)  # so that it is as before afterwards
+            del sys.modules[module]
         monkeypatch.syspath_prepend(make_verl(version))
-        monkeypatch.setitem(sys.modules, "verl", importlib.import_module("verl"))
+        importlib.import_module("verl")
         config = OmegaConf.create(CONFIG)
         config.skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
         launcher.before_job(read_skip(config))
