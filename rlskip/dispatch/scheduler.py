@@ -142,12 +142,10 @@ class Scheduler(Generic[G]):
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, unit: Unit[G]) -> Unit[G]:
+    def retry(self, worker: int, unit: Unit[G]) -> None:
         """`unit` failed on `worker`: queue its next attempt, for another worker if there is one."""
         self._release(worker)
-        again = attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker)
-        self._again.append(again)
-        return again
+        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
 
     def cancel(self, group: G) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""
