@@ -299,6 +299,7 @@ class RolloutDispatcher:
         for batch in batches:
             batch.cancel()
         for batch in batches:
+            batch.settled.wait(max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
             batch.finish(DispatcherClosedError("closed before all its markers were written"))

@@ -76,9 +76,9 @@ class Sessions:
         history: History | None,
         journals: Journals | None,
     ) -> None:
-        # A batch is in `batches` until all its markers are written or it was given up. A session
-        # waits in the scheduler, or an attempt at it runs and counts in the scheduler's
-        # `in_flight`. Neither is left once no batch is.
+        # A batch is in `batches` until nothing is written for it any more. A session waits in the
+        # scheduler, or an attempt at it runs and counts in the scheduler's `in_flight`. Neither is
+        # left once no batch is.
         self.batches: set[BatchHandle] = set()
         self.tasks = HiddenTasks()
         self._pool = pool
@@ -373,7 +373,6 @@ class Sessions:
 
     def _give_up(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`."""
-        self.batches.discard(batch)
         batch.finish(error)
         self._end(batch, f"the batch was given up: {text_of(error)}")
 
