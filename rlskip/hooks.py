@@ -28,14 +28,16 @@ from omegaconf import DictConfig
 from rlskip import stages
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.option_checks import is_chosen, lost_choices, refuse_replaced_keys
 from rlskip.config.record import read_record
-from rlskip.config.settings import read_skip
+from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, new_job_id, tally
 from rlskip.skip.manager import SkipManager
+from rlskip.skip.not_installed import chosen_by
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class SkipCallback(OwnKeysCallback):
             os.environ[JOB_VARIABLE] = new_job_id()
             os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
             os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
-            settings = read_skip(config)
+            settings = _read_skip(config)
             # Without the option, a key `record` is the application's own.
             recording = read_record(config if is_chosen(config, "record") else None)
             if "rollout" in settings.roles:
@@ -191,6 +193,17 @@ def _command(config: DictConfig) -> str:
     command = shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
     readable = config.hydra.get("mode") == RunMode.RUN and len(command) < 300
     return command if readable else "the same command replays what was generated"
+
+
+def _read_skip(config: DictConfig) -> SkipSettings:
+    """The settings of `skip`; none if a job that only records stages uses that key itself."""
+    try:
+        return read_skip(config)
+    except RlskipError:
+        if chosen_by(config) or not (is_chosen(config, "record") and has_own_key(config)):
+            raise
+        log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
+        return SkipSettings(HostFacts(config))
 
 
 @contextlib.contextmanager

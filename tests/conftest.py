@@ -25,6 +25,8 @@ import attrs
 import pytest
 
 from rlskip._nodes import NODES, place
+from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.jobs.records import JOB_VARIABLE
 
 with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
     from hypothesis import HealthCheck, settings
@@ -75,7 +77,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def state_of_the_process() -> Iterator[None]:
-    """Forget after each test what a job leaves in its process: a manager, nodes, a log level."""
+    """Forget what a job leaves in its process: a manager, nodes, variables, a log level."""
     logger = logging.getLogger("rlskip")
     level = logger.level
     yield
@@ -83,6 +85,10 @@ def state_of_the_process() -> Iterator[None]:
         manager.SkipManager.reset()
     for name in NODES:  # those that its config had below `rlskip`
         place(name, below=False)
+    if (hydra_config := sys.modules.get("hydra.core.hydra_config")) is not None:
+        hydra_config.HydraConfig.instance().cfg = None
+    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
+        os.environ.pop(variable, None)
     logger.setLevel(level)
 
 

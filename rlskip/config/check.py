@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import attrs
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
 from rlskip._nodes import ABOVE, as_typed, or_own_key, place
 from rlskip.errors import ConfigError, NotInstalledError
@@ -119,6 +119,8 @@ def look_up(config: Any, key: str) -> Any:
             return OmegaConf.select(config, key, default=None)
         for name in key.split("."):
             config = _entry(config, name)
+    except ConfigTypeError:  # a list is on the way
+        return None
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], key) from error
     return config

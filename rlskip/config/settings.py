@@ -16,10 +16,11 @@ import attrs
 
 from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
-from rlskip.config.check import Problem, did_you_mean, find_node, raise_all, read
+from rlskip.config.check import Problem, did_you_mean, find_node, look_up, raise_all, read
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
+    SKIP_REGISTRY,
     VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
@@ -144,6 +145,13 @@ def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
     settings = read_values(_without_host_defaults(node), whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
+
+
+def has_own_key(config: Any) -> bool:
+    """Whether `skip` at the top of a config has a value, and no key of rlskip's."""
+    node = look_up(config, "skip")
+    names = {field.name for field in dataclasses.fields(SkipManagerConfig)} | {*SKIP_REGISTRY}
+    return node is not None and names.isdisjoint(node if hasattr(node, "keys") else ())
 
 
 def read_values(node: dict[str, Any], config: Any) -> SkipSettings:

@@ -35,7 +35,7 @@ def before_init() -> Guard:
         if config is None:
             plug_in = sys.modules.get("rlskip._hydra")
             composed = None if plug_in is None else plug_in.composed
-            if composed is not seen and (chosen := _chosen_by(composed)):
+            if composed is not seen and (chosen := chosen_by(composed)):
                 log.warning(
                     "rlskip: NOTHING is skipped or cached: %s was chosen, and Hydra's compose API "
                     "runs no callback; call SkipManager.init(cfg) before role %s",
@@ -45,7 +45,7 @@ def before_init() -> Guard:
             return
         if config is seen:
             return
-        if chosen := _chosen_by(config):
+        if chosen := chosen_by(config):
             raise NotInstalledError(
                 f"{chosen} was chosen for this job, but no SkipManager was installed",
                 "skip",
@@ -93,7 +93,7 @@ def _hydra_config() -> Any:
     return None if module is None else module.HydraConfig.instance().cfg
 
 
-def _chosen_by(hydra_config: Any) -> str | None:
+def chosen_by(hydra_config: Any) -> str | None:
     """The override or choice through which a job asked for skip."""
     if hydra_config is None:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from tests.hydra.conftest import compose_from
 @SkipManager.annotate(role="rollout")
 def generate(prompts: list[int]) -> list[int]:
     return prompts
-
-
-@pytest.fixture(autouse=True)
-def _no_job() -> Iterator[None]:
-    """Not in a job of Hydra's."""
-    yield
-    HydraConfig.instance().cfg = None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.types import RunMode
+from omegaconf import open_dict
+
+from rlskip import SkipManager, stages
+from rlskip.errors import RlskipAbort
+from rlskip.hooks import SkipCallback
 
 TASK = """
 import rlskip
@@ -39,6 +45,46 @@ def test_a_job_records(make_app: Callable[..., Any], options: list[str], prefix:
     alone = len(options) == 2
     assert ("NOTHING is skipped" in run.said) is False
     assert ("NEVER CONSULTED" in run.said) is not alone
+
+
+@pytest.fixture
+def start(composed: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+    """Start a job with this config: returns whether stages are recorded."""
+    started: list[bool] = []
+    monkeypatch.setattr(stages, "start", lambda settings, step: started.append(settings.enable))
+
+    def job(text: str, *overrides: str) -> list[bool]:
+        config = composed(text, "+record=stages", *overrides)
+        with open_dict(config.hydra):
+            config.hydra.runtime.update(cwd="/", output_dir="/")
+            config.hydra.mode = RunMode.MULTIRUN
+        SkipCallback().on_job_start(config)
+        return started
+
+    return job
+
+
+@pytest.mark.parametrize("own", ["5", "fast", "[1, 2]", "{eval_batches: 5}"])
+def test_an_own_key_skip_stays_where_only_stages_are_recorded(
+    own: str, start: Callable[..., list[bool]]
+) -> None:
+    assert start(f"skip: {own}\n") == [True]
+    assert SkipManager.skip_instances == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ("skip: {rollout: {enabel: true}}\n", []),
+        ("skip: {eval_batches: 5}\n", ["+skip.rollot.enable=true"]),
+        ("a: 1\n", ["+skip.rollot.enable=true"]),
+    ],
+)
+def test_what_is_asked_of_skip_is_checked_where_stages_are_recorded(
+    config: str, overrides: list[str], start: Callable[..., list[bool]]
+) -> None:
+    with pytest.raises(RlskipAbort, match="did you mean"):
+        start(config, *overrides)
 
 
 def test_each_job_of_a_sweep_has_its_own_records(make_app: Callable[..., Any]) -> None:

@@ -39,7 +39,9 @@ _KILLS = """
 
     saved = torn = 0
     save(0)
-    for kill in range(kills):
+    for kill in range(10 * kills):  # on a busy machine many hit nothing
+        if kill >= kills and torn > kills // 10:
+            break
         read, write = os.pipe()
         child = os.fork()
         if not child:
