@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -11,6 +13,7 @@ import xxhash
 
 from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor
 from rlskip.batch.meta import plain
+from rlskip.batch.ragged import Copy, Ragged, extents, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
@@ -98,83 +101,106 @@ class RowColumns:
         return cls(tokens, sessions, turns)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Rows:
-    """B rows without their padding.
+    """B rows without their padding. What names them is computed when it is first asked for.
 
     Parameters
     ----------
-    keys
-        A hash of each row's tokens, uint64 [B]. Rows with equal tokens have equal keys.
-    tokens
-        Of each row the prompt and the response, int64: a view of `flat_tokens`.
-    sampled
-        Of each row which of its tokens were sampled, bool: a view of `flat_sampled`.
-    flat_tokens, flat_sampled
-        Those of all rows, one after the other.
     prompt_lengths
         How many of each row's tokens precede the response, int64 [B].
-    prompts, masks
-        Hashes of each row's prompt, and of which of its tokens were sampled, uint64 [B].
     sessions, turns
         What the batch calls them, int64 [B]; None where it has no such numbers.
     """
 
-    keys: np.ndarray
-    tokens: list[np.ndarray]
-    sampled: list[np.ndarray]
-    flat_tokens: np.ndarray
-    flat_sampled: np.ndarray
     prompt_lengths: np.ndarray
-    prompts: np.ndarray
-    masks: np.ndarray
     sessions: np.ndarray | None
     turns: np.ndarray | None
-    _responses: list[tuple[int, int, int]]  # width, start and end of the response's tokens
-    _wholes: list[tuple[int, int, int]]  # the same of the row's tokens
+    _pieces: Sequence[Ragged]  # of each row's tokens, one after the other
+    _mask: Ragged | None  # which of each row's last tokens were sampled; None: none of them
+    # Width, start and end of the response's tokens and of the row's, as padded values have them.
+    _response: tuple[np.ndarray, np.ndarray, np.ndarray]
+    _whole: tuple[np.ndarray, np.ndarray, np.ndarray]
+    _fills: Sequence[bytes] = ()  # they name the rows, too
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.prompt_lengths)
 
     @classmethod
-    def of(cls, columns: RowColumns) -> Rows:
-        """The rows that columns of tokens have."""
+    def of(cls, columns: RowColumns, copy: Copy | None = None) -> Rows:
+        """The rows that columns of tokens have.
+
+        Parameters
+        ----------
+        copy
+            Copies what spans of an array hold, and tells where it is in the copy. By default the
+            rows are views of the columns, which must not change.
+        """
         read = {
-            what: _numbers(column, bool if what in _MASKS else np.int64) or []
+            what: Ragged.of(column, bool if what in _MASKS else np.int64)
             for what, column in columns.tokens.items()
         }
         n = len(read.get("response") or read.get("whole") or ())
-        rows = [
-            _row({what: cells[i] for what, cells in read.items() if len(cells) == n})
-            for i in range(n)
-        ]
-        # Each token is copied once, because a step has millions of them.
-        pieces = [piece for row in rows for piece in row.tokens]
-        flat_tokens = np.concatenate([np.empty(0, np.int64), *pieces])
-        flat_sampled = np.zeros(len(flat_tokens), bool)
-        ends = np.cumsum([sum(map(len, row.tokens)) for row in rows], dtype=np.int64)
-        tokens = np.split(flat_tokens, ends[:-1]) if rows else []
-        sampled = np.split(flat_sampled, ends[:-1]) if rows else []
-        for row, its in zip(rows, sampled, strict=True):
-            if row.sampled is not None:
-                its[len(its) - len(row.sampled) :] = row.sampled
-        hashed = zip(tokens, rows, strict=True)
-        return cls(
-            keys=np.array([_hash(its, row.fill) for its, row in hashed], np.uint64),
-            tokens=tokens,
-            sampled=sampled,
-            flat_tokens=flat_tokens,
-            flat_sampled=flat_sampled,
-            prompt_lengths=np.array([row.prompt_length for row in rows], np.int64),
-            prompts=_hashes(
-                [its[: row.prompt_length] for its, row in zip(tokens, rows, strict=True)]
-            ),
-            masks=_hashes(sampled),
-            sessions=columns.sessions,
-            turns=columns.turns,
-            responses=[row.response for row in rows],
-            wholes=[row.whole for row in rows],
-        )
+        read = {what: column for what, column in read.items() if len(column) == n}
+        found = (_rows_of_two if "response" in read else _rows_of_one)(read)
+        if copy is not None:
+            found["pieces"] = [piece.copied(copy) for piece in found["pieces"]]
+        return cls(sessions=columns.sessions, turns=columns.turns, **found)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each row has, int64 [B]."""
+        return sum(piece.lengths for piece in self._pieces)  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens, as they were read and as `flat_tokens`."""
+        return sum(piece.flat.nbytes + 8 * int(piece.lengths.sum()) for piece in self._pieces)
+
+    @cached_property
+    def flat_tokens(self) -> np.ndarray:
+        """The tokens of all rows, one after the other, int64: prompt and response of each."""
+        pieces = zip(*(piece.cells for piece in self._pieces), strict=True)
+        every = [np.empty(0, np.int64), *itertools.chain.from_iterable(pieces)]
+        return np.concatenate(every, dtype=np.int64, casting="unsafe")
+
+    @cached_property
+    def flat_sampled(self) -> np.ndarray:
+        """Which of the tokens of all rows were sampled, bool."""
+        found = np.zeros(int(self.lengths.sum()), bool)
+        if self._mask is not None:
+            for end, cell in zip(np.cumsum(self.lengths).tolist(), self._mask.cells, strict=True):
+                found[end - len(cell) : end] = cell
+        return found
+
+    @cached_property
+    def tokens(self) -> list[np.ndarray]:
+        """The tokens of each row: a view of `flat_tokens`."""
+        return self._cut(self.flat_tokens)
+
+    @cached_property
+    def sampled(self) -> list[np.ndarray]:
+        """Which of each row's tokens were sampled: a view of `flat_sampled`."""
+        return self._cut(self.flat_sampled)
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """A hash of each row's tokens, uint64 [B]. Rows with equal tokens have equal keys."""
+        return _hashes(self.tokens, self._fills)
+
+    @cached_property
+    def prompts(self) -> np.ndarray:
+        """Hashes of each row's prompt, uint64 [B]."""
+        rows = zip(self.tokens, self.prompt_lengths.tolist(), strict=True)
+        return _hashes([row[:length] for row, length in rows])
+
+    @cached_property
+    def masks(self) -> np.ndarray:
+        """Hashes of which of each row's tokens were sampled, uint64 [B]."""
+        return _hashes(self.sampled)
+
+    def _cut(self, flat: np.ndarray) -> list[np.ndarray]:
+        return np.split(flat, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
     def layout_of(self, shape: Sequence[int], lengths: Sequence[int] | None = None) -> Layout:
         """Where the parts of a value are that has this shape, or that is flat with these lengths.
@@ -189,28 +215,26 @@ class Rows:
             return self._padded(shape[1]) if len(shape) > 1 else Layout()
         counts = [int(np.count_nonzero(mask)) for mask in self.sampled]
         if lengths is not None and len(lengths) == n:
-            return Layout(self._align_of(list(lengths), counts), _spans(lengths), flat=True)
+            return Layout(self._align_of(list(lengths), counts), spans_of(lengths), flat=True)
         if len(shape) == 1 and shape[0] == sum(counts):
-            return Layout(SAMPLED, _spans(counts), flat=True)
+            return Layout(SAMPLED, spans_of(counts), flat=True)
         raise RecordError(
             f"a value of shape {list(shape)} has no part for each of {n} rows",
             remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
         )
 
     def _padded(self, width: int) -> Layout:
-        places = ((RESPONSE, self._responses, 0), (WHOLE, self._wholes, 0),
-                  (SHIFTED, self._wholes, 1))  # fmt: skip
-        for align, spans, less in places:
-            if all(whole - less == width for whole, _, _ in spans) and len(self):
-                found = [(start, max(start, end - less)) for _, start, end in spans]
-                return Layout(align, np.array(found, np.int64))
+        places = (RESPONSE, self._response, 0), (WHOLE, self._whole, 0), (SHIFTED, self._whole, 1)
+        for align, (widths, starts, ends), less in places:
+            if (widths - less == width).all() and len(self):
+                spans = np.stack([starts, np.maximum(starts, ends - less)], axis=1)
+                return Layout(align, spans)
         return Layout()
 
     def _align_of(self, lengths: list[int], counts: list[int]) -> str | None:
-        whole = [len(row) for row in self.tokens]
-        responses = [len(row) - p for row, p in zip(self.tokens, self.prompt_lengths, strict=True)]
-        known = ((RESPONSE, responses), (WHOLE, whole), (SAMPLED, counts))
-        return next((align for align, expected in known if lengths == expected), None)
+        whole = self.lengths
+        known = ((RESPONSE, whole - self.prompt_lengths), (WHOLE, whole), (SAMPLED, counts))
+        return next((align for align, expected in known if lengths == list(expected)), None)
 
 
 def token_places(
@@ -245,69 +269,52 @@ def by_token(
     return found
 
 
-@attrs.frozen(eq=False)
-class _Row:
-    """A row of columns: views of its tokens, and which of the last ones were sampled, bool.
-
-    ``fill`` names the row, too.
-    """
-
-    tokens: Sequence[np.ndarray]
-    sampled: np.ndarray | None
-    prompt_length: int
-    response: tuple[int, int, int]
-    whole: tuple[int, int, int]
-    fill: bytes = b""
-
-
-def _row(cell: dict[str, np.ndarray]) -> _Row:
-    if "response" in cell:
-        return _row_of_two(cell)
-    whole, mask = cell["whole"], cell.get("mask")
-    start, end = _extent(cell.get("attention"), len(whole))
-    fill = b""
-    if "attention" not in cell and len(whole) > 1:
-        # A run at the end is taken for padding; its token is part of what names the row.
-        others = np.flatnonzero(whole != whole[-1])
-        run = len(whole) - (int(others[-1]) + 1 if len(others) else 0)
-        if run > 1:
-            end, fill = len(whole) - run, whole[-1:].tobytes()
-    sampled = mask[start:end] if mask is not None and len(mask) == len(whole) else None
-    first = int(sampled.argmax()) if sampled is not None and sampled.any() else end - start
-    spans = (-1, 0, 0), (len(whole), start, end)
-    return _Row([whole[start:end]], sampled, first, *spans, fill)
+def _rows_of_one(read: dict[str, Ragged]) -> dict[str, Any]:
+    """What :class:`Rows` has of rows whose prompt and response are in one column."""
+    whole, mask, attention = read["whole"], read.get("mask"), read.get("attention")
+    starts, ends = extents(attention, whole.lengths)
+    fills = [b""] * len(whole)
+    if attention is None:
+        ends = ends.copy()
+        for i, cell in enumerate(whole.cells):
+            # A run at the end is taken for padding; its token is part of what names the row.
+            others = np.flatnonzero(cell != cell[-1:])
+            run = len(cell) - (int(others[-1]) + 1 if len(others) else 0)
+            if run > 1:
+                ends[i], fills[i] = len(cell) - run, np.int64(cell[-1]).tobytes()
+    mask = mask.cut(starts, ends) if mask is not None and mask.has(whole.lengths) else None
+    return {
+        "pieces": [whole.cut(starts, ends)],
+        "mask": mask,
+        "fills": fills,
+        "prompt_lengths": ends - starts if mask is None else extents(mask, ends - starts)[0],
+        "response": (np.full(len(whole), -1), starts, ends),
+        "whole": (whole.lengths, starts, ends),
+    }
 
 
-def _row_of_two(cell: dict[str, np.ndarray]) -> _Row:
-    response, mask = cell["response"], cell.get("mask")
-    prompt = cell.get("prompt", np.empty(0, np.int64))
-    attention = cell.get("attention")
-    if attention is not None and len(attention) == len(prompt) + len(response):
-        of_prompt: np.ndarray | None = attention[: len(prompt)]
-        of_response: np.ndarray | None = attention[len(prompt) :]
+def _rows_of_two(read: dict[str, Ragged]) -> dict[str, Any]:
+    """What :class:`Rows` has of rows whose prompts and responses are in a column each."""
+    response, mask, attention = read["response"], read.get("mask"), read.get("attention")
+    prompt = read.get("prompt") or Ragged.of_cells([np.empty(0, np.int64)] * len(response))
+    if attention is not None and attention.has(prompt.lengths + response.lengths):
+        of_prompt: Ragged | None = attention.cut(0, prompt.lengths)
+        of_response: Ragged | None = attention.cut(prompt.lengths, attention.lengths)
     else:
-        of_prompt, of_response = cell.get("prompt_mask"), mask
-    start, stop = _extent(of_prompt, len(prompt))
+        of_prompt, of_response = read.get("prompt_mask"), mask
+    starts, stops = extents(of_prompt, prompt.lengths)
     # A gap in the response belongs to it; what follows its last real token is padding.
-    end = _extent(of_response, len(response))[1]
-    has_mask = mask is not None and len(mask) == len(response)
-    width = len(prompt) + len(response)
-    return _Row(
-        [prompt[start:stop], response[:end]],
-        mask[:end] if has_mask else np.ones(end, bool),  # type: ignore[index]
-        stop - start,
-        (len(response), 0, end),
-        (width if stop == len(prompt) else -1, start, len(prompt) + end),
-    )
-
-
-def _extent(mask: np.ndarray | None, length: int) -> tuple[int, int]:
-    """The first and the last place that are not padding, as a span; all without such a mask."""
-    if mask is None or len(mask) != length:
-        return 0, length
-    if not mask.any():
-        return length, length
-    return int(mask.argmax()), length - int(mask[::-1].argmax())
+    ends = extents(of_response, response.lengths)[1]
+    if mask is None or not mask.has(response.lengths):
+        mask = Ragged.of_cells([np.ones(end, bool) for end in ends.tolist()])
+    width = prompt.lengths + response.lengths
+    return {
+        "pieces": [prompt.cut(starts, stops), response.cut(0, ends)],
+        "mask": mask.cut(0, ends),
+        "prompt_lengths": stops - starts,
+        "response": (response.lengths, np.zeros_like(ends), ends),
+        "whole": (np.where(stops == prompt.lengths, width, -1), starts, prompt.lengths + ends),
+    }
 
 
 def _holds_numbers(column: Any) -> bool:
@@ -320,15 +327,6 @@ def _holds_numbers(column: Any) -> bool:
     return bool(cells) and np.ndim(plain(cells[0])) == 1  # type: ignore[index]
 
 
-def _numbers(column: Any, dtype: type) -> list[np.ndarray]:
-    """A column as one array for each row."""
-    if is_tensor(column) and not column.is_nested:
-        column = column.detach().cpu().numpy()
-    if isinstance(column, np.ndarray):
-        return list(np.ascontiguousarray(column, dtype))
-    return [np.asarray(plain(cell), dtype) for cell in cells_of(column) or ()]
-
-
 def _whole_numbers(column: Any) -> np.ndarray | None:
     cells = None if column is None else plain(column)
     if not isinstance(cells, list) or not all(type(cell) is int for cell in cells):
@@ -336,16 +334,10 @@ def _whole_numbers(column: Any) -> np.ndarray | None:
     return np.array(cells, np.int64)
 
 
-def _spans(lengths: Sequence[int]) -> np.ndarray:
-    ends = np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)
-    return np.stack([ends - np.asarray(lengths, np.int64), ends], axis=1)
-
-
-def _hash(tokens: np.ndarray, more: bytes = b"") -> int:
-    found = xxhash.xxh3_64(np.ascontiguousarray(tokens).data)
-    found.update(more)
-    return found.intdigest()
-
-
-def _hashes(rows: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([_hash(row) for row in rows], np.uint64)
+def _hashes(rows: Sequence[np.ndarray], more: Sequence[bytes] = ()) -> np.ndarray:
+    found = []
+    for row, end in itertools.zip_longest(rows, more, fillvalue=b""):
+        state = xxhash.xxh3_64(np.ascontiguousarray(row).data)
+        state.update(end)
+        found.append(state.intdigest())
+    return np.array(found, np.uint64)

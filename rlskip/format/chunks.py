@@ -31,6 +31,8 @@ CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
 MAX_RATIO = 1024
 """A chunk is stored in at least this fraction of its size; shorter ones are padded."""
+_BLOCK = 1 << 10
+"""Bytes that are copied as one where only parts of an array are: few blocks, and few too many."""
 
 _SIZES = (1, 2, 4, 8)
 _NARROWER = {
@@ -135,6 +137,42 @@ def copied(arrays: Sequence[Array], arena: Arena) -> list[Array]:
         else attrs.evolve(array, parts=[next(copies) for _ in array.parts], owned=True)
         for array in arrays
     ]
+
+
+def gathered(data: np.ndarray, spans: np.ndarray, memory: Arena) -> tuple[np.ndarray, np.ndarray]:
+    """Copy what spans of the first dimension of contiguous `data` hold.
+
+    The spans, int64 [B, 2], may be many and short, so what is copied are the blocks that they
+    touch: between two spans in the copy there may be some items that belong to neither.
+
+    Returns
+    -------
+    tuple
+        The copy, and where in it the spans are.
+    """
+    if not data.size:
+        return data, spans
+    items = data.reshape(len(data), -1)
+    size = max(1, _BLOCK // items[0].nbytes)
+    n, width = len(items) // size, size * items.shape[1]
+    first = spans[:, 0] // size
+    counts = -(-spans[:, 1] // size) - first
+    starts = np.cumsum(counts) - counts
+    wanted = np.repeat(first - starts, counts) + np.arange(counts.sum())
+    copy = memory(len(wanted) * width * data.itemsize).view(data.dtype).reshape(-1, width)
+    blocks, rest = items[: n * size].reshape(n, width), items[n * size :].reshape(-1)
+    step = CHUNK // _BLOCK
+
+    def take(start: int) -> None:
+        some = slice(start, start + step)
+        # Without a mode numpy copies twice.
+        np.take(blocks, wanted[some], axis=0, out=copy[some], mode="clip")
+
+    if n:
+        share(take, range(0, len(wanted), step))
+    copy[wanted == n, : len(rest)] = rest
+    spans = spans + ((starts - first) * size)[:, None]
+    return copy.reshape(-1, *data.shape[1:])[: spans.max(initial=0)], spans
 
 
 def aligned(nbytes: int) -> int:

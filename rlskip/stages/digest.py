@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from rlskip.batch.columns import is_tensor
-from rlskip.stages.parts import DIGEST, NUMBER, Entry
+from rlskip.stages.parts import DIGEST, NUMBER, Entry, raw_bytes
 
 MOMENTS = ("count", "mean", "rms", "min", "max")
 
@@ -41,16 +41,13 @@ def _parts(value: np.ndarray, entry: Entry) -> list[np.ndarray]:
 def _as_bytes(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     """The value's bytes, element by element, and its numbers."""
     value = entry.value
+    raw = raw_bytes(value).reshape(*value.shape, -1)
     if is_tensor(value):
-        from rlskip.format.torch_maker import flat_bytes
-
-        raw = flat_bytes(value).reshape(*value.shape, -1)
         value = value.detach().cpu()
         if not value.dtype.is_floating_point:
             value = value.double()
-        return raw, (value.float() if raw.shape[-1] < 4 else value).numpy()
-    plain = np.ascontiguousarray(value)
-    return plain.view(np.uint8).reshape(*plain.shape, -1), plain
+        value = (value.float() if raw.shape[-1] < 4 else value).numpy()
+    return raw, value
 
 
 def _moments(part: np.ndarray) -> tuple[float, ...]:

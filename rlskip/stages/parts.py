@@ -3,7 +3,7 @@
 A part is one mapping, so that a reader can choose what it loads. Its entry ``index`` has one item
 for each record, in order; the arrays of record `i` are entries of their own::
 
-    "3"           the value: whole, padded, or flat
+    "3"           the value: whole, or flat: without most of the padding (older ones are padded)
     "3.spans"     where in it each row's part is, int64 [B, 2]
     "3.keys"      which rows, uint64 [B]
     "3.sessions"  the rows' sessions, int64 [B], where the batch has such numbers
@@ -16,6 +16,7 @@ are described by ``rows.*``: ``keys``, ``prompts``, ``masks`` (hashes, uint64), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from rlskip.batch.columns import is_tensor
 from rlskip.batch.rows import Layout, RecordError, Rows
+from rlskip.format.chunks import Arena, gathered
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +89,29 @@ class Entry:
         form = WHOLE if rows is None else ROWS
         dtype = FLOAT if _has_floats(value) else _dtype_of(array)
         return cls(name, order, rank, form, dtype, array, rows, layout)
+
+    def copied(self, memory: Arena) -> Entry:
+        """The same record with a copy of its value, flat where each row's part is a span of it."""
+        value, layout = self.value, self.layout
+        if self.form in (NUMBER, DIGEST) or not math.prod(value.shape):
+            return self
+        shape, raw = tuple(value.shape), raw_bytes(value)
+        if layout is None or layout.spans is None:
+            found, _ = gathered(raw, np.array([[0, len(raw)]]), memory)
+        else:
+            spans, dims = layout.spans, 1 if layout.flat else 2
+            if not layout.flat:  # most of a padded value may be padding
+                spans = spans + np.arange(len(spans))[:, None] * shape[1]
+            found, spans = gathered(raw.reshape(math.prod(shape[:dims]), -1), spans, memory)
+            layout = Layout(layout.align, spans, flat=True)
+            shape = len(found), *shape[dims:]
+        if is_tensor(value):
+            from torch import from_numpy
+
+            copy: Any = from_numpy(found.reshape(-1)).view(value.dtype)
+        else:
+            copy = found.reshape(-1).view(value.dtype)
+        return attrs.evolve(self, value=copy.reshape(shape), layout=layout)
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +194,15 @@ def _as_number(value: Any) -> tuple[Any, str] | None:
         return value.item(), value.dtype.name
     kinds = {bool: "bool", int: "int64", str: "text"}
     return (value, kinds[type(value)]) if type(value) in kinds else None
+
+
+def raw_bytes(value: Any) -> np.ndarray:
+    """The elements of a tensor or an array in row-major order, as bytes: a view if possible."""
+    if is_tensor(value):
+        from rlskip.format.torch_maker import flat_bytes
+
+        return flat_bytes(value)
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _refuse_unreadable(value: torch.Tensor) -> None:

@@ -9,16 +9,18 @@ import multiprocessing.util
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from rlskip.batch.columns import is_tensor, own
+from rlskip.batch.columns import is_tensor
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.config.record import RecordConfig
 from rlskip.errors import RlskipError
+from rlskip.format.chunks import gathered
+from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id
 from rlskip.stages.digest import digest
 from rlskip.stages.parts import MARK, VERSION, Entry, encode
@@ -41,7 +43,7 @@ class _Step:
     """The step that is being recorded.
 
     ``numbers`` are those of its parts, ``order`` counts its records; ``known`` are the keys of the
-    rows that a part of it describes already.
+    rows that a part of it on disk describes already: only the writer's thread has these.
     """
 
     number: int
@@ -56,8 +58,8 @@ class Recorder:
     """What :func:`rlskip.record` calls while recording is on.
 
     A step's records are written as parts of one step in the dumps' format: a large value at once,
-    small ones together. Both are copied before :meth:`record` returns, and written in the
-    background. Nothing that fails here ends a training.
+    small ones together. Values and tokens are copied before :meth:`record` returns; rows are named
+    and parts are written in the background. Nothing that fails here ends a training.
 
     Parameters
     ----------
@@ -161,67 +163,66 @@ class Recorder:
         entry = Entry.of(name, value, rows, order=next(step.order), rank=self._rank)
         if self._settings.values == "digest":
             entry = digest(entry)
-        if rows is not None:
-            entry.describes = [
-                i for i, key in enumerate(rows.keys.tolist()) if key not in step.known
-            ]
-            step.known.update(rows.keys.tolist())
+        entry = entry.copied(self._writer.memory)
+        Packer().node(entry.value)  # refuses what cannot be kept, before it is among others
         self.names.add(name)
-        is_large = entry.nbytes > _GATHERED
-        # The writer copies a large value at once, so that it need not be copied here.
-        self._gathered.append(entry if is_large else attrs.evolve(entry, value=own(entry.value)))
+        self._gathered.append(entry)
         self._nbytes += entry.nbytes
         if self._nbytes > _GATHERED:
             self._save()
 
     def _save(self) -> None:
-        step, entries = self._step, self._gathered
+        """Hand what was gathered to the writer as a part of the step."""
+        step, entries, nbytes = self._step, self._gathered, self._nbytes
         self._gathered, self._nbytes = [], 0
-        if step is not None and entries:
-            self._write(step, entries)
+        if step is None or not entries:
+            return
+        described: set[int] = set()
 
-    def _write(self, step: _Step, entries: Sequence[Entry]) -> None:
-        """Write a part of the step; what cannot be written costs only itself."""
-        try:
-            self._writer.save(
-                step.number,
-                encode(entries, tokens=self._settings.values == "all"),
-                part=next(step.numbers),
-                info={MARK: VERSION},
-                # Another process of the job records the step, too.
-                on_conflict=lambda _: next(step.numbers),
-                done=self._written,
-            )
-        except WriterTimeoutError:
-            raise
-        except Exception as error:
-            if len(entries) > 1:
-                for entry in entries:
-                    self._write(step, [entry])
-                return
-            (lost,) = entries
-            if lost.rows is not None:  # the next record of these rows describes them
-                step.known.difference_update(lost.rows.keys[lost.describes].tolist())
-            self._warn(lost.name, error)
+        def part() -> dict[str, Any]:
+            for entry in entries:
+                if entry.rows is not None:
+                    known, keys = step.known | described, entry.rows.keys.tolist()
+                    entry.describes = [i for i, key in enumerate(keys) if key not in known]
+                    described.update(keys)
+            return encode(entries, tokens=self._settings.values == "all")
 
-    def _written(self, meta: DumpMeta | None, error: BaseException | None) -> None:
-        if error is not None:
-            self._warn("a part of a step", error)
+        def written(meta: DumpMeta | None, error: BaseException | None) -> None:
+            if error is None:
+                step.known.update(described)
+            else:
+                self._warn("a part of a step", error)
+
+        self._writer.save_later(
+            step.number,
+            part,
+            nbytes,
+            part=next(step.numbers),
+            info={MARK: VERSION},
+            # Another process of the job records the step, too.
+            on_conflict=lambda _: next(step.numbers),
+            done=written,
+        )
 
     def _rows_of(self, batch: Any, step: _Step) -> Rows:
         """The rows of `batch`; those of the same unchanged tensors are read once."""
         columns = RowColumns.of(batch)
         tensors = list(columns.tokens.values())
         if not all(map(is_tensor, tensors)):
-            return Rows.of(columns)
+            return self._read(columns)
         key = tuple((id(one), one._version) for one in tensors)
         known, rows = step.batches.get(key, ([], None))
         if rows is None or any(ref() is None for ref in known):
             step.batches.pop(key, None)
             while len(step.batches) >= _BATCHES:
                 del step.batches[next(iter(step.batches))]
-            rows = Rows.of(columns)
+            rows = self._read(columns)
             step.batches[key] = [weakref.ref(one) for one in tensors], rows
+        return rows
+
+    def _read(self, columns: RowColumns) -> Rows:
+        rows = Rows.of(columns, lambda flat, spans: gathered(flat, spans, self._writer.memory))
+        self._nbytes += rows.nbytes
         return rows
 
     def _is_wanted(self, name: str) -> bool:

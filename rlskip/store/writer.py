@@ -14,12 +14,16 @@ import attrs
 import numpy as np
 
 from rlskip.errors import RlskipError
-from rlskip.format.chunks import aligned
+from rlskip.format.buffer_pool import BufferPool
+from rlskip.format.chunks import CHUNK, aligned
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared
 from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
+
+_REST_S = 0.005
+"""How long nothing must have been saved when the writer's thread goes on, unless much is held."""
 
 Outcome = Callable[["DumpMeta | None", "BaseException | None"], object]
 
@@ -30,8 +34,9 @@ class WriterTimeoutError(RlskipError, TimeoutError):
 
 @attrs.frozen(eq=False)
 class _Job:
-    dump: Prepared
-    arena: _Arena
+    step: int
+    nbytes: int
+    prepare: Callable[[], Prepared]
     done: Outcome | None
 
 
@@ -54,8 +59,8 @@ class Writer:
     The thread lives while there is something to write and is not a daemon: an interpreter that
     ends normally writes everything first. A process that is going to be killed must :meth:`flush`,
     or not use this. Where the system has no thread left, the caller writes its dump itself. Until
-    :meth:`flush`, the memory of the last copy is kept for the next one: copying into pages that
-    have been used before is much faster.
+    :meth:`flush`, up to `max_bytes` of the memory of copies are kept for the next ones: copying
+    into pages that have been used before is much faster.
 
     Examples
     --------
@@ -77,12 +82,12 @@ class Writer:
         self._changed = threading.Condition()
         # All under the condition. A job stays first in the queue until it is written or has failed,
         # so an empty queue means that nothing is left to do. The thread ends itself, and only when
-        # the queue is empty. `_held` is the size of the arenas in use; `_spares` are empty ones,
-        # as many as were in use at a time.
+        # the queue is empty. `_held` is the size of all copies, `_saved` when the last was made.
         self._jobs: deque[_Job] = deque()
         self._held = 0
+        self._saved = 0.0
         self._thread: threading.Thread | None = None
-        self._spares: list[_Arena] = []
+        self._pool = BufferPool(self._max_bytes)
 
     def save(self, step: int, rollouts: Any, *, done: Outcome | None = None, **about: Any) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
@@ -104,14 +109,37 @@ class Writer:
         """
         self._forget_parent()
         dump = self.store.prepare(step, rollouts, **about)
-        arena = self._reserve(dump.copy_nbytes)
+        nbytes = dump.copy_nbytes
+        self._reserve(nbytes)
         try:
-            job = _Job(dump.copied(arena), arena, done)
+            copied = dump.copied(_Arena(self.memory(nbytes)))
         except BaseException:
-            self._release(arena)
+            self._release(nbytes)
             raise
+        self._put(_Job(step, nbytes, lambda: copied, done))
+
+    def save_later(
+        self,
+        step: int,
+        rollouts: Callable[[], Any],
+        nbytes: int,
+        *,
+        done: Outcome | None = None,
+        **about: Any,
+    ) -> None:
+        """Like :meth:`save` of what `rollouts` returns; it is called in the writer's thread.
+
+        What it returns must not change any more, and holds `nbytes` of memory until it is written.
+        """
+        self._forget_parent()
+        self._reserve(nbytes)
+        self._put(_Job(step, nbytes, lambda: self.store.prepare(step, rollouts(), **about), done))
+
+    def _put(self, job: _Job) -> None:
         with self._changed:
             self._jobs.append(job)
+            self._saved = time.monotonic()
+            self._changed.notify_all()
             if self._thread is not None:
                 return
             self._thread = threading.Thread(target=self._run, name="rlskip-writer")
@@ -121,6 +149,10 @@ class Writer:
             except RuntimeError as error:  # no thread left, or the interpreter ends
                 logger.warning("dumps are written without a separate thread: %s", error)
         self._run()
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        """Bytes to copy into: where there is much, memory of copies that are written already."""
+        return self._pool.take(nbytes) if nbytes > CHUNK else np.empty(nbytes, np.uint8)
 
     def wait(self) -> None:
         """Wait until everything is written.
@@ -137,41 +169,25 @@ class Writer:
     def flush(self) -> None:
         """Like :meth:`wait`, and give the copies' memory back."""
         self.wait()
-        with self._changed:
-            self._spares = []
+        self._pool.clear()
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
         if not self._changed.wait_for(condition, self.timeout_s):
-            steps = ", ".join(str(job.dump.place.step) for job in self._jobs)
+            steps = ", ".join(str(job.step) for job in self._jobs)
             raise WriterTimeoutError(
                 f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
                 where=str(self.store.directory),
                 remedy="the file system is slow or hangs; see skip.background_write",
             )
 
-    def _reserve(self, nbytes: int) -> _Arena:
+    def _reserve(self, nbytes: int) -> None:
         with self._changed:
             self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes)
-            arena = self._take(nbytes)
-            self._held += arena.nbytes
-            return arena
+            self._held += nbytes
 
-    def _take(self, nbytes: int) -> _Arena:
-        """The smallest spare arena that is large enough, else a new one in place of the largest."""
-        self._spares.sort(key=lambda spare: spare.nbytes)
-        for i, spare in enumerate(self._spares):
-            if spare.nbytes >= nbytes:
-                return self._spares.pop(i)
-        self._spares = self._spares[:-1]
-        left = self._max_bytes - self._held - nbytes
-        while self._spares and sum(spare.nbytes for spare in self._spares) > left:
-            self._spares.pop()
-        return _Arena(nbytes)
-
-    def _release(self, arena: _Arena) -> None:
+    def _release(self, nbytes: int) -> None:
         with self._changed:
-            self._held -= arena.nbytes
-            self._spares.append(arena.emptied())
+            self._held -= nbytes
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -181,19 +197,25 @@ class Writer:
                     self._thread = None
                     self._changed.notify_all()
                     return
+                # A burst of saves has the cores and the memory's bandwidth for itself.
+                while 2 * self._held < self._max_bytes:
+                    rest = self._saved + _REST_S - time.monotonic()
+                    if rest <= 0:
+                        break
+                    self._changed.wait(rest)
                 job = self._jobs[0]
             self._write(job)
-            self._release(job.arena)
             with self._changed:
-                self._jobs.popleft()
-                self._changed.notify_all()
+                nbytes = self._jobs.popleft().nbytes
+                del job  # its memory is free before anybody is told
+                self._release(nbytes)
 
     def _write(self, job: _Job) -> None:
         meta: DumpMeta | None = None
         error: BaseException | None = None
-        step, began = job.dump.place.step, time.perf_counter()
+        step, began = job.step, time.perf_counter()
         try:
-            meta = self.store.write(job.dump)
+            meta = self.store.write(job.prepare())
         except BaseException as raised:
             error = raised
             if job.done is None:
@@ -215,9 +237,8 @@ class Writer:
 class _Arena:
     """Memory for the copy of one dump; what is not written to never takes a page."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._memory = np.empty(nbytes, np.uint8)
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory = memory
         self._used = 0
         self._lock = threading.Lock()
 
@@ -226,7 +247,3 @@ class _Arena:
             start = self._used
             self._used += aligned(nbytes)
         return self._memory[start : start + nbytes]
-
-    def emptied(self) -> _Arena:
-        self._used = 0
-        return self

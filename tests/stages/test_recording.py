@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,14 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import rlskip
 from rlskip import SkipManager, stages
-from rlskip.batch.rows import Rows
+from rlskip.batch.rows import Layout, Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
 from rlskip.errors import ConfigError, NotInstalledError
@@ -128,15 +131,90 @@ def test_rows_are_described_once_with_their_tokens(start: Callable[..., Path]) -
     assert row[1].tolist() == [False] * 3 + [True] * 2
 
 
-@pytest.mark.parametrize("elements", [10, 1 << 19], ids=["small", "large"])
-def test_a_value_may_change_after_it_was_recorded(
-    start: Callable[..., Path], elements: int
+@pytest.mark.parametrize("width", [3, 1 << 19], ids=["small", "large"])
+def test_values_and_rows_may_change_after_they_were_recorded(
+    start: Callable[..., Path], width: int
 ) -> None:
-    directory, value = start(), torch.zeros(elements)
-    rlskip.record("value", value)
-    value += 1
-    (one,) = recorded(directory).stages["value"]
-    assert not one.load().any()
+    value = torch.arange(3.0 * width).reshape(3, width)
+    rows = batch(response=width)
+    before, tokens = value.clone(), rows["responses"].clone()
+    directory = start()
+    rlskip.record("value", value, rows=rows)
+    rlskip.record("whole", value)
+    for changed in (value, *rows.values()):
+        changed.zero_()
+    found = recorded(directory)
+    (one,), (whole,) = found.stages["value"], found.stages["whole"]
+    assert np.array_equal(whole.load(), before)
+    assert found.rows is not None
+    for i, at in enumerate(found.rows.find(one.keys).tolist()):
+        assert np.array_equal(one.layout.part(one.load(), i), before[i, : i + 1])
+        row = found.tokens_of(at)
+        assert row is not None
+        assert row[0].tolist()[3:] == tokens[i, : i + 1].tolist()
+        assert row[1].tolist() == [False] * 3 + [True] * (i + 1)
+
+
+_SHAPES = st.tuples(st.integers(0, 4), st.integers(1, 700), st.integers(0, 3))
+
+
+@given(st.data(), _SHAPES, st.sampled_from(["float32", "int8", "bfloat16", "complex64", "bool"]))
+def test_a_copy_has_every_row_and_little_of_the_padding(
+    data: st.DataObject, shape: tuple[int, int, int], dtype: str
+) -> None:
+    rows, width, more = shape
+    spans = np.array(
+        [sorted(data.draw(st.tuples(*[st.integers(0, width)] * 2))) for _ in range(rows)], np.int64
+    ).reshape(-1, 2)
+    wide = torch.randint(0, 100, (rows, width, *[2] * more)).to(getattr(torch, dtype))
+    for value in (wide, *([] if dtype == "bfloat16" else [wide.numpy()])):
+        entry = Entry("x", 0, 0, "rows", dtype, value, layout=Layout("whole", spans))
+        copy = entry.copied(lambda nbytes: np.empty(nbytes, np.uint8))
+        assert (type(copy.value), copy.value.dtype) == (type(value), value.dtype)
+        assert copy.layout is not None
+        again = copy.copied(lambda nbytes: np.empty(nbytes, np.uint8))
+        for one in (copy, again):
+            for i, (start, end) in enumerate(one.layout.spans.tolist() if one.layout.flat else ()):
+                assert (one.value[start:end] == value[i, slice(*spans[i])]).all()
+                assert end - start == spans[i, 1] - spans[i, 0]
+        real = (spans[:, 1] - spans[:, 0]).sum() * (value.nbytes // max(1, rows * width))
+        assert copy.value.nbytes <= real + 2 * 1024 * rows
+
+
+def test_several_threads_record(start: Callable[..., Path]) -> None:
+    directory, wide = start(), torch.randn(3, 1 << 18)
+
+    def work(number: int) -> None:
+        rows = batch(prompt=number + 2, response=1 << 18)
+        for _ in range(4):
+            rlskip.record(f"of {number}", wide + number, rows=rows)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = recorded(directory)
+    assert found.rows is not None
+    assert len(found.rows.keys) == 12
+    for number in range(4):
+        assert len(found.stages[f"of {number}"]) == 4
+        for one in found.stages[f"of {number}"]:
+            for i in range(3):
+                mine = one.layout.part(one.load(), i)
+                assert np.array_equal(mine, (wide + number)[i, : i + 1])
+
+
+def test_the_rows_of_a_part_count_as_what_it_holds(start: Callable[..., Path]) -> None:
+    """Many small values of large batches are written before there are too many tokens."""
+    directory = start()
+    for number in range(3):
+        rows = batch(prompt=1 << 18)
+        rows["prompts"] += number
+        rlskip.record("scores", torch.zeros(3), rows=rows)
+    found = recorded(directory)
+    assert len(found.stages["scores"]) == 3
+    assert len(list((directory / "1").iterdir())) == 3
 
 
 def test_a_batch_is_read_once_and_not_kept(
@@ -144,7 +222,7 @@ def test_a_batch_is_read_once_and_not_kept(
 ) -> None:
     start()
     of, read = Rows.of, list[int]()
-    monkeypatch.setattr(Rows, "of", lambda columns: read.append(1) or of(columns))
+    monkeypatch.setattr(Rows, "of", lambda *of_what: read.append(1) or of(*of_what))
     rows = batch()
     for name in ("a", "b"):
         rlskip.record(name, torch.zeros(3), rows=rows)
@@ -206,20 +284,28 @@ def test_two_processes_of_a_job_record_one_step(start: Callable[..., Path]) -> N
     assert sorted(numbers) == [1.0, 2.0]
 
 
-def _record_in_a_child() -> None:
+def _record_in_a_child(value: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
     rlskip.record("loss", 2.0)
+    rlskip.record("value", value, rows=rows)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_records_what_is_its_own(start: Callable[..., Path]) -> None:
     directory = start()
+    large = torch.randn(3, 1 << 19), batch(response=1 << 19)
+    rlskip.record("value", large[0], rows=large[1])
     rlskip.record("loss", 1.0)  # gathered, and not yet on disk
-    child = multiprocessing.get_context("fork").Process(target=_record_in_a_child)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_record_in_a_child, args=large)
     child.start()
     child.join(60)
     assert child.exitcode == 0
     rlskip.record("loss", 3.0)
-    assert sorted(one.number for one in recorded(directory).stages["loss"]) == [1.0, 2.0, 3.0]
+    found = recorded(directory)
+    assert sorted(one.number for one in found.stages["loss"]) == [1.0, 2.0, 3.0]
+    for one in found.stages["value"]:
+        assert np.array_equal(one.layout.part(one.load(), 2), large[0][2, :3])
+    assert len(found.stages["value"]) == 2
 
 
 @pytest.mark.parametrize(

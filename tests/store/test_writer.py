@@ -78,11 +78,11 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     assert store.steps() == [1, 2, 4, 5]
 
 
-def test_the_memory_of_copies_in_flight_is_kept_within_the_bound_until_flushed(
+def test_the_memory_of_copies_is_kept_within_the_bound_until_flushed(
     store: StepStore, gate: threading.Event
 ) -> None:
-    writer = Writer(store, max_bytes=9 << 20)
-    noise = torch.rand(1 << 20)  # 4 MiB, not to be narrowed
+    writer = Writer(store, max_bytes=13 << 20)
+    noise = torch.rand(1 << 20)  # 4 MiB, not to be narrowed; 6 with their alignment
 
     def kept() -> int:
         gate.set()
@@ -95,16 +95,54 @@ def test_the_memory_of_copies_in_flight_is_kept_within_the_bound_until_flushed(
         for step in (0, 2, 4):
             writer.save(step, noise)
             writer.save(step + 1, noise)
-            assert kept() == 8
-        writer.save(6, torch.cat([noise, noise[: 1 << 18]]))  # 5 MiB: in place of one of the two
-        assert kept() == 9
-        writer.save(7, torch.cat([noise, noise]))
-        assert kept() == 8
+            assert kept() == 12
+        writer.save(6, torch.cat([noise, noise]))  # in place of both
+        assert kept() == 10
         writer.flush()
-        assert kept() < 4
+        assert kept() == 0
     finally:
         gate.set()
         tracemalloc.stop()
+
+
+def test_what_is_saved_later_is_made_by_the_thread_and_counts_until_it_is_written(
+    store: StepStore, gate: threading.Event
+) -> None:
+    writer = Writer(store, max_bytes=100, timeout_s=0.2)
+    makers: list[threading.Thread] = []
+    told: list[Any] = []
+
+    def make(step: int) -> int:
+        makers.append(threading.current_thread())
+        return 1 // step
+
+    for step in (0, 1):
+        writer.save_later(
+            step, lambda step=step: make(step), 50, done=lambda *told_of: told.append(told_of)
+        )
+    with pytest.raises(WriterTimeoutError, match="1"):
+        writer.save_later(2, lambda: make(2), 60)
+    gate.set()
+    writer.flush()
+    assert store.steps() == [1]
+    assert [maker.name for maker in makers] == ["rlskip-writer"] * 2
+    (meta, error), (second, none) = told
+    assert (meta, type(error), second.step, none) == (None, ZeroDivisionError, 1, None)
+
+
+def test_a_burst_of_saves_is_not_disturbed_until_half_of_the_memory_is_held(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlskip.store.writer._REST_S", 3600.0)
+    writer, written = Writer(store, max_bytes=100), threading.Event()
+    writer.save_later(1, lambda: "x", 49, done=lambda meta, error: written.set())
+    assert not written.wait(0.05)
+    writer.save_later(2, lambda: "y", 1)
+    assert written.wait(30)
+    monkeypatch.setattr("rlskip.store.writer._REST_S", 0.0)
+    writer.save_later(3, lambda: "z", 1)
+    writer.flush()
+    assert store.steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
@@ -248,21 +286,3 @@ def test_without_a_thread_the_caller_writes_and_the_next_dump_has_one(
     assert store.load(2) == "y"
     assert told[0] is threading.main_thread()
     assert told[1].name == "rlskip-writer"
-
-
-def test_memory_that_is_used_again_counts_with_its_real_size(
-    store: StepStore, gate: threading.Event
-) -> None:
-    writer = Writer(store, max_bytes=1 << 20, timeout_s=0.2)
-    most = torch.randint(0, 2**62, (7 << 14,))  # 7/8 of what may be held
-    gate.set()
-    written = threading.Event()
-    writer.save(1, most, done=lambda meta, error: written.set())
-    assert written.wait(30)
-    writer.wait()
-    gate.clear()
-    writer.save(2, "a little, in the memory of the first")
-    with pytest.raises(WriterTimeoutError):
-        writer.save(3, most[: len(most) // 2])
-    gate.set()
-    writer.flush()

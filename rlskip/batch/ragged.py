@@ -1,0 +1,83 @@
+"""A column's rows of unequal lengths, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch.columns import cells_of, is_tensor
+from rlskip.batch.meta import plain
+
+Copy = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Copies what spans of a flat array hold, int64 [B, 2]; returns the copy and the spans in it."""
+
+
+@attrs.frozen(eq=False)
+class Ragged:
+    """A column's rows in one array: where in `flat` each starts and ends, int64 [B]."""
+
+    flat: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, column: Any, dtype: type) -> Ragged:
+        """Of any column: a view of an array of tokens, a copy of masks and of cells."""
+        if is_tensor(column) and not column.is_nested:
+            column = column.detach().cpu().numpy()
+        if isinstance(column, np.ndarray):
+            ends = (np.arange(len(column)) + 1) * column.shape[1]
+            flat = np.ascontiguousarray(column).reshape(-1)
+            return cls(flat != 0 if dtype is bool else flat, ends - column.shape[1], ends)
+        return cls.of_cells([np.asarray(plain(cell), dtype) for cell in cells_of(column) or ()])
+
+    @classmethod
+    def of_cells(cls, cells: Sequence[np.ndarray]) -> Ragged:
+        starts, ends = spans_of([len(cell) for cell in cells]).T
+        return cls(np.concatenate([np.empty(0, bool), *cells]), starts, ends)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.ends - self.starts  # type: ignore[no-any-return]
+
+    @property
+    def cells(self) -> list[np.ndarray]:
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [self.flat[start:end] for start, end in spans]
+
+    def cut(self, starts: np.ndarray | int, ends: np.ndarray) -> Ragged:
+        """A part of each row."""
+        return Ragged(self.flat, self.starts + starts, self.starts + ends)
+
+    def has(self, lengths: np.ndarray) -> bool:
+        return bool((self.lengths == lengths).all())
+
+    def copied(self, copy: Copy) -> Ragged:
+        flat, spans = copy(self.flat, np.stack([self.starts, self.ends], axis=1))
+        return Ragged(flat, *spans.T)
+
+
+def extents(mask: Ragged | None, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where in each row what is not padding starts and ends; all without a mask of that width."""
+    if mask is None or not mask.has(lengths):
+        return np.zeros_like(lengths), lengths
+    raw, spans = mask.flat.tobytes(), zip(mask.starts.tolist(), mask.ends.tolist(), strict=True)
+    found = [(raw.find(1, start, end), raw.rfind(1, start, end) + 1) for start, end in spans]
+    first, last = np.array(found, np.int64).reshape(-1, 2).T
+    is_empty = last == 0
+    return (
+        np.where(is_empty, lengths, first - mask.starts),
+        np.where(is_empty, lengths, last - mask.starts),
+    )
+
+
+def spans_of(lengths: Sequence[int]) -> np.ndarray:
+    """Start and end of parts of these lengths, one after the other, int64 [B, 2]."""
+    ends = np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)
+    return np.stack([ends - np.asarray(lengths, np.int64), ends], axis=1)
