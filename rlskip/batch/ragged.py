@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from rlskip._copies import Memory, gathered, truths
 from rlskip.batch.columns import cells_of, is_tensor
 from rlskip.batch.meta import plain
-
-Copy = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Copies what spans of a flat array hold, int64 [B, 2]; returns the copy and the spans in it."""
 
 
 @attrs.frozen(eq=False)
@@ -24,14 +22,15 @@ class Ragged:
     ends: np.ndarray
 
     @classmethod
-    def of(cls, column: Any, dtype: type) -> Ragged:
+    def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged:
         """Of any column: a view of an array of tokens, a copy of masks and of cells."""
         if is_tensor(column) and not column.is_nested:
             column = column.detach().cpu().numpy()
         if isinstance(column, np.ndarray):
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             flat = np.ascontiguousarray(column).reshape(-1)
-            return cls(flat != 0 if dtype is bool else flat, ends - column.shape[1], ends)
+            flat = truths(flat, memory) if dtype is bool else flat
+            return cls(flat, ends - column.shape[1], ends)
         return cls.of_cells([np.asarray(plain(cell), dtype) for cell in cells_of(column) or ()])
 
     @classmethod
@@ -58,8 +57,9 @@ class Ragged:
     def has(self, lengths: np.ndarray) -> bool:
         return bool((self.lengths == lengths).all())
 
-    def copied(self, copy: Copy) -> Ragged:
-        flat, spans = copy(self.flat, np.stack([self.starts, self.ends], axis=1))
+    def copied(self, memory: Memory) -> Ragged:
+        spans = np.stack([self.starts, self.ends], axis=1)
+        flat, spans = gathered(self.flat, spans, memory)
         return Ragged(flat, *spans.T)
 
 
@@ -67,14 +67,10 @@ def extents(mask: Ragged | None, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
     """Where in each row what is not padding starts and ends; all without a mask of that width."""
     if mask is None or not mask.has(lengths):
         return np.zeros_like(lengths), lengths
-    raw, spans = mask.flat.tobytes(), zip(mask.starts.tolist(), mask.ends.tolist(), strict=True)
-    found = [(raw.find(1, start, end), raw.rfind(1, start, end) + 1) for start, end in spans]
+    rows = (cell.tobytes() for cell in mask.cells)
+    found = [(row.find(1), row.rfind(1) + 1) for row in rows]
     first, last = np.array(found, np.int64).reshape(-1, 2).T
-    is_empty = last == 0
-    return (
-        np.where(is_empty, lengths, first - mask.starts),
-        np.where(is_empty, lengths, last - mask.starts),
-    )
+    return np.where(first < 0, lengths, first), np.where(first < 0, lengths, last)
 
 
 def spans_of(lengths: Sequence[int]) -> np.ndarray:

@@ -11,9 +11,10 @@ import attrs
 import numpy as np
 import xxhash
 
+from rlskip._copies import Memory, fresh
 from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor
 from rlskip.batch.meta import plain
-from rlskip.batch.ragged import Copy, Ragged, extents, spans_of
+from rlskip.batch.ragged import Ragged, extents, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
@@ -127,24 +128,24 @@ class Rows:
         return len(self.prompt_lengths)
 
     @classmethod
-    def of(cls, columns: RowColumns, copy: Copy | None = None) -> Rows:
+    def of(cls, columns: RowColumns, memory: Memory | None = None) -> Rows:
         """The rows that columns of tokens have.
 
         Parameters
         ----------
-        copy
-            Copies what spans of an array hold, and tells where it is in the copy. By default the
-            rows are views of the columns, which must not change.
+        memory
+            Where the tokens are copied to. By default the rows are views of the columns, which must
+            not change.
         """
         read = {
-            what: Ragged.of(column, bool if what in _MASKS else np.int64)
+            what: Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
             for what, column in columns.tokens.items()
         }
         n = len(read.get("response") or read.get("whole") or ())
         read = {what: column for what, column in read.items() if len(column) == n}
         found = (_rows_of_two if "response" in read else _rows_of_one)(read)
-        if copy is not None:
-            found["pieces"] = [piece.copied(copy) for piece in found["pieces"]]
+        if memory is not None:
+            found["pieces"] = [piece.copied(memory) for piece in found["pieces"]]
         return cls(sessions=columns.sessions, turns=columns.turns, **found)
 
     @cached_property

@@ -8,17 +8,15 @@ choice and what else was tried.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
+
+from rlskip._copies import Memory, share
 
 _numexpr = logging.getLogger("numexpr.utils")
 _numexpr.addFilter(_drop := lambda record: False)
@@ -31,8 +29,6 @@ CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
 MAX_RATIO = 1024
 """A chunk is stored in at least this fraction of its size; shorter ones are padded."""
-_BLOCK = 1 << 10
-"""Bytes that are copied as one where only parts of an array are: few blocks, and few too many."""
 
 _SIZES = (1, 2, 4, 8)
 _NARROWER = {
@@ -52,12 +48,6 @@ _FILTERS = {"1": blosc2.Filter.NOFILTER, "2": blosc2.Filter.SHUFFLE}
 
 # While one thread compresses, the training thread must be able to run.
 blosc2.set_releasegil(True)
-
-Arena = Callable[[int], np.ndarray]
-"""Returns the given number of bytes of memory to write to."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @attrs.frozen(eq=False)
@@ -103,7 +93,7 @@ class Array:
         """The most bytes that :func:`copied` takes from its arena."""
         return 0 if self.owned else sum(aligned(part.nbytes) for part in self.parts)
 
-    def copy(self, part: np.ndarray, arena: Arena) -> np.ndarray:
+    def copy(self, part: np.ndarray, arena: Memory) -> np.ndarray:
         """A part, narrowed, in `arena`'s memory."""
         narrowed = self.narrow(part, arena)
         if narrowed is part:
@@ -111,7 +101,7 @@ class Array:
             np.copyto(narrowed, part)
         return narrowed
 
-    def narrow(self, part: np.ndarray, arena: Arena) -> np.ndarray:
+    def narrow(self, part: np.ndarray, arena: Memory) -> np.ndarray:
         """A part in the narrowest integers that hold it, in `arena`; the part if it is narrow."""
         if self.kind == "x" or part.itemsize == 1:
             return part
@@ -127,7 +117,7 @@ class Array:
         return part
 
 
-def copied(arrays: Sequence[Array], arena: Arena) -> list[Array]:
+def copied(arrays: Sequence[Array], arena: Memory) -> list[Array]:
     """The arrays, narrowed, in memory that no other code changes."""
     parts = [(array, part) for array in arrays if not array.owned for part in array.parts]
     copies = iter(share(lambda job: job[0].copy(job[1], arena), parts))
@@ -137,42 +127,6 @@ def copied(arrays: Sequence[Array], arena: Arena) -> list[Array]:
         else attrs.evolve(array, parts=[next(copies) for _ in array.parts], owned=True)
         for array in arrays
     ]
-
-
-def gathered(data: np.ndarray, spans: np.ndarray, memory: Arena) -> tuple[np.ndarray, np.ndarray]:
-    """Copy what spans of the first dimension of contiguous `data` hold.
-
-    The spans, int64 [B, 2], may be many and short, so what is copied are the blocks that they
-    touch: between two spans in the copy there may be some items that belong to neither.
-
-    Returns
-    -------
-    tuple
-        The copy, and where in it the spans are.
-    """
-    if not data.size:
-        return data, spans
-    items = data.reshape(len(data), -1)
-    size = max(1, _BLOCK // items[0].nbytes)
-    n, width = len(items) // size, size * items.shape[1]
-    first = spans[:, 0] // size
-    counts = -(-spans[:, 1] // size) - first
-    starts = np.cumsum(counts) - counts
-    wanted = np.repeat(first - starts, counts) + np.arange(counts.sum())
-    copy = memory(len(wanted) * width * data.itemsize).view(data.dtype).reshape(-1, width)
-    blocks, rest = items[: n * size].reshape(n, width), items[n * size :].reshape(-1)
-    step = CHUNK // _BLOCK
-
-    def take(start: int) -> None:
-        some = slice(start, start + step)
-        # Without a mode numpy copies twice.
-        np.take(blocks, wanted[some], axis=0, out=copy[some], mode="clip")
-
-    if n:
-        share(take, range(0, len(wanted), step))
-    copy[wanted == n, : len(rest)] = rest
-    spans = spans + ((starts - first) * size)[:, None]
-    return copy.reshape(-1, *data.shape[1:])[: spans.max(initial=0)], spans
 
 
 def aligned(nbytes: int) -> int:
@@ -266,45 +220,3 @@ def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
     ):
         raise ValueError("a compressed run does not match the index")
     blosc2.decompress2(memoryview(packed)[:cbytes], out, nthreads=1)
-
-
-def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
-    """Map `function` over `jobs` in this thread and, unless `alone`, in a second one.
-
-    The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
-    interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
-    written.
-
-    Returns
-    -------
-    list
-        The results, in the order of the jobs.
-    """
-    if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
-        return [function(job) for job in jobs]
-    results: dict[int, R] = {}
-    failures: list[BaseException] = []
-    # One thread starts at the front, one at the back. Neighbours share a huge page, and two threads
-    # that touch a fresh one at the same time make the kernel zero it twice.
-    todo = deque(enumerate(jobs))
-
-    def work(take: Callable[[], tuple[int, T]]) -> None:
-        try:
-            while True:
-                try:
-                    number, job = take()
-                except IndexError:  # the threads have met
-                    return
-                results[number] = function(job)
-        except BaseException as error:
-            failures.append(error)
-
-    helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
-    with contextlib.suppress(RuntimeError):  # the system has no thread left
-        helper.start()
-    work(todo.popleft)
-    if helper.ident is not None:
-        helper.join()
-    if failures:
-        raise failures[0]
-    return [results[number] for number in range(len(jobs))]

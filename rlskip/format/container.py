@@ -29,6 +29,7 @@ import attrs
 import numpy as np
 import xxhash
 
+from rlskip._copies import share
 from rlskip.format import chunks
 from rlskip.format.buffer_pool import pool
 from rlskip.format.chunks import CHUNK, MAX_RATIO, STORED_AS, Array
@@ -86,7 +87,7 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
         # The batch before is written while this one is packed.
-        _, *packed = chunks.share(do, [None, *batch], alone=small)
+        _, *packed = share(do, [None, *batch], alone=small)
         for (i, _), (spec, blob) in zip(batch, packed, strict=True):
             listing[i][2].append((len(blob), spec, xxhash.xxh3_128_hexdigest(blob)))
             size += len(blob)
@@ -236,7 +237,7 @@ class Reader:
                 raise self._unreadable(error) from error
 
         # A second thread costs more interpreter time than it saves on a few small arrays.
-        chunks.share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * CHUNK)
+        share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * CHUNK)
 
     def _chunk(self, chunk: _Chunk) -> bytes:
         packed = self._read(chunk.offset, chunk.size)

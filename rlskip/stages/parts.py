@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from rlskip._copies import Memory, gathered
 from rlskip.batch.columns import is_tensor
 from rlskip.batch.rows import Layout, RecordError, Rows
-from rlskip.format.chunks import Arena, gathered
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class Entry:
         dtype = FLOAT if _has_floats(value) else _dtype_of(array)
         return cls(name, order, rank, form, dtype, array, rows, layout)
 
-    def copied(self, memory: Arena) -> Entry:
+    def copied(self, memory: Memory) -> Entry:
         """The same record with a copy of its value, flat where each row's part is a span of it."""
         value, layout = self.value, self.layout
         if self.form in (NUMBER, DIGEST) or not math.prod(value.shape):

@@ -19,7 +19,6 @@ from rlskip.batch.columns import is_tensor
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.config.record import RecordConfig
 from rlskip.errors import RlskipError
-from rlskip.format.chunks import gathered
 from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id
 from rlskip.stages.digest import digest
@@ -221,7 +220,7 @@ class Recorder:
         return rows
 
     def _read(self, columns: RowColumns) -> Rows:
-        rows = Rows.of(columns, lambda flat, spans: gathered(flat, spans, self._writer.memory))
+        rows = Rows.of(columns, self._writer.memory)
         self._nbytes += rows.nbytes
         return rows
 

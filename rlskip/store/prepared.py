@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._copies import Memory
 from rlskip._files import Folder
 from rlskip.format import chunks, container
 from rlskip.format.dump_errors import UnsupportedTypeError
@@ -40,7 +41,7 @@ class Prepared:
         """The most that :meth:`copied` takes of its arena."""
         return sum(array.copy_nbytes for array in self.arrays)
 
-    def copied(self, arena: chunks.Arena) -> Prepared:
+    def copied(self, arena: Memory) -> Prepared:
         """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
         return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
 

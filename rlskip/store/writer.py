@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._copies import fresh
 from rlskip.errors import RlskipError
 from rlskip.format.buffer_pool import BufferPool
 from rlskip.format.chunks import CHUNK, aligned
@@ -152,7 +153,7 @@ class Writer:
 
     def memory(self, nbytes: int) -> np.ndarray:
         """Bytes to copy into: where there is much, memory of copies that are written already."""
-        return self._pool.take(nbytes) if nbytes > CHUNK else np.empty(nbytes, np.uint8)
+        return self._pool.take(nbytes) if nbytes > CHUNK else fresh(nbytes)
 
     def wait(self) -> None:
         """Wait until everything is written.

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 
 import rlskip
 from rlskip import SkipManager, stages
+from rlskip._copies import fresh
 from rlskip.batch.rows import Layout, Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
@@ -169,10 +170,10 @@ def test_a_copy_has_every_row_and_little_of_the_padding(
     wide = torch.randint(0, 100, (rows, width, *[2] * more)).to(getattr(torch, dtype))
     for value in (wide, *([] if dtype == "bfloat16" else [wide.numpy()])):
         entry = Entry("x", 0, 0, "rows", dtype, value, layout=Layout("whole", spans))
-        copy = entry.copied(lambda nbytes: np.empty(nbytes, np.uint8))
+        copy = entry.copied(fresh)
         assert (type(copy.value), copy.value.dtype) == (type(value), value.dtype)
         assert copy.layout is not None
-        again = copy.copied(lambda nbytes: np.empty(nbytes, np.uint8))
+        again = copy.copied(fresh)
         for one in (copy, again):
             for i, (start, end) in enumerate(one.layout.spans.tolist() if one.layout.flat else ()):
                 assert (one.value[start:end] == value[i, slice(*spans[i])]).all()

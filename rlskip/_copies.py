@@ -1,0 +1,119 @@
+"""Copies of large arrays, made by two threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+Memory = Callable[[int], np.ndarray]
+"""Returns the given number of bytes of memory to write to."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_JOB = 1 << 19
+"""Bytes that a thread copies before it takes the next ones."""
+_BLOCK = 1 << 10
+"""Bytes that are copied as one where only parts of an array are: few blocks, and few too many."""
+
+
+def fresh(nbytes: int) -> np.ndarray:
+    """Memory of no pool."""
+    return np.empty(nbytes, np.uint8)
+
+
+def gathered(data: np.ndarray, spans: np.ndarray, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
+    """Copy what spans of the first dimension of contiguous `data` hold.
+
+    The spans, int64 [B, 2], may be many and short, so what is copied are the blocks that they
+    touch: between two spans in the copy there may be some items that belong to neither.
+
+    Returns
+    -------
+    tuple
+        The copy, and where in it the spans are.
+    """
+    if not data.size:
+        return data, spans
+    items = data.reshape(len(data), -1)
+    size = max(1, _BLOCK // items[0].nbytes)
+    n, width = len(items) // size, size * items.shape[1]
+    first = spans[:, 0] // size
+    counts = -(-spans[:, 1] // size) - first
+    starts = np.cumsum(counts) - counts
+    wanted = np.repeat(first - starts, counts) + np.arange(counts.sum())
+    copy = memory(len(wanted) * width * data.itemsize).view(data.dtype).reshape(-1, width)
+    blocks, rest = items[: n * size].reshape(n, width), items[n * size :].reshape(-1)
+
+    def take(start: int) -> None:
+        some = slice(start, start + step)
+        # Without a mode numpy copies twice.
+        np.take(blocks, wanted[some], axis=0, out=copy[some], mode="clip")
+
+    step = max(1, _JOB // (width * data.itemsize))
+    if n:
+        share(take, range(0, len(wanted), step))
+    copy[wanted == n, : len(rest)] = rest
+    spans = spans + ((starts - first) * size)[:, None]
+    return copy.reshape(-1, *data.shape[1:])[: spans.max(initial=0)], spans
+
+
+def truths(data: np.ndarray, memory: Memory) -> np.ndarray:
+    """Which items of a flat array are not zero, bool."""
+    found = memory(len(data)).view(bool)
+    step = _JOB // data.itemsize
+
+    def compare(start: int) -> None:
+        some = slice(start, start + step)
+        np.not_equal(data[some], 0, out=found[some])
+
+    share(compare, range(0, len(data), step))
+    return found
+
+
+def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
+    """Map `function` over `jobs` in this thread and, unless `alone`, in a second one.
+
+    The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
+    interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
+    written.
+
+    Returns
+    -------
+    list
+        The results, in the order of the jobs.
+    """
+    if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
+        return [function(job) for job in jobs]
+    results: dict[int, R] = {}
+    failures: list[BaseException] = []
+    # One thread starts at the front, one at the back. Neighbours share a huge page, and two threads
+    # that touch a fresh one at the same time make the kernel zero it twice.
+    todo = deque(enumerate(jobs))
+
+    def work(take: Callable[[], tuple[int, T]]) -> None:
+        try:
+            while True:
+                try:
+                    number, job = take()
+                except IndexError:  # the threads have met
+                    return
+                results[number] = function(job)
+        except BaseException as error:
+            failures.append(error)
+
+    helper = threading.Thread(target=work, args=[todo.pop], name="rlskip-store", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the system has no thread left
+        helper.start()
+    work(todo.popleft)
+    if helper.ident is not None:
+        helper.join()
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(jobs))]
