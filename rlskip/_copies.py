@@ -17,9 +17,9 @@ Memory = Callable[[int], np.ndarray]
 T = TypeVar("T")
 R = TypeVar("R")
 
-_JOB = 1 << 19
-"""Bytes that a thread copies before it takes the next ones."""
-_BLOCK = 1 << 10
+_JOB = 1 << 21
+"""Bytes that a thread reads before it takes the next ones."""
+_BLOCK = 1 << 12
 """Bytes that are copied as one where only parts of an array are: few blocks, and few too many."""
 
 

@@ -22,7 +22,7 @@ from rlskip.errors import RlskipError
 from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id
 from rlskip.stages.digest import digest
-from rlskip.stages.parts import MARK, VERSION, Entry, encode
+from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
 from rlskip.store.layout import stages_directory
 from rlskip.store.meta import DumpMeta
 from rlskip.store.step_store import StepStore
@@ -163,7 +163,11 @@ class Recorder:
         if self._settings.values == "digest":
             entry = digest(entry)
         entry = entry.copied(self._writer.memory)
-        Packer().node(entry.value)  # refuses what cannot be kept, before it is among others
+        if entry.form in (
+            WHOLE,
+            ROWS,
+        ):  # refuse a dtype that cannot be kept before it is among others
+            Packer().node(entry.value[:0])
         self.names.add(name)
         self._gathered.append(entry)
         self._nbytes += entry.nbytes

@@ -179,7 +179,7 @@ def test_a_copy_has_every_row_and_little_of_the_padding(
                 assert (one.value[start:end] == value[i, slice(*spans[i])]).all()
                 assert end - start == spans[i, 1] - spans[i, 0]
         real = (spans[:, 1] - spans[:, 0]).sum() * (value.nbytes // max(1, rows * width))
-        assert copy.value.nbytes <= real + 2 * 1024 * rows
+        assert copy.value.nbytes <= real + 2 * 4096 * rows
 
 
 def test_several_threads_record(start: Callable[..., Path]) -> None:
