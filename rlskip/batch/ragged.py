@@ -15,11 +15,15 @@ from rlskip.batch.meta import plain
 
 @attrs.frozen(eq=False)
 class Ragged:
-    """A column's rows in one array: where in `flat` each starts and ends, int64 [B]."""
+    """A column's rows in one array: where in `flat` each starts and ends, int64 [B].
+
+    ``is_padded`` tells whether they may hold padding: they had to be of one length.
+    """
 
     flat: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    is_padded: bool = False
 
     @classmethod
     def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged:
@@ -30,7 +34,7 @@ class Ragged:
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             flat = np.ascontiguousarray(column).reshape(-1)
             flat = truths(flat, memory) if dtype is bool else flat
-            return cls(flat, ends - column.shape[1], ends)
+            return cls(flat, ends - column.shape[1], ends, is_padded=True)
         return cls.of_cells([np.asarray(plain(cell), dtype) for cell in cells_of(column) or ()])
 
     @classmethod

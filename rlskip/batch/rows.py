@@ -275,15 +275,20 @@ def _rows_of_one(read: dict[str, Ragged]) -> dict[str, Any]:
     whole, mask, attention = read["whole"], read.get("mask"), read.get("attention")
     starts, ends = extents(attention, whole.lengths)
     fills = [b""] * len(whole)
-    if attention is None:
+    if mask is not None and not mask.has(whole.lengths):
+        mask = None
+    if attention is None and whole.is_padded:
         ends = ends.copy()
+        first, last = extents(mask, whole.lengths)
+        least = np.where((mask is None) | (first == whole.lengths), 0, last)
         for i, cell in enumerate(whole.cells):
-            # A run at the end is taken for padding; its token is part of what names the row.
+            # A run at the end is taken for padding as far as none of it was sampled; its token is
+            # part of what names the row.
             others = np.flatnonzero(cell != cell[-1:])
-            run = len(cell) - (int(others[-1]) + 1 if len(others) else 0)
-            if run > 1:
-                ends[i], fills[i] = len(cell) - run, np.int64(cell[-1]).tobytes()
-    mask = mask.cut(starts, ends) if mask is not None and mask.has(whole.lengths) else None
+            end = max(int(others[-1]) + 1 if len(others) else 0, int(least[i]))
+            if len(cell) - end > 1:
+                ends[i], fills[i] = end, np.int64(cell[-1]).tobytes()
+    mask = None if mask is None else mask.cut(starts, ends)
     return {
         "pieces": [whole.cut(starts, ends)],
         "mask": mask,
@@ -302,10 +307,13 @@ def _rows_of_two(read: dict[str, Ragged]) -> dict[str, Any]:
         of_prompt: Ragged | None = attention.cut(0, prompt.lengths)
         of_response: Ragged | None = attention.cut(prompt.lengths, attention.lengths)
     else:
-        of_prompt, of_response = read.get("prompt_mask"), mask
+        # A mask alone may leave out what a tool said: where there is no padding it cuts nothing.
+        of_prompt, of_response = read.get("prompt_mask"), mask if response.is_padded else None
     starts, stops = extents(of_prompt, prompt.lengths)
     # A gap in the response belongs to it; what follows its last real token is padding.
-    ends = extents(of_response, response.lengths)[1]
+    first, ends = extents(of_response, response.lengths)
+    if of_response is not mask:  # a response without any token that is attended to is empty
+        ends = np.where(first == response.lengths, 0, ends)
     if mask is None or not mask.has(response.lengths):
         mask = Ragged.of_cells([np.ones(end, bool) for end in ends.tolist()])
     width = prompt.lengths + response.lengths

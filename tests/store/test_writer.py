@@ -72,6 +72,7 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     with pytest.raises(WriterTimeoutError, match="1, 2"):
         writer.save(3, half)
     gate.set()
+    writer.timeout_s = 60
     writer.save(4, half)
     writer.save(5, torch.cat([half] * 5))  # more than all there is room for: alone
     writer.flush()
