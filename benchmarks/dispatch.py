@@ -63,7 +63,7 @@ def draw(sigma: float, seed: int, prompts: int = 128, n: int = 16) -> tuple[Any,
 def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = None) -> float:
     """Return when the last of `lengths` (prompts, n) finishes on a simulated pool."""
     prompts, n = lengths.shape
-    scheduler: Scheduler[SessionGroup] = Scheduler(WORKERS, policy, per_worker=SLOTS)
+    scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
     for i in range(prompts):
         scheduler.add(SessionGroup(i, prompts, n, None if history is None else float(history[i])))
     running: list[tuple[Any, ...]] = []
@@ -131,8 +131,7 @@ def plot(found: dict[str, list[float]], path: Path) -> None:
 def run_units(policy: Policy, units: int, n: int = 16) -> None:
     """Run `units` sessions through a scheduler, adding new ones whenever none is left."""
     lengths = np.random.default_rng(0).exponential(1.0, 4096).tolist()
-    scheduler: Scheduler[SessionGroup] = Scheduler(WORKERS, policy, per_worker=SLOTS)
-    prompts = units // n
+    scheduler, prompts = Scheduler(WORKERS, policy, per_worker=SLOTS), units // n
     running: list[tuple[Any, ...]] = []
     now, sent = 0.0, 0
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from tensordict import TensorDictBase
 
 from rlskip.batch.columns import own, rows_of
 from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.coroutines import Answer
+from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
@@ -23,6 +26,8 @@ from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+
+logger = logging.getLogger(__name__)
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
@@ -69,11 +74,7 @@ class BatchReport:
 
 @attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
-    """One prompt of a submitted batch."""
-
-    # `open` holds the sessions that have no outcome yet. Of those that are tried again, `failures`
-    # counts the failed attempts, by session and by whether the infrastructure failed, and `queued`
-    # holds when they began to wait.
+    """One prompt of a submitted batch; ``open`` holds the sessions that have no outcome yet."""
 
     batch: BatchHandle
     uid: str
@@ -82,12 +83,7 @@ class Prompt(SessionGroup):
     info: Mapping[str, Any]
     known_as: str | None = None
     journal_key: tuple[str, int] | None = None
-    open: set[int] = attrs.field(init=False)
-    failures: Counter[tuple[int, bool]] = attrs.field(factory=Counter, init=False)
-    queued: dict[int, float] = attrs.field(factory=dict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.open = set(range(self.n))
+    open: set[int] = attrs.field(factory=set)
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
@@ -95,43 +91,57 @@ class Prompt(SessionGroup):
 
 
 @attrs.define(eq=False)
-class Attempt:
-    """An attempt at a session that runs until the first of its ends: later ones are ignored."""
+class Attempt(Answer[Any]):
+    """An attempt at a session, whose coroutine awaits it. Times are those of the batch."""
 
-    unit: Unit[Prompt]
-    span: Span
-    future: asyncio.Future[Any]
-    alarm: asyncio.TimerHandle | None = None
+    worker: int
+    unit: Unit
+    queued: float
+    started: float
 
     @property
     def prompt(self) -> Prompt:
-        return self.unit.group
+        return self.unit.group  # type: ignore[return-value]
 
-    def end(self, tokens: int = 0, error: str | None = None) -> None:
-        """It has returned, failed or been given up."""
-        batch, span = self.prompt.batch, self.span
-        batch.running.remove(self)
-        if self.alarm is not None:
-            self.alarm.cancel()
-        span.ended, span.tokens, span.error = batch.elapsed(), tokens, error
+    def returned(self, future: asyncio.Future[Any]) -> None:
+        """Its worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if not self.done:
+            if error is None:
+                self.set(future.result())
+            else:
+                self.fail(error)
+        elif error is None:
+            self.prompt.batch.late += 1
+            logger.info("dropped a late result of %s", self)
+
+    def note(self, tokens: int, error: str | None) -> None:
+        """Add it, now that it has ended, to the timeline, where one is drawn."""
+        prompt, unit, batch = self.prompt, self.unit, self.prompt.batch
         if batch.spans is not None:
-            batch.spans.append(span)
+            names = prompt.prompt, prompt.uid, unit.session, unit.attempt
+            times = self.queued, self.started, batch.elapsed()
+            batch.spans.append(Span(self.worker, *names, *times, tokens, error))
+
+    def __str__(self) -> str:
+        session, attempt = self.unit.session, self.unit.attempt
+        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
-    # A session is in `prompt.open` until it has an outcome: it waits in the scheduler, or an
-    # attempt at it is in `running`. It counts in `unwritten` until its marker is in the queue, or
-    # the queue has refused it: at 0 nothing is written any more. Once the batch has `begun`, its
-    # roots are in the queue or were refused.
+    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until its
+    # marker is in the queue, or the queue has refused it, which ends the batch: at 0 nothing is
+    # written any more. What `waiting` holds is awaited by open sessions.
 
     def __init__(self, step: int, partition: str, validate: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
         self.prompts: list[Prompt] = []
-        self.running: set[Attempt] = set()
+        self.waiting: dict[Answer[Any], None] = {}  # what its unfinished sessions wait for
+        self.marked: Answer[None] = Answer()  # set with the last marker
         self.journal: SessionJournal | None = None
         self.spans: list[Span] | None = None
         self.progress: Progress | None = None
@@ -146,8 +156,7 @@ class BatchHandle:
         self._future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self._future.set_running_or_notify_cancel()
-        self.begun = False
-        self.ended: str | None = None  # why the sessions that are open fail
+        self.cancelled = self.rooted = False
         self.on_cancel: Callable[[], object] = lambda: None
 
     def result(self, timeout: float | None = None) -> BatchReport:

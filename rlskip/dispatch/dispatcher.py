@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import FrameType
@@ -109,10 +110,12 @@ class RolloutDispatcher:
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
+        self._submitted: weakref.WeakSet[BatchHandle] = weakref.WeakSet()
         self._closing = threading.Lock()
         self._ended = threading.Event()
         self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
         self._sessions = Sessions(
+            self._loop,
             pool,
             self.queue,
             self.config,
@@ -273,6 +276,7 @@ class RolloutDispatcher:
             self._check_open()
             self._sessions.batches.add(batch)  # from here on, close() ends it
             batch.settled.clear()
+            self._submitted.add(batch)
         self._post(self._sessions.begin, batch)
 
     def generate_sequences(self, prompts: Prompts, **where: Any) -> BatchReport:
@@ -299,11 +303,12 @@ class RolloutDispatcher:
         for batch in batches:
             batch.cancel()
         for batch in batches:
-            batch.settled.wait(max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
             batch.finish(DispatcherClosedError("closed before all its markers were written"))
             batch.settled.set()
+        for batch in list(self._submitted):  # the markers of those that were given up
+            batch.settled.wait(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + timeouts.CLOSE_S
         try:
             self._call(timeouts.CLOSE_S, self._pool.close)
@@ -349,7 +354,7 @@ class RolloutDispatcher:
                 )
                 for batch in list(self._sessions.batches):
                     batch.finish(error)
-                self._post(self._sessions.give_up_all, error)
+                self._post(self._sessions.abort_all, error)
 
     def _running_now(self) -> str:
         """What the event loop runs: a session, by name, or the place in the code."""
@@ -364,7 +369,7 @@ class RolloutDispatcher:
         return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
     async def _cancel_tasks(self) -> None:
-        tasks = (asyncio.all_tasks() | self._sessions.tasks) - {asyncio.current_task()}
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:

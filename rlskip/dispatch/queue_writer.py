@@ -7,17 +7,20 @@ and not on the number of sessions.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import attrs
 
+from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.tasks import HiddenTasks
-from rlskip.dispatch.timeouts import DaemonThreads, failure_of
+from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.queue import TrajectoryQueue
+
+logger = logging.getLogger(__name__)
 
 MOST = 1024
 """The number of sessions that one write takes."""
@@ -26,8 +29,10 @@ STRIKES = 3
 
 
 @attrs.define(eq=False)
-class Leaving:
+class Leaving(Answer["Exception | None"]):
     """What is written once a session, or a prompt, has finished.
+
+    It is answered with None once all is written, else with the error.
 
     Parameters
     ----------
@@ -37,54 +42,50 @@ class Leaving:
         Rows by key, each with its tag.
     tags
         Markers, and new statuses of prompts, by key: readers see them after the rows.
-    written
-        Called with None once all is written, else with the error.
     journal, entries
         The journal, or None, and what is added to it.
     """
 
     partition: str
     tags: dict[str, dict[str, Any]]
-    written: Callable[[Exception | None], object]
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
 
 
 class QueueWriter:
-    """The only writer of a dispatcher: one write after the other, each within `seconds`.
+    """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
-    Those to the queue run on `threads`, those to journals on `files`. A write that takes longer is
-    given up: its thread is left alone, and another one takes over. `warn` is called with the place
-    and the cause where sessions are not journaled.
+    A write that takes longer is given up: its thread is abandoned, and another one takes over.
+    `warn` is called with the place and the cause where sessions are not journaled.
     """
 
     def __init__(
         self,
+        loop: asyncio.AbstractEventLoop,
         queue: TrajectoryQueue,
-        tasks: HiddenTasks,
-        threads: DaemonThreads,
-        files: DaemonThreads,
         seconds: float,
         warn: Callable[[object, str], None],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and each is told once that it is.
+        # written in this order, and each is answered once, with or without an error.
+        self._loop = loop
         self._queue = queue
-        self._tasks = tasks
-        self._threads = threads
-        self._files = files
         self._seconds = seconds
         self._warn = warn
         self._gathered: deque[Leaving] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: Coroutine[Any, Any, None] | None = None
+        self._thread = DaemonThreads(1, "rlskip-queue")
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
+        self._journal = DaemonThreads(1, "rlskip-journal")
 
-    def write(self, leaving: Leaving) -> None:
+    def write(self, leaving: Leaving) -> Answer[Exception | None]:
         """Write it soon, after all that was given before."""
         self._gathered.append(leaving)
-        if self._writing is None:  # what else comes in this turn of the event loop joins
-            self._writing = self._tasks.start(self._write_all())
+        if self._writing is None:
+            self._writing = self._write_all()
+            self._loop.call_soon(run, self._writing)  # what else comes in this turn joins
+        return leaving
 
     async def _write_all(self) -> None:
         while self._gathered:
@@ -92,25 +93,38 @@ class QueueWriter:
             await self._write([self._gathered.popleft() for _ in range(most)])
         self._writing = None
 
+    def close(self) -> None:
+        """Write no more, and let the threads end once their writes return."""
+        if self._writing is not None:
+            self._writing.close()
+        self._thread.close()
+        self._journal.close()
+
     async def _write(self, batch: list[Leaving]) -> None:
         await self._journal_all(batch)
         error = await self._try(batch)
         for leaving in batch:
             # One session's rows must not keep the others from the queue.
             alone = error is not None and len(batch) > 1
-            leaving.written(await self._try([leaving]) if alone else error)
+            result = await self._try([leaving]) if alone else error
+            try:
+                leaving.set(result)
+            except Exception:
+                logger.exception("a written session could not be counted")
 
     async def _try(self, batch: list[Leaving]) -> Exception | None:
         """Write a batch; returns what the queue raised, or that it did not answer."""
         if any(write.done() for write in self._stuck):
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
-            write = self._threads.run(self._put, batch)
+            write = self._thread.run(self._put, batch)
             error = await failure_of(write, self._seconds, "the queue")
             if write.done():
                 self._stuck.clear()
                 return error
             self._stuck.append(write)
+            self._thread.close()
+            self._thread = DaemonThreads(1, "rlskip-queue")
         return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
 
     def _put(self, batch: list[Leaving]) -> None:
@@ -137,8 +151,11 @@ class QueueWriter:
             if journal is not None and leaving.entries and not journal.hangs:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
-            append = self._files.run(journal.append, added)
+            append = self._journal.run(journal.append, added)
             error = await failure_of(append, self._seconds, "the disk")
-            journal.hangs = not append.done()
+            if not append.done():
+                journal.hangs = True
+                self._journal.close()
+                self._journal = DaemonThreads(1, "rlskip-journal")
             if error is not None:
                 self._warn(journal.path, text_of(error))

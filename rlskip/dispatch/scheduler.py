@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
 
 import attrs
 
@@ -38,28 +37,25 @@ class SessionGroup:
     n: int
     expected: float | None = None
     cancelled: bool = attrs.field(default=False, init=False)
-    _waiting: deque[Unit[Any]] = attrs.field(factory=deque, init=False)
+    _waiting: deque[Unit] = attrs.field(factory=deque, init=False)
     _started: int = attrs.field(default=0, init=False)
     _finished: int = attrs.field(default=0, init=False)
     _length: float = attrs.field(default=0.0, init=False)
     _turn: int = attrs.field(default=0, init=False)
 
 
-G = TypeVar("G", bound=SessionGroup)
-
-
 @attrs.frozen(eq=False)
-class Unit(Generic[G]):
+class Unit:
     """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`."""
 
-    group: G
+    group: SessionGroup
     session: int
     number: int
     attempt: int = 0
     avoid: int | None = None
 
 
-class Scheduler(Generic[G]):
+class Scheduler:
     """Assigns sessions to workers ``0 .. workers-1``.
 
     Parameters
@@ -91,18 +87,18 @@ class Scheduler(Generic[G]):
         self._load = dict.fromkeys(range(workers), 0)  # of live workers
         self._away: set[int] = set()
         self._number = 0
-        self._again: deque[Unit[G]] = deque()
+        self._again: deque[Unit] = deque()
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
-        self._anywhere: list[tuple[float, int, int, G]] = []
+        self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
         self._room = 64
-        self._pinned: dict[int, list[tuple[float, int, Unit[G]]]] = {w: [] for w in range(workers)}
+        self._pinned: dict[int, list[tuple[float, int, Unit]]] = {w: [] for w in range(workers)}
 
     @property
     def alive(self) -> list[int]:
         """The workers that are not lost."""
         return list(self._load)
 
-    def add(self, group: G, attempts: Mapping[int, int] | None = None) -> None:
+    def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> None:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
         attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
         for session, attempt in attempts.items():
@@ -115,7 +111,7 @@ class Scheduler(Generic[G]):
                 self._pin(place.worker, place.rank, unit)
         self._queue(group)
 
-    def next(self) -> tuple[int, Unit[G]] | None:
+    def next(self) -> tuple[int, Unit] | None:
         """The worker and session to start next; None without a pending session or a free slot."""
         waiting = self._again or self._anywhere or any(self._pinned.values())
         if not waiting or self.in_flight >= self._in_total:
@@ -133,7 +129,7 @@ class Scheduler(Generic[G]):
             self.in_flight += 1
         return found
 
-    def done(self, worker: int, unit: Unit[G], length: float | None = None) -> None:
+    def done(self, worker: int, unit: Unit, length: float | None = None) -> None:
         """`unit` has finished; `length` is what it produced, None when it failed."""
         self._release(worker)
         group = unit.group
@@ -142,12 +138,14 @@ class Scheduler(Generic[G]):
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, unit: Unit[G]) -> None:
+    def retry(self, worker: int, unit: Unit) -> Unit:
         """`unit` failed on `worker`: queue its next attempt, for another worker if there is one."""
         self._release(worker)
-        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
+        again = attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker)
+        self._again.append(again)
+        return again
 
-    def cancel(self, group: G) -> None:
+    def cancel(self, group: SessionGroup) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""
         group.cancelled = True
         group._waiting.clear()
@@ -174,7 +172,7 @@ class Scheduler(Generic[G]):
     def _present(self) -> list[int]:
         return [worker for worker in self._load if worker not in self._away]
 
-    def _place(self, unit: Unit[G]) -> Placement:
+    def _place(self, unit: Unit) -> Placement:
         group = unit.group
         session = PendingSession(
             group.prompt,
@@ -191,7 +189,7 @@ class Scheduler(Generic[G]):
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
 
-    def _pin(self, worker: int, rank: float, unit: Unit[G]) -> None:
+    def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:
             others = self._present
             if not others:
@@ -200,7 +198,7 @@ class Scheduler(Generic[G]):
             worker = others[worker % len(others)]
         heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
 
-    def _queue(self, group: G) -> None:
+    def _queue(self, group: SessionGroup) -> None:
         """Queue the next session of `group`, with its current rank; an older entry becomes void."""
         if group._waiting:
             group._turn += 1
@@ -212,7 +210,7 @@ class Scheduler(Generic[G]):
             heapq.heapify(self._anywhere)
             self._room = 64 + 2 * len(self._anywhere)
 
-    def _next_again(self, free: list[int]) -> tuple[int, Unit[G]] | None:
+    def _next_again(self, free: list[int]) -> tuple[int, Unit] | None:
         for unit in list(self._again):
             if unit.group.cancelled:
                 self._again.remove(unit)
@@ -223,7 +221,7 @@ class Scheduler(Generic[G]):
                 return (elsewhere or free)[0], unit
         return None
 
-    def _next_pinned(self, free: list[int]) -> tuple[int, Unit[G]] | None:
+    def _next_pinned(self, free: list[int]) -> tuple[int, Unit] | None:
         for worker in free:
             heap = self._pinned[worker]
             while heap:
@@ -232,7 +230,7 @@ class Scheduler(Generic[G]):
                     return worker, unit
         return None
 
-    def _next_anywhere(self, free: list[int]) -> tuple[int, Unit[G]] | None:
+    def _next_anywhere(self, free: list[int]) -> tuple[int, Unit] | None:
         while self._anywhere:
             entry = heapq.heappop(self._anywhere)
             if _holds(entry):

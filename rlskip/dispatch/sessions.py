@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +13,10 @@ import attrs
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import Attempt, BatchHandle, Prompt
+from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
-    SessionFailure,
     as_failure,
     cause_of,
     portable,
@@ -27,9 +27,8 @@ from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.tasks import HiddenTasks
-from rlskip.dispatch.timeline import Progress, Span, write_timeline
-from rlskip.dispatch.timeouts import DaemonThreads, failure_of, write_seconds
+from rlskip.dispatch.timeline import Progress, write_timeline
+from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
@@ -37,6 +36,10 @@ from rlskip.queue import TrajectoryQueue
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 
 logger = logging.getLogger(__name__)
+
+
+class _BatchEndedError(Exception):
+    """Raised where a session waits when its batch is cancelled or given up."""
 
 
 @attrs.frozen
@@ -53,10 +56,12 @@ class _Outcome:
 class Sessions:
     """The batches that a dispatcher runs; every call comes from its event loop.
 
-    What waits for the queue or the disk is a task that workers do not see.
+    Each batch and each session is one coroutine (:mod:`rlskip.dispatch.coroutines`).
 
     Parameters
     ----------
+    loop
+        That event loop.
     pool, queue, config
         The dispatcher's.
     scheduler
@@ -69,18 +74,20 @@ class Sessions:
 
     def __init__(
         self,
+        loop: asyncio.AbstractEventLoop,
         pool: Pool,
         queue: TrajectoryQueue,
         config: DispatchConfig,
-        scheduler: Scheduler[Prompt],
+        scheduler: Scheduler,
         history: History | None,
         journals: Journals | None,
     ) -> None:
-        # A batch is in `batches` until nothing is written for it any more. A session waits in the
-        # scheduler, or an attempt at it runs and counts in the scheduler's `in_flight`. Neither is
-        # left once no batch is.
+        # A batch is in `batches` until all its markers are written or it was given up. A session
+        # waits in the scheduler until it has a worker, and then has a coroutine. It counts in the
+        # scheduler's `in_flight` until it is reported, or it has a seat and waits for another
+        # worker. Neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
-        self.tasks = HiddenTasks()
+        self._loop = loop
         self._pool = pool
         pool.changed = self._worker_changed
         self._config = config
@@ -89,28 +96,33 @@ class Sessions:
         self._journals = journals
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._files = DaemonThreads(float("inf"), "rlskip-files")
-        self._queue = DaemonThreads(float("inf"), "rlskip-queue")
-        self._writer = QueueWriter(
-            queue, self.tasks, self._queue, self._files, self._seconds, self._warn_of_journal
-        )
+        self._writer = QueueWriter(loop, queue, self._seconds, self._warn_of_journal)
+        self._threads = DaemonThreads(4, "rlskip-files")
+        self._seats: dict[Unit, Answer[int]] = {}  # of the sessions that are tried again
+        # When each attempt that runs is given up, the earliest first; one alarm serves all of them,
+        # because nearly every one ends long before.
+        self._deadlines: dict[Attempt, float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
     def close(self) -> None:
         """Let the threads end once their calls return."""
-        self._files.close()
-        self._queue.close()
+        self._writer.close()
+        self._threads.close()
 
     # -- a batch, from prompts to its last marker ----------------------------------------------
 
     def begin(self, batch: BatchHandle) -> None:
         """Run a batch."""
-        self.tasks.start(self._begin(batch))
+        run(self._batch(batch))
 
-    async def _begin(self, batch: BatchHandle) -> None:
-        """Open the journal, write the roots, and start the sessions."""
+    async def _batch(self, batch: BatchHandle) -> None:
+        """Open the journal, write the roots, run the sessions, draw the timeline."""
+        error: BaseException | None = None
+        for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
+            prompt.open = set(range(prompt.n))
         try:
             if self._config.timeline_dir is not None:
                 batch.spans = []
@@ -118,25 +130,15 @@ class Sessions:
                 batch.progress = Progress(batch.step, batch.sessions)
             if self._journals is not None and not batch.validate:
                 await self._open_journal(batch, self._journals)
-            roots = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-            written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-            self._writer.write(Leaving(batch.partition, roots, written.set_result))
-            if (error := await written) is not None:
-                raise error
-            if batch.ended is None:
-                self._add_sessions(batch)
-        except Exception as error:
-            self._give_up(batch, error)
-        batch.begun = True
-        if batch.ended is not None:
-            self._end(batch, batch.ended)
-        self._pump()
-
-    async def _finish(self, batch: BatchHandle) -> None:
-        """All is written: draw the timeline, and wake the callers."""
+            await self._write_roots(batch)
+            self._add_sessions(batch)
+            self._pump()
+            await batch.marked
+        except Exception as raised:
+            error = raised
+            self._abort(batch, error)
         self.batches.discard(batch)
         batch.seconds = batch.elapsed()
-        batch.settled.set()
         if batch.progress is not None:
             batch.progress.close()
         if batch.journal is not None:
@@ -144,14 +146,15 @@ class Sessions:
                 batch.journal.close()
         if batch.spans:
             await self._draw(batch)
-        batch.finish()
+        batch.finish(error)
 
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
-        opened = self._files.run(journals.open, batch.step)
+        opened = self._threads.run(journals.open, batch.step)
         error = await failure_of(opened, self._seconds, "the disk")
         if error is None:
             batch.journal = opened.result()
         else:
+            opened.cancel()
             self._warn_of_journal(f"step {batch.step}", text_of(error))
 
     def _warn_of_journal(self, where: object, cause: str) -> None:
@@ -160,24 +163,35 @@ class Sessions:
             self._unjournaled = cause
             logger.warning("%s: sessions are not journaled: %s", where, cause)
 
+    async def _write_roots(self, batch: BatchHandle) -> None:
+        tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
+        error = await self._writer.write(Leaving(batch.partition, tags))
+        if error is not None:
+            raise error
+        batch.rooted = True
+
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
         journaled = resumable(batch, self._journals)
         for prompt in batch.prompts:
-            attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in range(prompt.n)}
             for session, found, tokens in journaled.get(prompt.uid, ()):
                 batch.resumed += 1
-                first = attempts.pop(session)
+                first = self._next_attempts.get((prompt.uid, session), 0)
                 outcome = _Outcome(first, found.rows, tokens, tags=found.tags)
-                self._leave(prompt, session, outcome)
+                run(self._leave(prompt, session, outcome))
+            if batch.cancelled:
+                continue
+            attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
             self._scheduler.add(prompt, attempts)
         batch.queued = batch.elapsed()
+        if batch.cancelled:
+            self._end_all(batch, "cancelled")
 
     async def _draw(self, batch: BatchHandle) -> None:
         name = f"{batch.partition}-{batch.step}"
         title = f"step {batch.step} ({batch.partition}): {batch.sessions} sessions"
         directory = self._config.timeline_dir or "."
-        drawn = self._files.run(write_timeline, batch.spans, directory, name, title)
+        drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)
         failed = await failure_of(drawn, self._seconds, "the disk")
         if failed is not None:
             text = "the timeline of step %d was not written"
@@ -185,21 +199,80 @@ class Sessions:
 
     # -- a session, from the queue of sessions to its marker -----------------------------------
 
-    def _attempt(self, worker: int, unit: Unit[Prompt]) -> None:
-        """Run an attempt at a session, until it returns, its deadline passes or its batch ends."""
-        prompt, batch, seconds = unit.group, unit.group.batch, self._config.session_timeout_s
-        queued = prompt.queued.get(unit.session, batch.queued)
-        names = worker, prompt.prompt, prompt.uid, unit.session, unit.attempt
-        attempt = Attempt(unit, Span(*names, queued, batch.elapsed()), self._start(worker, unit))
-        batch.attempts += 1
-        batch.running.add(attempt)
-        if seconds is not None:
-            loop = asyncio.get_running_loop()
-            attempt.alarm = loop.call_later(seconds, self._expire, attempt)
-        attempt.future.add_done_callback(functools.partial(self._returned, attempt))
+    async def _session(self, worker: int, unit: Unit) -> None:
+        """Run a session on its worker, try again on another, and leave rows and marker."""
+        prompt: Prompt = unit.group  # type: ignore[assignment]
+        batch, session = prompt.batch, unit.session
+        failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
+        outcome: _Outcome | None = None
+        queued = batch.queued
+        try:
+            while outcome is None:
+                attempt = Attempt(worker, unit, queued, batch.elapsed())
+                try:
+                    rows, tokens = await self._attempt(attempt)
+                except _BatchEndedError:
+                    raise
+                except Exception as error:
+                    again = self._after_failure(attempt, error, failures)
+                    if isinstance(again, Unit):
+                        unit, queued = again, batch.elapsed()
+                        self._loop.call_soon(self._pump)  # once it waits for its seat
+                        worker = await self._seat(batch, unit)
+                    else:
+                        outcome = _Outcome(unit.attempt, error=again)
+                else:
+                    self._after_success(attempt, tokens)
+                    outcome = _Outcome(unit.attempt, rows, tokens)
+        except _BatchEndedError as ended:
+            outcome = _Outcome(0, error=str(ended))
+        except Exception as error:
+            self._abort(batch, error)
+            outcome = _Outcome(0, error=f"the batch was given up: {text_of(error)}")
+        run(self._leave(prompt, session, outcome))
+        self._pump()
 
-    def _start(self, worker: int, unit: Unit[Prompt]) -> asyncio.Future[Any]:
-        prompt, batch = unit.group, unit.group.batch
+    async def _seat(self, batch: BatchHandle, unit: Unit) -> int:
+        """The worker that the scheduler assigns to another attempt, once it is its turn."""
+        seat: Answer[int] = Answer()
+        self._seats[unit] = seat
+        batch.waiting[seat] = None
+        try:
+            return await seat
+        finally:
+            del self._seats[unit], batch.waiting[seat]
+
+    async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
+        """Run a session on its worker until it returns, its deadline passes or its batch ends.
+
+        Returns its rows and their number of tokens; raises why it failed.
+        """
+        batch = attempt.prompt.batch
+        future = self._start(attempt)
+        if (seconds := self._config.session_timeout_s) is not None:
+            self._deadlines[attempt] = self._loop.time() + seconds
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(seconds, self._expire)
+        batch.attempts += 1
+        batch.waiting[attempt] = None
+        try:
+            result = await attempt
+            if isinstance(result, Unjournaled):
+                self._warn_of_journal(f"step {batch.step}", result)
+            return _rows_and_tokens(result)
+        except _BatchEndedError as ended:
+            attempt.note(0, str(ended))
+            self._scheduler.done(attempt.worker, attempt.unit)
+            raise
+        finally:
+            self._deadlines.pop(attempt, None)
+            del batch.waiting[attempt]
+            if not future.done():
+                self._stop(attempt, future)
+
+    def _start(self, attempt: Attempt) -> asyncio.Future[Any]:
+        prompt, unit = attempt.prompt, attempt.unit
+        batch = prompt.batch
         session = Session(
             uid=prompt.uid,
             session_id=unit.session,
@@ -211,84 +284,63 @@ class Sessions:
             **prompt.info,
         )
         try:
-            future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
+            job = Job(session, prompt.sample, prompt.sampling)
+            future = self._pool.start(attempt.worker, job)
             if not asyncio.isfuture(future):
                 raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
         except BaseException as error:  # a pool may be the user's
-            future = asyncio.get_running_loop().create_future()
+            future = self._loop.create_future()
             future.set_exception(portable(error))
+        future.add_done_callback(attempt.returned)
         return future
 
-    def _returned(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
-        """The worker has returned or raised, perhaps after the attempt was given up."""
-        batch = attempt.prompt.batch
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if attempt not in batch.running:
-            if error is None:
-                batch.late += 1
-                logger.info("dropped a late result of %s", attempt.span)
-        elif error is not None:
-            self._after_failure(attempt, as_failure(error))
-        else:
-            self._after_success(attempt, future.result())
+    def _expire(self) -> None:
+        """Give up the attempts that have passed their deadline."""
+        now, seconds = self._loop.time(), self._config.session_timeout_s
+        late = [attempt for attempt, at in self._deadlines.items() if at <= now]
+        then = next((at for at in self._deadlines.values() if at > now), None)
+        self._alarm = None if then is None else self._loop.call_at(then, self._expire)
+        for attempt in late:
+            cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+            attempt.fail(InfrastructureFailure(cause))
 
-    def _expire(self, attempt: Attempt) -> None:
-        seconds = self._config.session_timeout_s
-        cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        self._stop(attempt)
-        self._after_failure(attempt, InfrastructureFailure(cause))
-
-    def _stop(self, attempt: Attempt) -> None:
+    def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
         unit = attempt.unit
-        self._next_attempts[unit.group.uid, unit.session] = unit.attempt + 1
+        self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         try:
-            self._pool.stop(attempt.span.worker, attempt.future)
+            self._pool.stop(attempt.worker, future)
         except BaseException:  # a pool may be the user's
-            logger.exception("%s could not be stopped", attempt.span)
+            logger.exception("%s could not be stopped", attempt)
 
-    def _after_success(self, attempt: Attempt, result: Any) -> None:
-        prompt, unit = attempt.prompt, attempt.unit
-        if isinstance(result, Unjournaled):
-            self._warn_of_journal(f"step {prompt.batch.step}", result)
-        try:
-            rows = as_rows(result)
-            tokens = tokens_of(rows or ())
-        except BaseException as odd:  # whatever the rows raise
-            self._after_failure(attempt, as_failure(odd))
-            return
-        attempt.end(tokens)
-        length = tokens or attempt.span.ended - attempt.span.started
+    def _after_success(self, attempt: Attempt, tokens: int) -> None:
+        prompt = attempt.prompt
+        length = tokens or prompt.batch.elapsed() - attempt.started
+        attempt.note(tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
-        try:
-            self._scheduler.done(attempt.span.worker, unit, length)
-        except Exception as error:  # of the policy
-            self._give_up(prompt.batch, error)
-        self._leave(prompt, unit.session, _Outcome(unit.attempt, rows, tokens))
-        self._pump()
+        self._scheduler.done(attempt.worker, attempt.unit, length)
 
-    def _after_failure(self, attempt: Attempt, failure: SessionFailure) -> None:
-        """Try again, where another attempt is left."""
-        prompt, unit, span = attempt.prompt, attempt.unit, attempt.span
-        text = text_of(failure)
-        attempt.end(error=text)
+    def _after_failure(
+        self, attempt: Attempt, error: Exception, failures: Counter[bool]
+    ) -> Unit | str:
+        """The session's next attempt; where none is left, the cause."""
+        unit, failure = attempt.unit, as_failure(error)
+        what = text_of(failure)
+        attempt.note(0, what)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        prompt.failures[unit.session, machine] += 1
-        if prompt.failures[unit.session, machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", span, text)
-            prompt.queued[unit.session] = span.ended
-            self._scheduler.retry(span.worker, unit)
-        else:
-            logger.error("%s failed for good: %s", span, text, exc_info=failure)
-            self._scheduler.done(span.worker, unit)
-            self._leave(prompt, unit.session, _Outcome(unit.attempt, error=cause_of(failure)))
-        self._pump()
+        failures[machine] += 1
+        if failures[machine] <= allowed:
+            logger.warning("%s failed and is tried again: %s", attempt, what)
+            return self._scheduler.retry(attempt.worker, unit)
+        logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
+        self._scheduler.done(attempt.worker, unit)
+        return cause_of(failure)
 
-    def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+    async def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
         """Write a session's rows and its one marker."""
         batch = prompt.batch
         if session not in prompt.open:  # its batch was given up, and it has its marker
@@ -300,10 +352,24 @@ class Sessions:
                 self._pool.forget(prompt.sample)
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
-        self._write(prompt, session, outcome)
+        error = await self._write(prompt, session, outcome)
+        if error is not None and outcome.error is None:
+            # The queue refuses the session's rows, but perhaps not its marker.
+            cause = cause_of(as_failure(error), "its rows could not be written: ")
+            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
+            outcome = _Outcome(outcome.attempt, error=cause)
+            error = await self._write(prompt, session, outcome)
+        batch.unwritten -= 1
+        if error is not None:
+            self._abort(batch, error)
+        elif batch.progress is not None:
+            batch.progress.update(outcome.tokens, outcome.error is not None)
+        if batch.unwritten == 0:
+            batch.settled.set()
+            batch.marked.set(None)  # unless the batch was aborted
 
-    def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
-        """Write journal, then rows, then marker."""
+    def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Answer[Exception | None]:
+        """Journal, then rows, then marker; the answer is why they are not written."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
         if outcome.error is not None:
             batch.failed[prompt.uid, session] = outcome.error
@@ -320,27 +386,8 @@ class Sessions:
             tags={marker: session_tag(session, attempt, outcome.error, count)},
             journal=batch.journal,
             entries=to_journal(prompt, session, rows, outcome.tags),
-            written=functools.partial(self._written, prompt, session, outcome),
         )
-        self._writer.write(leaving)
-
-    def _written(
-        self, prompt: Prompt, session: int, outcome: _Outcome, error: Exception | None
-    ) -> None:
-        batch = prompt.batch
-        if error is not None and outcome.error is None:
-            # The queue refuses the session's rows, but perhaps not its marker.
-            cause = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            self._write(prompt, session, _Outcome(outcome.attempt, error=cause))
-            return
-        batch.unwritten -= 1
-        if error is not None:
-            self._give_up(batch, error)
-        elif batch.progress is not None:
-            batch.progress.update(outcome.tokens, outcome.error is not None)
-        if batch.unwritten == 0:
-            self.tasks.start(self._finish(batch))
+        return self._writer.write(leaving)
 
     # -- whose turn it is ------------------------------------------------------------------------
 
@@ -348,12 +395,16 @@ class Sessions:
         """Start all sessions that can run."""
         try:
             while (found := self._scheduler.next()) is not None:
-                self._attempt(*found)
-        except Exception as error:  # of the policy
-            self.give_up_all(error)
+                worker, unit = found
+                if unit in self._seats:
+                    self._seats[unit].set(worker)
+                else:
+                    run(self._session(worker, unit))
+        except Exception as error:
+            self.abort_all(error)
         if not self._scheduler.alive:
             for batch in list(self.batches):
-                self._end(batch, "no worker is left")
+                self._end_all(batch, "no worker is left")
 
     def _worker_changed(self, worker: int, state: str) -> None:
         self._scheduler.change(worker, state)
@@ -363,29 +414,40 @@ class Sessions:
 
     def cancel(self, batch: BatchHandle) -> None:
         """Stop a batch: each session without a marker gets one with status failure."""
-        self._end(batch, "cancelled")
-        self._pump()
+        batch.cancelled = True
+        if batch in self.batches and batch.rooted:  # else its coroutine does it, after the roots
+            self._end_all(batch, "cancelled")
+            self._pump()
 
-    def give_up_all(self, error: BaseException) -> None:
-        """No batch can go on: their callers get `error`."""
+    def abort_all(self, error: BaseException) -> None:
+        """Abort every batch."""
         for batch in list(self.batches):
-            self._give_up(batch, error)
+            self._abort(batch, error)
 
-    def _give_up(self, batch: BatchHandle, error: BaseException) -> None:
+    def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`."""
-        batch.finish(error)
-        self._end(batch, f"the batch was given up: {text_of(error)}")
+        if batch in self.batches:
+            self.batches.discard(batch)
+            self._end_all(batch, f"the batch was given up: {text_of(error)}")
+            batch.marked.fail(error)
+            if not batch.rooted:  # its coroutine waits for the disk or the queue
+                batch.finish(error)
 
-    def _end(self, batch: BatchHandle, cause: str) -> None:
+    def _end_all(self, batch: BatchHandle, cause: str) -> None:
         """Stop every unfinished session of `batch`; each is marked failed."""
-        batch.ended = batch.ended or cause
-        if not batch.begun:  # it ends its sessions itself, after their roots
-            return
-        for attempt in list(batch.running):
-            attempt.end(error=batch.ended)
-            self._stop(attempt)
-            self._scheduler.done(attempt.span.worker, attempt.unit)
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
-            for session in sorted(prompt.open):
-                self._leave(prompt, session, _Outcome(0, error=batch.ended))
+        for waits in list(batch.waiting):
+            waits.fail(_BatchEndedError(cause))
+        for prompt in batch.prompts:
+            for session in sorted(prompt.open):  # those without a worker
+                run(self._leave(prompt, session, _Outcome(0, error=cause)))
+
+
+def _rows_and_tokens(result: Any) -> tuple[Rows, int]:
+    """What a worker returned; raises an Exception for whatever its rows raise."""
+    try:
+        rows = as_rows(result)
+        return rows, tokens_of(rows or ())
+    except BaseException as odd:
+        raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause

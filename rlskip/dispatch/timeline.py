@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import json
 import time
 from collections import defaultdict
@@ -18,8 +19,10 @@ import attrs
 
 from rlskip.errors import RlskipError
 
+_BLUE, _YELLOW, _RED = "#1f6f8b", "#c9a227", "#b3362b"
 
-@attrs.define
+
+@attrs.frozen
 class Span:
     """One attempt at a session. Times are in seconds since the batch was submitted.
 
@@ -33,14 +36,9 @@ class Span:
     attempt: int
     queued: float
     started: float
-    ended: float = 0.0
+    ended: float
     tokens: int = 0
     error: str | None = None
-
-    def __str__(self) -> str:
-        return (
-            f"session {self.session} of {self.uid} (attempt {self.attempt}, worker {self.worker})"
-        )
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
@@ -99,11 +97,12 @@ def write_trace(spans: Sequence[Span], path: Path) -> None:
 
 
 def write_picture(spans: Sequence[Span], path: Path, title: str) -> None:
-    """Write a PNG: each attempt in its lane, the lanes of a worker side by side.
+    """Write a PNG: the sessions that run and wait above, each attempt in its lane below.
 
     Needs matplotlib (extra ``train``).
     """
     try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RlskipError(
@@ -112,31 +111,51 @@ def write_picture(spans: Sequence[Span], path: Path, title: str) -> None:
             'pip install "rlskip[train]"',
         ) from error
 
-    places = [(span.worker, lane) for span, lane in zip(spans, lanes(spans), strict=True)]
-    # With a gap before the next worker's.
-    height = {place: i + 0.6 * place[0] for i, place in enumerate(sorted(set(places)))}
-    figure = Figure(figsize=(11, 6), layout="constrained")
-    axes = figure.subplots()
-    for label, color, is_kind in (
-        ("session", "#1f6f8b", lambda span: span.error is None and not span.attempt),
-        ("retried session", "#c9a227", lambda span: span.error is None and span.attempt),
-        ("failed attempt", "#b3362b", lambda span: span.error is not None),
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, sharex=True, height_ratios=[1, 3])
+
+    for label, color, edges in (
+        ("running", _BLUE, [(s.started, s.ended) for s in spans]),
+        ("waiting", _YELLOW, [(s.queued, s.started) for s in spans]),
     ):
-        some = [i for i, span in enumerate(spans) if is_kind(span)]
-        axes.hlines(
-            [height[places[i]] for i in some],
-            [spans[i].started for i in some],
-            [spans[i].ended for i in some],
-            color=color,
-            linewidth=min(12.0, 300 / len(height)),  # in points, of which the axes have about 350
-            label=label,
-        )
-    first = {worker: y for (worker, lane), y in height.items() if lane == 0}
-    axes.set_yticks([*first.values()], [f"worker {worker}" for worker in first])
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False, ncols=3)
-    axes.spines[["top", "right"]].set_visible(False)
+        changes = sorted([(a, 1) for a, _ in edges] + [(b, -1) for _, b in edges])
+        times = [0.0, *(at for at, _ in changes)]
+        counts = [0, *itertools.accumulate(change for _, change in changes)]
+        above.step(times, counts, where="post", color=color, label=label)
+    above.set_ylabel("sessions")
+    above.legend(loc="upper right", frameon=False, ncols=2)
+
+    # The lanes of a worker are adjacent, with a gap before the next worker's.
+    lane_of = lanes(spans)
+    depth: dict[int, int] = {}
+    for span, lane in zip(spans, lane_of, strict=True):
+        depth[span.worker] = max(depth.get(span.worker, 0), lane + 1)
+    base, bottom = {}, 0.0
+    for worker in sorted(depth):
+        base[worker] = bottom
+        bottom += depth[worker] + 0.6
+    width = min(12.0, 300 / bottom)  # in points, of which the axes have about 350
+    for label, color, is_kind in (
+        ("session", _BLUE, lambda span: span.error is None and not span.attempt),
+        ("retried session", _YELLOW, lambda span: span.error is None and span.attempt),
+        ("failed attempt", _RED, lambda span: span.error is not None),
+    ):
+        some = [
+            (base[span.worker] + lane + 0.5, span.started, span.ended)
+            for span, lane in zip(spans, lane_of, strict=True)
+            if is_kind(span)
+        ]
+        heights, starts, ends = zip(*some, strict=True) if some else ((), (), ())
+        below.hlines(heights, starts, ends, color=color, linewidth=width, label=label)
+    below.set_xlim(0, max(span.ended for span in spans) * 1.01)
+    below.set_ylim(bottom, -0.6)
+    below.set_yticks([base[w] + depth[w] / 2 for w in base], [f"worker {w}" for w in base])
+    below.tick_params(axis="y", length=0)
+    below.set_xlabel("seconds")
+    below.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False, ncols=3)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=130)
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -51,24 +50,43 @@ def write_seconds(config: DispatchConfig) -> float:
 
 
 class DaemonThreads:
-    """Runs calls on daemon threads, on up to `most` at once.
+    """Runs calls on up to `most` daemon threads, for an event loop."""
 
-    What a call raises becomes an Exception (:func:`portable`). A call whose future is cancelled
-    before it has started is not made; one that has started goes on.
-    """
-
-    def __init__(self, most: float, name: str) -> None:
+    def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self.pending = 0
         _all.add(self)
 
-    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Run ``call(*args)``."""
-        outcome: Future[T] = Future()
+    def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run ``call(*args)``; the future belongs to the running event loop.
+
+        What the call raises becomes an Exception (:func:`portable`). A call whose future is
+        cancelled before it has started is not made; one that has started goes on.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: Exception | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                if not future.cancelled():
+                    result = call(*args)
+            except BaseException as raised:
+                error = portable(raised)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, result, error)
+
         with self._lock:
             self.pending += 1
             try:
@@ -78,32 +96,9 @@ class DaemonThreads:
             except RuntimeError as error:  # no thread can be started now
                 if self._threads == 0:
                     self.pending -= 1
-                    outcome.set_exception(InfrastructureFailure(f"{error}"))
-                    return outcome
-            self._calls.put((outcome, functools.partial(call, *args)))
-        return outcome
-
-    def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Run ``call(*args)``; the future belongs to the running event loop."""
-        # Not asyncio.wrap_future, which complains where the loop is closed when a call returns.
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        outcome = self.submit(call, *args)
-
-        def settle() -> None:
-            if future.done():
-                return
-            if (error := outcome.exception()) is None:
-                future.set_result(outcome.result())
-            else:
-                future.set_exception(error)
-
-        def returned(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
-
-        future.add_done_callback(lambda _: outcome.cancel())
-        outcome.add_done_callback(returned)
+                    future.set_exception(InfrastructureFailure(f"{error}"))
+                    return future
+            self._calls.put(work)
         return future
 
     def close(self) -> None:
@@ -113,23 +108,28 @@ class DaemonThreads:
                 self._calls.put(None)
 
     def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            outcome, call = item
-            if not _exiting and outcome.set_running_or_notify_cancel():
-                try:
-                    outcome.set_result(call())
-                except BaseException as error:
-                    outcome.set_exception(portable(error))
-            del item, outcome, call  # and with them what they hold, such as tensors
+        while (call := self._calls.get()) is not None:
+            if not _exiting:
+                call()
+            del call  # and with it what the call was given, such as tensors
             with self._lock:
                 self.pending -= 1
 
 
 def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
     """``call(*args)``, on a new thread; raises InfrastructureFailure after `seconds`."""
-    thread = DaemonThreads(1, "rlskip-bounded")
-    outcome = thread.submit(call, *args)
-    thread.close()
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        outcome.set_running_or_notify_cancel()
+        try:
+            outcome.set_result(call(*args))
+        except BaseException as error:
+            outcome.set_exception(portable(error))
+
+    thread = threading.Thread(target=work, name="rlskip-bounded", daemon=True)
+    _bounded.add(thread)
+    thread.start()
     return result_of(outcome, seconds, call)
 
 
@@ -141,17 +141,6 @@ def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -
     return outcome.result()
 
 
-async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
-    """Why a future of the event loop failed, or that `what` did not answer within `seconds`.
-
-    None once it has a result. A future that takes longer is not cancelled.
-    """
-    await asyncio.wait([future], timeout=seconds)
-    if not future.done():
-        return InfrastructureFailure(f"{what} did not answer within {seconds:g} s")
-    return future.exception()  # type: ignore[return-value]
-
-
 def name_of(call: Callable[..., object]) -> str:
     """How errors name a function."""
     return getattr(call, "__qualname__", repr(call))
@@ -160,6 +149,7 @@ def name_of(call: Callable[..., object]) -> str:
 # Nothing of ours runs when the interpreter ends: a thread that it stops within a C++ library, which
 # frees tensors, say, aborts the process.
 _all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
+_bounded: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _exiting = False
 
@@ -185,6 +175,7 @@ def _let_calls_end() -> None:
     while time.monotonic() < deadline and not (
         all(event.is_set() for event in stopped)
         and not any(threads.pending for threads in list(_all))
+        and not any(thread.is_alive() for thread in list(_bounded))
     ):
         time.sleep(0.01)
 

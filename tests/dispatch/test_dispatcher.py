@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -18,16 +19,21 @@ from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.keys import split_session, split_trajectory
 
 
-def test_a_root_for_each_prompt_and_a_marker_for_each_session(
-    make_dispatcher, make_prompts, queue, echo
-):
+def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, echo):
     dispatcher = make_dispatcher(echo, max_concurrent_rollouts_per_worker=2)
     report = dispatcher.generate_sequences(make_prompts(6), step=3)
     assert (report.prompts, report.sessions, report.succeeded) == (6, 24, 24)
     assert report.failed == {}
     assert report.tokens == 24 * (2 + 10)
 
-    assert len(queue.log) == len(dict(queue.log)) == 6 + 24 * 2 + 24
+    keys = [key for key, _ in queue.log]
+    assert len(keys) == len(set(keys)) == 6 + 24 * 2 + 24
+    place = {key: i for i, key in enumerate(keys)}
+    for uid in (f"u_{i}" for i in range(6)):
+        for session in range(4):
+            rows = [place[f"{uid}_{session}_{index}"] for index in (0, 1)]
+            assert place[uid] < min(rows)
+            assert max(rows) < place[f"{uid}_sess{session}"]
     roots = [tag for key, tag in queue.log if not split_session(key) and not split_trajectory(key)]
     root = {"is_prompt": True, "global_steps": 3, "n": 4, "expected_rollouts": 4}
     assert roots == [root] * 6
@@ -123,6 +129,22 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     assert (batch.done(), batch.report().succeeded) == (False, 0)
     released.set()
     assert batch.result(20).succeeded == 4
+
+
+def test_sessions_go_to_the_worker_that_runs_the_fewest(make_dispatcher, make_prompts):
+    ran, everybody = Counter(), asyncio.Event()
+
+    class Worker:
+        async def __call__(self, prompt, sampling, session):
+            ran[id(self)] += 1
+            if ran.total() == 12:
+                everybody.set()
+            await everybody.wait()
+            return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(Worker, 4, policy="least_loaded")
+    assert dispatcher.submit(make_prompts(3), step=1).result(20).succeeded == 12
+    assert sorted(ran.values()) == [3, 3, 3, 3]
 
 
 def test_closing_marks_the_sessions_that_run(make_dispatcher, make_prompts, queue):

@@ -16,32 +16,35 @@ HANGS = """
     from rlskip.queue import MemoryQueue
 
     timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = (0.2, 0.2), 0.5, 0.5
+    what, closing = sys.argv[1:]
     forever = threading.Event()
 
     def worker(prompt, sampling, session):
-        forever.wait()
-
-    async def answer(prompt, sampling, session):
+        if what == "worker":
+            forever.wait()
         return {"responses": torch.ones(3)}
 
     class Queue(MemoryQueue):
         def put(self, *args, **more):
-            forever.wait()
+            if what == "queue":
+                forever.wait()
+            return super().put(*args, **more)
 
-    for worker, queue in ((worker, MemoryQueue()), (answer, Queue())):
-        dispatch = {"session_timeout_s": 0.2, "max_retries": 0}
-        dispatcher = RolloutDispatcher(LocalPool(worker, 2), queue, {"dispatch": dispatch})
-        batch = dispatcher.submit([{"uid": "a"}], step=1)
-        if sys.argv[1] == "close":
-            dispatcher.close()
+    dispatcher = RolloutDispatcher(
+        LocalPool(worker, 2), Queue(), {"dispatch": {"session_timeout_s": 0.2, "max_retries": 0}}
+    )
+    batch = dispatcher.submit([{"uid": "a"}], step=1)
+    if closing == "close":
+        dispatcher.close()
     print("last line", flush=True)
 """
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("closing", ["close", "none"])
-def test_a_process_ends_whatever_hangs(python, closing):
-    process = python.start("-c", textwrap.dedent(HANGS), closing, env=ENV)
+@pytest.mark.parametrize("what", ["worker", "queue"])
+def test_a_process_ends_whatever_hangs(python, what, closing):
+    process = python.start("-c", textwrap.dedent(HANGS), what, closing, env=ENV)
     assert process.stdout.readline() == "last line\n"
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import (
+    DataFailure,
     InfrastructureFailure,
     LocalPool,
     WorkerLostError,
@@ -39,6 +40,31 @@ def test_an_infrastructure_failure_is_retried_elsewhere(make_dispatcher, make_pr
     assert queue.list("train")["u_0_sess1"]["attempt"] == 2
     assert queue.list("train")["u_0_1_0"]["attempt"] == 2
     assert len(queue.markers()) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [
+        (ValueError("bad prompt"), "data", 2),
+        (DataFailure("bad prompt"), "data", 2),
+        (OSError("no route"), "infrastructure", 4),
+        (InfrastructureFailure("no route"), "infrastructure", 4),
+    ],
+)
+def test_kinds_of_failures_and_their_retries(
+    make_dispatcher, make_prompts, queue, error, kind, attempts
+):
+    async def worker(prompt, sampling, session):
+        raise error
+
+    dispatcher = make_dispatcher(worker, n=1, max_retries=3, max_data_retries=1)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert report.attempts == attempts
+    ((_, tag),) = queue.markers()
+    assert tag["status"] == "failure"
+    assert tag["error"].startswith(f"{kind}: ")
+    assert str(error).split()[0] in tag["error"]
+    assert report.failed == {("u_0", 0): tag["error"]}
 
 
 def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
@@ -91,6 +117,20 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
     assert (began, clock()) == ({0: 0, 1: 4, 2: 14}, 24)
     assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
     assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, make_prompts, gone):
+    async def worker(prompt, sampling, session):
+        if session.attempt == 0:
+            if gone:
+                dispatcher._pool.changed(0, "lost")
+            raise WorkerLostError("its process died")
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(worker, 1, n=1, max_retries=1)
+    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    assert report.failed == ({("u_0", 0): "no worker is left"} if gone else {})
 
 
 def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_prompts):

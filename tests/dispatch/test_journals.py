@@ -255,9 +255,7 @@ def test_a_journal_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
         ({"stage": "another"}, "stage"),
         ({"extra": {"verl": "0.9.2"}}, "extra.verl: '0.9.2' now, '0.9.1' in the dump"),
         ({"response_len": 99}, "response_len"),
-        ({"n": 2}, "n: 2 now, 4 in the dump"),
-        ({"seed": 1}, "extra.seed"),
-        ({"sampling": {"top_p": 0.5}}, "sampling.top_p"),
+        ({"sampling": {"top_k": 3}}, "sampling.top_k"),
     ],
     ids=str,
 )
@@ -266,15 +264,28 @@ def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
 ) -> None:
     killed(tmp_path, 1, ran=N)
     caplog.clear()
-    if change.keys() <= vars(CONFIG).keys():
-        again = Run(tmp_path, config=dataclasses.replace(CONFIG, **change))
-    else:
-        again = Run(tmp_path, identity=attrs.evolve(IDENTITY, **change))
+    again = Run(tmp_path, identity=attrs.evolve(IDENTITY, **change))
     assert [r.resumed for r in again.submit(prompts(1))] == [0]
     (told,) = [r.message for r in caplog.records if "holds sessions of another run" in r.message]
     assert named in told
-    once_more = Run(tmp_path, identity=again.identity, config=again.config)
-    assert [r.resumed for r in once_more.submit(prompts(1))] == [again.config.n]
+    assert [r.resumed for r in Run(tmp_path, identity=again.identity).submit(prompts(1))] == [N]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("n", 2, "n: 2 now, 4 in the dump"),
+        ("seed", 1, "extra.seed"),
+        ("sampling", {"top_p": 0.5}, "sampling.top_p"),
+    ],
+)
+def test_other_settings_of_dispatch_are_named(
+    tmp_path: Path, caplog: Any, key: str, value: Any, named: str
+) -> None:
+    killed(tmp_path, 1, ran=N)
+    other = dataclasses.replace(CONFIG, **{key: value})
+    assert [r.resumed for r in Run(tmp_path, config=other).submit(prompts(1))] == [0]
+    assert named in caplog.text
 
 
 def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -> None:
@@ -299,6 +310,15 @@ def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
 
 def warnings(caplog: Any) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_journal_that_cannot_be_written_warns_once(tmp_path: Path, caplog: Any) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    reports = Run(file / "run").submit(prompts(1), prompts(2, of="v"))
+    assert [len(r.failed) for r in reports] == [0, 0]
+    (warning,) = [text for text in warnings(caplog) if "journal" in text]
+    assert "step 3: sessions are not journaled" in warning
 
 
 def test_a_worker_whose_disk_hangs_goes_on(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:

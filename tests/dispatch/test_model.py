@@ -344,7 +344,7 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
         dispatcher.close()
         state = dispatcher._sessions
         assert not state.batches
-        assert not state.tasks
+        assert not state._seats
         assert (state._scheduler.in_flight, state._writer._writing) == (0, None)
         assert not dispatcher.buffer._partitions["train"].reserved
     assert queue.list("train") == {}

@@ -99,6 +99,17 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     assert dispatcher.generate_sequences(make_prompts(4), step=2).failed == {}
 
 
+def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts, queue):
+    async def worker(prompt, sampling, session):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    dispatcher = make_ray_dispatcher(worker, restarts=0, max_retries=5)
+    report = dispatcher.submit(make_prompts(2), step=1).result(60)
+    assert len(report.failed) == 8
+    assert len(queue.markers()) == 8
+    assert "no worker is left" in set(report.failed.values())
+
+
 def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
     async def worker(prompt, sampling, session):
         if session.session_id == 0:
@@ -171,6 +182,29 @@ def test_what_is_given_up_is_cancelled_in_the_actor(
     assert all(how in cause for cause in report.failed.values())
     wait_for("cancelled", 2 * attempts)
     assert batch.report().late == 0
+
+
+def test_a_late_result_of_an_actor_is_dropped(make_ray_dispatcher, make_prompts, queue, tmp_path):
+    class Worker:
+        def __init__(self, directory=str(tmp_path)):
+            self.directory = directory
+
+        def __call__(self, prompt, sampling, session):  # a thread cannot be stopped
+            while session.attempt == 0 and not os.listdir(self.directory):
+                time.sleep(0.01)
+            return {"responses": torch.full((2,), session.attempt)}
+
+    dispatcher = make_ray_dispatcher(Worker, n=1, session_timeout_s=0.5, max_retries=1)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    report = batch.result(60)
+    assert (report.failed, report.attempts) == ({}, 2)
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 20
+    while batch.report().late == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert batch.report().late == 1
+    assert len(queue.markers()) == 1
+    assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
 
 
 class Unreadable:

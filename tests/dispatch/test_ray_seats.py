@@ -76,7 +76,7 @@ class Worker:
     weights = 0
 
     async def __call__(self, prompt, sampling, session):
-        await asyncio.sleep(0.15 if session.attempt == 0 else 0)
+        await asyncio.sleep(0.3 if session.attempt == 0 else 0)
         return {"responses": torch.full((1,), self.weights)}
 
     def load(self, weights):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import textwrap
 import threading
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.dispatch import LocalPool, RolloutDispatcher, session_seed
+from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journals
 from rlskip.queue import MemoryQueue
@@ -120,22 +120,27 @@ def run(python):
     )
 
 
+def finish(process: subprocess.Popen) -> dict:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
 @pytest.mark.timeout(200)
 def test_a_step_killed_at_nine_tenths_resumes(run, tmp_path):
-    killed = run(tmp_path, 90)
+    whole = run(tmp_path / "whole", 1000)
+    killed = run(tmp_path / "killed", 90)
     assert killed.stdout.readline() == "there\n"
     time.sleep(0.1)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait(timeout=30)
     killed.stdout.close()
 
-    out, _ = run(tmp_path, 1000).communicate(timeout=120)
-    resumed = json.loads(out.splitlines()[-1])
+    resumed = finish(run(tmp_path / "killed", 1000))
+    whole = finish(whole)
     assert (resumed["resumed"], resumed["ran"]) == (90, 10)
-    for prompt, session in itertools.product(range(10), range(10)):
-        generator = torch.Generator().manual_seed(session_seed(0, 5, prompt, session))
-        drawn = torch.randint(0, 1000, (20,), generator=generator).tolist()
-        assert resumed["rows"][f"{prompt}/{session}"] == drawn
+    assert (whole["resumed"], whole["ran"]) == (0, 100)
+    assert resumed["rows"] == whole["rows"]
 
 
 # -- faults ----------------------------------------------------------------------------------

@@ -34,9 +34,11 @@ class Custom(BaseException):
 RAISED = [
     asyncio.CancelledError,
     KeyboardInterrupt,
+    SystemExit,
     GeneratorExit,
     StopIteration,
     Custom,
+    MemoryError,
 ]
 
 
