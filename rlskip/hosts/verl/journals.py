@@ -33,11 +33,12 @@ from rlskip.config.settings import read_skip
 from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.errors import ConfigError
+from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.fields import NEEDED
 from rlskip.hosts.verl.handshake import PROBE_S, running_ray
-from rlskip.hosts.verl.names import MANAGER_KEY, SAMPLER_KEY
+from rlskip.hosts.verl.names import MANAGER_KEY, MODE_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.supported_versions import verl_version
-from rlskip.hosts.verl.trainer_config import JOURNALED, MODE_KEY, V1Settings
+from rlskip.hosts.verl.trainer_config import JOURNALED, V1Settings
 from rlskip.jobs.nodes import nodes_without
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
@@ -69,8 +70,9 @@ def start_journals(
         role = _role_of(config)
         _refuse_unshared(role.dumps.directory)
         identity = journal_identity(journaled_as(role, config), settings.dispatch)
-        sync = look_up(config, MODE_KEY) == "sync"
-        span = 1 if sync else _max_span(config, settings.replay)
+        verl = values_of(config)
+        sync = verl[MODE_KEY] == "sync"
+        span = 1 if sync else _max_span(verl, settings.replay)
         _journals = Journals(role.dumps.store, identity, queue, max_span=span, reissues=not sync)
     return _journals
 
@@ -87,8 +89,9 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
     if not steps or role.local_config.on_miss != "generate":
         return dispatch
     chosen = MANAGER_KEY, f"{SAMPLER_KEY}.custom_sampler.path"
-    theirs = [key for key in chosen if look_up(config, key)]
-    if theirs or look_up(config, MODE_KEY) not in JOURNALED:
+    verl = values_of(config)
+    theirs = [key for key in chosen if verl[key]]
+    if theirs or verl[MODE_KEY] not in JOURNALED:
         text = "rlskip: the journals of steps %s stay unused without rollout-level dispatch (%s)"
         log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
         return dispatch
@@ -138,11 +141,11 @@ def _refuse_unshared(directory: Path) -> None:
         )
 
 
-def _max_span(config: Any, replay: ReplayConfig) -> int | None:
+def _max_span(verl: Values, replay: ReplayConfig) -> int | None:
     """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
     if replay.max_off_policy_strategy != "none":
         return replay.max_off_policy_threshold
-    if look_up(config, f"{SAMPLER_KEY}.max_off_policy_strategy") in (None, "none"):
+    if verl[f"{SAMPLER_KEY}.max_off_policy_strategy"] in (None, "none"):
         return None
-    span: int | None = look_up(config, f"{SAMPLER_KEY}.max_off_policy_threshold")
+    span: int | None = verl[f"{SAMPLER_KEY}.max_off_policy_threshold"]
     return span

@@ -15,6 +15,7 @@ from rlskip._wrap import Seams, around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
+from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.names import SCORES, V0_TRAINER, V1_TRAINER
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
@@ -59,23 +60,21 @@ attach = _seams.attach
 # -- what the config says ----------------------------------------------------------------------
 
 
-def scores_while_generating(config: Any) -> bool:
+def scores_while_generating(verl: Values) -> bool:
     """Whether verl scores each session as it ends, so that rollouts come with their scores."""
     judge = "reward.reward_model"
-    return not look_up(config, f"{judge}.enable") or bool(
-        look_up(config, f"{judge}.enable_resource_pool")
-    )
+    return not verl[f"{judge}.enable"] or bool(verl[f"{judge}.enable_resource_pool"])
 
 
-def _ref_is_actor(config: Any) -> bool:
+def _ref_is_actor(verl: Values) -> bool:
     """Whether the reference is the actor without its LoRA adapter."""
-    ranks = (look_up(config, f"{_MODEL}.{key}") or 0 for key in ("lora.rank", "lora_rank"))
-    return max(ranks) > 0 or look_up(config, f"{_MODEL}.lora_adapter_path") is not None
+    ranks = (verl[f"{_MODEL}.{key}"] or 0 for key in ("lora.rank", "lora_rank"))
+    return max(ranks) > 0 or verl[f"{_MODEL}.lora_adapter_path"] is not None
 
 
 def identities(config: Any) -> dict[str, dict[str, Any]]:
     """By role what its calls add to the identity of their dumps."""
-    engine = "actor" if _ref_is_actor(config) else "ref"
+    engine = "actor" if _ref_is_actor(values_of(config)) else "ref"
     precision = (f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION)
     return {
         REF: {**_values(config, (*_OF_REF, *precision)), "reference": engine},
@@ -100,7 +99,7 @@ def _content_at(config: Any, key: str) -> dict[str, str]:
     return {}
 
 
-def refused(config: Any, settings: SkipSettings, trainer: str | None = None) -> list[Problem]:
+def refused(verl: Values, settings: SkipSettings, trainer: str | None = None) -> list[Problem]:
     """The roles of this module that are on and never called; a role of the user's own may be.
 
     `trainer` names one that has no stage for them.
@@ -114,14 +113,14 @@ def refused(config: Any, settings: SkipSettings, trainer: str | None = None) -> 
         if trainer is not None:
             what = f"{trainer} has no stage {role!r}: nothing would be skipped"
             found.append(Problem(key, what, f"set {key}=false"))
-        elif role == REF and not any(look_up(config, name) for name in uses_ref):
+        elif role == REF and not any(verl[name] for name in uses_ref):
             what = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
             found.append(Problem(key, what, f"set {key}=false, or one of these to True"))
         elif (
             role == REWARD
-            and look_up(config, "trainer.use_v1")
+            and verl["trainer.use_v1"]
             and "rollout_tq" in settings.roles
-            and scores_while_generating(config)
+            and scores_while_generating(verl)
         ):
             what = "V1 scores each session as it ends: the scores are in the dumps of rollout_tq"
             remedy = f"set {key}=false; to score replayed rollouts again: "
@@ -148,7 +147,7 @@ def adapt(settings: SkipSettings) -> None:
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
-    if REWARD in roles and scores_while_generating(facts.config):
+    if REWARD in roles and scores_while_generating(values_of(facts.config)):
         for role in roles.keys() & {"rollout", VALIDATION_ROLE}:
             # The scores of a dump are those of the reward function that made it.
             roles[role].drop_fields = [*(roles[role].drop_fields or ()), SCORES]
@@ -166,7 +165,7 @@ def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -
         replayed = VALIDATION_ROLE in SkipManager.skip_instances
         due = {*steps, *(validated if role == REWARD else ())}
         unlisted = sorted(due - {step for step in due if step in skip.local_config.steps})
-        if role == REF and _ref_is_actor(config):
+        if role == REF and _ref_is_actor(values_of(config)):
             why = "the reference is the actor without its adapter"
         elif skip.local_config.on_miss != "error":
             why = as_typed(f"skip.{role}.on_miss=generate may need it")

@@ -35,6 +35,7 @@ V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 SAMPLER_KEY = "trainer.v1.sampler"
+MODE_KEY = "trainer.v1.trainer_mode"
 FILTER = "algorithm.filter_groups"
 FILTER_KEY = f"{FILTER}.enable"
 

@@ -18,9 +18,10 @@ from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
+from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.later_stages import identities, leave_out
+from rlskip.hosts.verl.names import MODE_KEY
 from rlskip.hosts.verl.no_engine import choose
-from rlskip.hosts.verl.trainer_config import MODE_KEY
 from rlskip.skip import SkipManager
 from rlskip.skip.preflight import Roles, preflight
 
@@ -49,22 +50,22 @@ def problems(
     `total` is the number of the last step; None: ``trainer.total_training_steps``, if it is set.
     `here` tells whether this process trains.
     """
-    config = settings.facts.config
+    config, verl = settings.facts.config, values_of(settings.facts.config)
     facts = with_steps(settings.facts, total)
     if here:  # the launcher process has verl's older keys of the reward still
         facts = attrs.evolve(facts, called_with=identities(config))
     found = preflight(roles, facts, engine=settings.start_engine, here=here)
     if settings.start_engine:
         return found
-    if look_up(config, "async_training") is not None:
+    if verl["async_training"] is not None:
         what = "the fully async application keeps its engine on separate GPUs"
         return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    if look_up(config, "trainer.use_v1") and look_up(config, MODE_KEY) == "separate_async":
+    if verl["trainer.use_v1"] and verl[MODE_KEY] == "separate_async":
         what = "separate_async keeps its engine on separate GPUs"
         remedy = f"set {MODE_KEY}=colocate_async, or skip.start_engine=true"
         found.append(Problem(MODE_KEY, what, remedy))
     key = "actor_rollout_ref.hybrid_engine"
-    if look_up(config, key) is False:
+    if verl[key] is False:
         what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
     return found
@@ -72,15 +73,15 @@ def problems(
 
 def with_steps(facts: HostFacts, total: int | None = None) -> HostFacts:
     """The facts of a run with the steps that it will take: those after its checkpoint."""
-    config = facts.config
-    total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
-    trains = not look_up(config, "trainer.val_only")
+    verl = values_of(facts.config)
+    total, first = total or verl[TOTAL_STEPS] or 0, _first_step(verl)
+    trains = not verl["trainer.val_only"]
     steps = range(first, total + 1) if trains else range(0)
     return attrs.evolve(
         facts,
         steps=steps,
-        validated=_validated(config, first, steps),
-        validates={key: off for key, does, off in _VALIDATES if does(look_up(config, key))},
+        validated=_validated(verl, first, steps),
+        validates={key: off for key, does, off in _VALIDATES if does(verl[key])},
     )
 
 
@@ -94,7 +95,7 @@ def before_ray(settings: SkipSettings) -> None:
     ConfigError
         Names every problem.
     """
-    address = look_up(settings.facts.config, "ray_kwargs.ray_init.address")
+    address = values_of(settings.facts.config)["ray_kwargs.ray_init.address"]
     elsewhere = "RAY_ADDRESS" in os.environ or address
     roles = {
         role: skip
@@ -122,25 +123,25 @@ def before_workers(config: Any, total: int | None) -> None:
         choose(config)
 
 
-def _validated(config: Any, first: int, steps: Sequence[int]) -> list[int]:
+def _validated(verl: Values, first: int, steps: Sequence[int]) -> list[int]:
     """The steps at which verl validates, of a run that trains `steps`."""
-    before = [first - 1] if look_up(config, "trainer.val_before_train") is not False else []
-    every = look_up(config, "trainer.test_freq") or 0
+    before = [first - 1] if verl["trainer.val_before_train"] is not False else []
+    every = verl["trainer.test_freq"] or 0
     return before + [s for s in steps if every > 0 and (s % every == 0 or s == steps[-1])]
 
 
-def _first_step(config: Any) -> int:
+def _first_step(verl: Values) -> int:
     """The step after the checkpoint that verl will load; 1 without one."""
-    mode = look_up(config, "trainer.resume_mode")
+    mode = verl["trainer.resume_mode"]
     if mode == "resume_path":
-        found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
+        found = re.search(r"global_step_(\d+)/*$", str(verl["trainer.resume_from_path"]))
         return int(found[1]) + 1 if found else 1
-    return last_checkpoint(config) + 1 if mode == "auto" else 1
+    return last_checkpoint(verl) + 1 if mode == "auto" else 1
 
 
-def last_checkpoint(config: Any) -> int:
+def last_checkpoint(verl: Values) -> int:
     """The step of the last checkpoint that verl has saved; 0 without one."""
-    folder = look_up(config, "trainer.default_local_dir")
+    folder = verl["trainer.default_local_dir"]
     try:
         latest = Path(folder or "", "latest_checkpointed_iteration.txt")
         return int(latest.read_text(encoding="utf-8"))

@@ -18,13 +18,15 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.hosts.verl.later_stages import refused
+from rlskip.hosts.verl.config_keys import Values, values_of
+from rlskip.hosts.verl.later_stages import refused, scores_while_generating
 from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
     FULLY_ASYNC_MAIN,
     MAIN_PPO_SYNC,
     MANAGER_KEY,
+    MODE_KEY,
     ONE_STEP_OFF,
     OUR_MANAGER,
     OUR_SAMPLER,
@@ -50,7 +52,6 @@ _OTHER_TRAINER = {
 # Applications of verl on which no role was ever run.
 _UNTESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully async trainer"}
 
-MODE_KEY = "trainer.v1.trainer_mode"
 # The modes in which sessions are journaled.
 JOURNALED = ("sync", "colocate_async")
 _BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
@@ -69,25 +70,26 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
         Names *every* problem.
     """
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
+    verl = values_of(config)
     if main in _UNTESTED:
         raise_all(_untested(roles, "skip", _UNTESTED[main]))
     elif main == MAIN_PPO_SYNC:
         trainer = "verl's main_ppo_sync"
-        problems = _roles_not_called(roles, "rollout_tq", trainer) + refused(config, skip, trainer)
+        problems = _roles_not_called(roles, "rollout_tq", trainer) + refused(verl, skip, trainer)
         problems += _needs_engine(skip, trainer)
         raise_all(problems + _validation_generates(roles, trainer))
-    elif look_up(config, "async_training") is not None:
+    elif verl["async_training"] is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         trainer = "the fully async application"
-        problems = _roles_not_called(roles, "async_rollout") + refused(config, skip, trainer)
+        problems = _roles_not_called(roles, "async_rollout") + refused(verl, skip, trainer)
         raise_all(problems + _validation_generates(roles, trainer))
-    elif look_up(config, "trainer.use_v1") and not (is_recipe and "rollout" in roles):
-        plug_in(config, roles, V1Settings.read(config), refused(config, skip))
+    elif verl["trainer.use_v1"] and not (is_recipe and "rollout" in roles):
+        plug_in(config, roles, V1Settings.read(config), refused(verl, skip))
     elif lacks(SERVERS):
-        problems = _roles_not_called(roles, "rollout") + refused(config, skip)
+        problems = _roles_not_called(roles, "rollout") + refused(verl, skip)
         raise_all(problems + _needs_engine(skip, "this release of verl"))
     else:
-        raise_all(_roles_not_called(roles, "rollout") + refused(config, skip))
+        raise_all(_roles_not_called(roles, "rollout") + refused(verl, skip))
 
 
 @attrs.frozen
@@ -116,14 +118,15 @@ def plug_in(
         Names *every* problem: a role that this trainer never calls, a manager or a sampler of
         the user's own, options of verl that rlskip's parts cannot honour.
     """
+    verl = values_of(config)
     problems = [*found, *_roles_not_called(roles, "rollout_tq")]
-    if look_up(config, MODE_KEY) == "separate_async":
+    if verl[MODE_KEY] == "separate_async":
         problems += _untested(roles, MODE_KEY, "separate_async")
-    _plug_in_manager(config, settings.dispatch, problems)
+    _plug_in_manager(config, verl, settings.dispatch, problems)
     # verl's own buffer does not know the markers of finished sessions.
     needs_ours = settings.dispatch.rollout_level or find_node(config, "replay") is not None
     if needs_ours or samples_with_ours(config):
-        _plug_in_buffer(config, settings.replay, problems)
+        _plug_in_buffer(config, verl, settings.replay, problems)
     raise_all(problems)
 
 
@@ -132,11 +135,13 @@ def samples_with_ours(config: DictConfig) -> bool:
     return all(look_up(config, key) == value for key, value in _BUFFER.items())
 
 
-def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
+def _plug_in_manager(
+    config: DictConfig, verl: Values, dispatch: DispatchConfig, problems: list[Problem]
+) -> None:
     if dispatch.rollout_level:
-        _choose(config, MANAGER_KEY, OUR_MANAGER, problems)
-        if dispatch.journal and look_up(config, MODE_KEY) not in JOURNALED:
-            what = f"no journal was tested with {look_up(config, MODE_KEY)}"
+        _choose(config, verl, MANAGER_KEY, OUR_MANAGER, problems)
+        if dispatch.journal and verl[MODE_KEY] not in JOURNALED:
+            what = f"no journal was tested with {verl[MODE_KEY]}"
             remedy = f"set {MODE_KEY}=colocate_async or sync, or dispatch.journal=false"
             problems.append(Problem("dispatch.journal", what, remedy))
         return
@@ -144,39 +149,37 @@ def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: lis
         what = "verl's own workers run a prompt's sessions together and take none from a journal"
         remedy = "add +dispatch=rollout_level, or set dispatch.journal=false"
         problems.append(Problem("dispatch.journal", what, remedy))
-    if look_up(config, MANAGER_KEY) == OUR_MANAGER:
+    if verl[MANAGER_KEY] == OUR_MANAGER:
         what = f"{OUR_MANAGER} dispatches single sessions, and that is not switched on"
         problems.append(Problem(MANAGER_KEY, what, "set trainer.v1.rollout_level_dispatch=true"))
 
 
-def _plug_in_buffer(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
+def _plug_in_buffer(
+    config: DictConfig, verl: Values, settings: ReplayConfig, problems: list[Problem]
+) -> None:
     where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
-    if look_up(config, where):
+    if verl[where]:
         if settings.on_incomplete not in ("raise", "refill"):
             what = f"it means replay.on_incomplete=refill, and that is {settings.on_incomplete}"
             problems.append(Problem(where, what, f"set {where}=false"))
         settings = dataclasses.replace(settings, on_incomplete="refill")
         _set(config, "data.gen_batch_size", 1)  # as verl does for this option
-    kwargs = {**dataclasses.asdict(settings), **_group_filter(config, settings, problems)}
-    _check_sampler(config, settings, kwargs, problems)
+        verl = {**verl, "data.gen_batch_size": 1}
+    kwargs = {**dataclasses.asdict(settings), **_group_filter(verl, settings, problems)}
+    _check_sampler(verl, settings, kwargs, problems)
     for key, value in _BUFFER.items():
-        _choose(config, key, value, problems)
+        _choose(config, verl, key, value, problems)
     _set(config, f"{SAMPLER_KEY}.sampler_kwargs", kwargs)
 
 
-def _group_filter(
-    config: DictConfig, settings: ReplayConfig, problems: list[Problem]
-) -> dict[str, Any]:
+def _group_filter(verl: Values, settings: ReplayConfig, problems: list[Problem]) -> dict[str, Any]:
     """What rlskip's buffer needs to filter groups as verl's does; empty if that is off."""
-    if not look_up(config, FILTER_KEY):
+    if not verl[FILTER_KEY]:
         return {}
-    if not look_up(config, f"{FILTER}.metric"):
+    if not verl[f"{FILTER}.metric"]:
         remedy = f"set {FILTER}.metric=reward"
         problems.append(Problem(f"{FILTER}.metric", "no metric is set", remedy))
-    scored_late = look_up(config, "reward.reward_model.enable") and not look_up(
-        config, "reward.reward_model.enable_resource_pool"
-    )
-    if scored_late:
+    if not scores_while_generating(verl):
         what = "the reward model on the rollouts' GPUs scores groups after they are sampled"
         remedy = "set reward.reward_model.enable_resource_pool=True"
         problems.append(Problem(FILTER_KEY, what, remedy))
@@ -184,8 +187,8 @@ def _group_filter(
         what = "nothing replaces dropped groups, so a filtered batch would stay short"
         problems.append(Problem("replay.on_incomplete", what, "set replay.on_incomplete=refill"))
     names = ("metric", "max_num_gen_batches", "max_inflight_gen_batches")
-    filter_groups = {name: look_up(config, f"{FILTER}.{name}") for name in names}
-    return {"filter_groups": {**filter_groups, "prompts": look_up(config, "data.train_batch_size")}}
+    filter_groups = {name: verl[f"{FILTER}.{name}"] for name in names}
+    return {"filter_groups": {**filter_groups, "prompts": verl["data.train_batch_size"]}}
 
 
 def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> list[Problem]:
@@ -229,22 +232,24 @@ def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:
 
 
 def _check_sampler(
-    config: DictConfig, settings: ReplayConfig, kwargs: dict[str, Any], problems: list[Problem]
+    verl: Values, settings: ReplayConfig, kwargs: dict[str, Any], problems: list[Problem]
 ) -> None:
     """Options of verl's sampler that rlskip's buffer does not have."""
     where = f"{SAMPLER_KEY}.sampler_kwargs"
-    if look_up(config, where) not in (None, {}, kwargs):
+    if verl[where] not in (None, {}, kwargs):
         problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
     # With filter_groups verl fetches single prompts itself.
-    fetches_one = look_up(config, FILTER_KEY) or look_up(config, "data.gen_batch_size") == 1
+    fetches_one = verl[FILTER_KEY] or verl["data.gen_batch_size"] == 1
     if settings.on_incomplete == "refill" and not fetches_one:
         what = "replay.on_incomplete=refill fetches single prompts"
         problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
 
 
-def _choose(config: DictConfig, key: str, value: str, problems: list[Problem]) -> None:
+def _choose(
+    config: DictConfig, verl: Values, key: str, value: str, problems: list[Problem]
+) -> None:
     """Set `key` to ours; a problem if the user set it to something else."""
-    theirs = look_up(config, key)
+    theirs = verl[key]
     if theirs in (None, value):
         _set(config, key, value)
     else:

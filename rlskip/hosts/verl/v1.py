@@ -16,6 +16,7 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
+from rlskip.hosts.verl.config_keys import values_of
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1, V1_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
@@ -219,7 +220,7 @@ def _selecting(
 def _saving(save: Callable[..., None], self: Any) -> None:
     """Journals of sessions that were trained before the checkpoint are removed."""
     save(self)
-    tidy_journals(last_checkpoint(self.config))
+    tidy_journals(last_checkpoint(values_of(self.config)))
 
 
 # -- role rollout_val ------------------------------------------------------------------------
