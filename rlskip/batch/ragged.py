@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -10,7 +10,6 @@ import numpy as np
 
 from rlskip._copies import Memory, gathered, truths
 from rlskip.batch.columns import cells_of, is_tensor
-from rlskip.batch.meta import plain
 
 
 @attrs.frozen(eq=False)
@@ -26,21 +25,31 @@ class Ragged:
     is_padded: bool = False
 
     @classmethod
-    def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged:
-        """Of any column: a view of an array of tokens, a copy of masks and of cells."""
+    def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged | None:
+        """Of any column: a view of an array of tokens, a copy of masks and of cells.
+
+        None if a cell is anything but whole numbers in one dimension.
+        """
         if is_tensor(column) and not column.is_nested:
             column = column.detach().cpu().numpy()
-        if isinstance(column, np.ndarray):
-            ends = (np.arange(len(column)) + 1) * column.shape[1]
+        if isinstance(column, np.ndarray) and column.dtype != object:
             flat = np.ascontiguousarray(column).reshape(-1)
-            flat = truths(flat, memory) if dtype is bool else flat
-            return cls(flat, ends - column.shape[1], ends, is_padded=True)
-        return cls.of_cells([np.asarray(plain(cell), dtype) for cell in cells_of(column) or ()])
+            found = truths(flat, memory) if dtype is bool else _whole(flat)
+            if found is None or column.ndim != 2:
+                return None
+            ends = (np.arange(len(column)) + 1) * column.shape[1]
+            return cls(found, ends - column.shape[1], ends, is_padded=True)
+        cells = [numbers(cell) for cell in cells_of(column) or ()]
+        if dtype is bool:
+            cells = [None if cell is None else cell != 0 for cell in cells]
+        whole = [cell if cell is None else _whole(cell) for cell in cells]
+        return None if any(cell is None for cell in whole) else cls.of_cells(whole)  # type: ignore[arg-type]
 
     @classmethod
     def of_cells(cls, cells: Sequence[np.ndarray]) -> Ragged:
         starts, ends = spans_of([len(cell) for cell in cells]).T
-        return cls(np.concatenate([np.empty(0, bool), *cells]), starts, ends)
+        flat = np.concatenate(cells) if cells else np.empty(0, np.int64)
+        return cls(flat, starts, ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -50,16 +59,28 @@ class Ragged:
         return self.ends - self.starts  # type: ignore[no-any-return]
 
     @property
+    def spans(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    @property
     def cells(self) -> list[np.ndarray]:
-        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        return [self.flat[start:end] for start, end in spans]
+        return [self.flat[start:end] for start, end in self.spans]
 
     def cut(self, starts: np.ndarray | int, ends: np.ndarray) -> Ragged:
         """A part of each row."""
         return Ragged(self.flat, self.starts + starts, self.starts + ends)
 
-    def has(self, lengths: np.ndarray) -> bool:
-        return bool((self.lengths == lengths).all())
+    def without_gaps(self, mask: Ragged | None) -> Ragged:
+        """What the mask of these rows keeps: the rows themselves if it leaves nothing out."""
+        if mask is None:
+            return self
+        flags = mask.flat.tobytes()
+        if all(flags.find(0, *span) < 0 for span in mask.spans):
+            return self
+        kept = [cell[real] for cell, real in zip(self.cells, mask.cells, strict=True)]
+        found = Ragged.of_cells(kept)
+        # The dtype says of narrow integers what they were in the dump.
+        return attrs.evolve(found, flat=found.flat.view(self.flat.dtype))
 
     def copied(self, memory: Memory) -> Ragged:
         spans = np.stack([self.starts, self.ends], axis=1)
@@ -67,17 +88,29 @@ class Ragged:
         return Ragged(flat, *spans.T)
 
 
-def extents(mask: Ragged | None, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where in each row what is not padding starts and ends; all without a mask of that width."""
-    if mask is None or not mask.has(lengths):
-        return np.zeros_like(lengths), lengths
-    rows = (cell.tobytes() for cell in mask.cells)
-    found = [(row.find(1), row.rfind(1) + 1) for row in rows]
-    first, last = np.array(found, np.int64).reshape(-1, 2).T
-    return np.where(first < 0, lengths, first), np.where(first < 0, lengths, last)
-
-
 def spans_of(lengths: Sequence[int]) -> np.ndarray:
     """Start and end of parts of these lengths, one after the other, int64 [B, 2]."""
     ends = np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)
     return np.stack([ends - np.asarray(lengths, np.int64), ends], axis=1)
+
+
+def numbers(cell: Any) -> np.ndarray | None:
+    """A cell as an array of one dimension; None if it is anything but numbers."""
+    if is_tensor(cell):
+        cell = cell.tolist()
+    if isinstance(cell, np.ndarray | np.generic):
+        array = np.asarray(cell)
+    elif isinstance(cell, list | tuple) and all(isinstance(v, int | float) for v in cell):
+        array = np.asarray(cell) if cell else np.empty(0, np.int64)
+    else:
+        return None
+    return array.reshape(-1) if array.dtype.kind in "biuf" else None
+
+
+def _whole(array: np.ndarray) -> np.ndarray | None:
+    """Numbers as whole ones; None if they are not."""
+    if array.dtype.kind in "biu":
+        return array
+    with np.errstate(invalid="ignore"):  # NaN, and what int64 lacks, is no token
+        whole = array.astype(np.int64)
+    return whole if (whole == array).all() else None

@@ -12,9 +12,10 @@ import numpy as np
 import xxhash
 
 from rlskip._copies import Memory, fresh
-from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor
+from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor, values_at
 from rlskip.batch.meta import plain
-from rlskip.batch.ragged import Ragged, extents, spans_of
+from rlskip.batch.padding import completed, unpadded
+from rlskip.batch.ragged import Ragged, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
@@ -84,11 +85,13 @@ class RowColumns:
         columns = {str(name): column for name, column in columns_of(batch).items()}
         columns = {k: column for k, column in columns.items() if column_length(column) is not None}
         fields = fields or RowFields.of(columns)
-        tokens = {
-            what: columns[name]
-            for what in ("prompt", "response", "whole", *_MASKS)
-            if (name := getattr(fields, what)) in columns and _holds_numbers(columns[name])
+        named = {what: getattr(fields, what) for what in ("prompt", "response", "whole", *_MASKS)}
+        given = {
+            what: columns[name] if name in columns else values_at(columns, name)
+            for what, name in named.items()
+            if name is not None
         }
+        tokens = {what: column for what, column in given.items() if _holds_numbers(column)}
         if not tokens.keys() & {"response", "whole"}:
             there = ", ".join(sorted(columns)) or "no columns"
             raise RecordError(
@@ -108,24 +111,27 @@ class Rows:
 
     Parameters
     ----------
-    prompt_lengths
-        How many of each row's tokens precede the response, int64 [B].
+    prompt, response
+        The tokens of each row. A response whose row is one column begins with the first sampled
+        token.
+    mask
+        Which tokens of the response were sampled, bool; None where no column tells: all of them.
     sessions, turns
         What the batch calls them, int64 [B]; None where it has no such numbers.
     """
 
-    prompt_lengths: np.ndarray
+    prompt: Ragged
+    response: Ragged
+    mask: Ragged | None
     sessions: np.ndarray | None
     turns: np.ndarray | None
-    _pieces: Sequence[Ragged]  # of each row's tokens, one after the other
-    _mask: Ragged | None  # which of each row's last tokens were sampled; None: none of them
     # Width, start and end of the response's tokens and of the row's, as padded values have them.
-    _response: tuple[np.ndarray, np.ndarray, np.ndarray]
-    _whole: tuple[np.ndarray, np.ndarray, np.ndarray]
+    _of_response: tuple[np.ndarray, np.ndarray, np.ndarray]
+    _of_whole: tuple[np.ndarray, np.ndarray, np.ndarray]
     _fills: Sequence[bytes] = ()  # they name the rows, too
 
     def __len__(self) -> int:
-        return len(self.prompt_lengths)
+        return len(self.response)
 
     @classmethod
     def of(cls, columns: RowColumns, memory: Memory | None = None) -> Rows:
@@ -137,31 +143,42 @@ class Rows:
             Where the tokens are copied to. By default the rows are views of the columns, which must
             not change.
         """
-        read = {
-            what: Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
-            for what, column in columns.tokens.items()
-        }
-        n = len(read.get("response") or read.get("whole") or ())
+        read: dict[str, Ragged] = {}
+        for what, column in columns.tokens.items():
+            if what == "mask" and isinstance(column, list):
+                column = completed(column, read)
+            found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
+            if found is not None:
+                read[what] = found
+        if not read.keys() & {"response", "whole"}:
+            what = "the tokens of these rows are no whole numbers"
+            raise RecordError(what, "rlskip.record(rows=...)")
+        n = len(read["response" if "response" in read else "whole"])
         read = {what: column for what, column in read.items() if len(column) == n}
-        found = (_rows_of_two if "response" in read else _rows_of_one)(read)
+        cut = unpadded(read)
         if memory is not None:
-            found["pieces"] = [piece.copied(memory) for piece in found["pieces"]]
-        return cls(sessions=columns.sessions, turns=columns.turns, **found)
+            cut |= {what: cut[what].copied(memory) for what in ("prompt", "response")}
+        return cls(sessions=columns.sessions, turns=columns.turns, **cut)
+
+    @cached_property
+    def prompt_lengths(self) -> np.ndarray:
+        """How many of each row's tokens precede the response, int64 [B]."""
+        return self.prompt.lengths
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """How many tokens each row has, int64 [B]."""
-        return sum(piece.lengths for piece in self._pieces)  # type: ignore[return-value]
+        return self.prompt.lengths + self.response.lengths  # type: ignore[no-any-return]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tokens, as they were read and as `flat_tokens`."""
-        return sum(piece.flat.nbytes + 8 * int(piece.lengths.sum()) for piece in self._pieces)
+        return self.prompt.flat.nbytes + self.response.flat.nbytes + 8 * int(self.lengths.sum())
 
     @cached_property
     def flat_tokens(self) -> np.ndarray:
         """The tokens of all rows, one after the other, int64: prompt and response of each."""
-        pieces = zip(*(piece.cells for piece in self._pieces), strict=True)
+        pieces = zip(self.prompt.cells, self.response.cells, strict=True)
         every = [np.empty(0, np.int64), *itertools.chain.from_iterable(pieces)]
         return np.concatenate(every, dtype=np.int64, casting="unsafe")
 
@@ -169,9 +186,10 @@ class Rows:
     def flat_sampled(self) -> np.ndarray:
         """Which of the tokens of all rows were sampled, bool."""
         found = np.zeros(int(self.lengths.sum()), bool)
-        if self._mask is not None:
-            for end, cell in zip(np.cumsum(self.lengths).tolist(), self._mask.cells, strict=True):
-                found[end - len(cell) : end] = cell
+        ends, counts = np.cumsum(self.lengths).tolist(), self.response.lengths.tolist()
+        cells = [True] * len(self) if self.mask is None else self.mask.cells
+        for end, count, cell in zip(ends, counts, cells, strict=True):
+            found[end - count : end] = cell
         return found
 
     @cached_property
@@ -224,8 +242,21 @@ class Rows:
             remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
         )
 
+    def response_spans(self, width: int) -> np.ndarray | None:
+        """Where along the second dimension of a padded value each response's entries are.
+
+        Int64 [B, 2]; None if the value has neither the width of responses nor that of rows.
+        """
+        for widths, _, ends in (self._of_response, self._of_whole):
+            if (widths == width).all():
+                return np.stack([ends - self.response.lengths, ends], axis=1)
+        return None
+
     def _padded(self, width: int) -> Layout:
-        places = (RESPONSE, self._response, 0), (WHOLE, self._whole, 0), (SHIFTED, self._whole, 1)
+        places = [(RESPONSE, self._of_response, 0)]
+        _, starts, ends = self._of_whole
+        if (ends - starts == self.lengths).all():  # no padding within rows
+            places += [(WHOLE, self._of_whole, 0), (SHIFTED, self._of_whole, 1)]
         for align, (widths, starts, ends), less in places:
             if (widths - less == width).all() and len(self):
                 spans = np.stack([starts, np.maximum(starts, ends - less)], axis=1)
@@ -270,70 +301,14 @@ def by_token(
     return found
 
 
-def _rows_of_one(read: dict[str, Ragged]) -> dict[str, Any]:
-    """What :class:`Rows` has of rows whose prompt and response are in one column."""
-    whole, mask, attention = read["whole"], read.get("mask"), read.get("attention")
-    starts, ends = extents(attention, whole.lengths)
-    fills = [b""] * len(whole)
-    if mask is not None and not mask.has(whole.lengths):
-        mask = None
-    if attention is None and whole.is_padded:
-        ends = ends.copy()
-        first, last = extents(mask, whole.lengths)
-        least = np.where((mask is None) | (first == whole.lengths), 0, last)
-        for i, cell in enumerate(whole.cells):
-            # A run at the end is taken for padding as far as none of it was sampled; its token is
-            # part of what names the row.
-            others = np.flatnonzero(cell != cell[-1:])
-            end = max(int(others[-1]) + 1 if len(others) else 0, int(least[i]))
-            if len(cell) - end > 1:
-                ends[i], fills[i] = end, np.int64(cell[-1]).tobytes()
-    mask = None if mask is None else mask.cut(starts, ends)
-    return {
-        "pieces": [whole.cut(starts, ends)],
-        "mask": mask,
-        "fills": fills,
-        "prompt_lengths": ends - starts if mask is None else extents(mask, ends - starts)[0],
-        "response": (np.full(len(whole), -1), starts, ends),
-        "whole": (whole.lengths, starts, ends),
-    }
-
-
-def _rows_of_two(read: dict[str, Ragged]) -> dict[str, Any]:
-    """What :class:`Rows` has of rows whose prompts and responses are in a column each."""
-    response, mask, attention = read["response"], read.get("mask"), read.get("attention")
-    prompt = read.get("prompt") or Ragged.of_cells([np.empty(0, np.int64)] * len(response))
-    if attention is not None and attention.has(prompt.lengths + response.lengths):
-        of_prompt: Ragged | None = attention.cut(0, prompt.lengths)
-        of_response: Ragged | None = attention.cut(prompt.lengths, attention.lengths)
-    else:
-        # A mask alone may leave out what a tool said: where there is no padding it cuts nothing.
-        of_prompt, of_response = read.get("prompt_mask"), mask if response.is_padded else None
-    starts, stops = extents(of_prompt, prompt.lengths)
-    # A gap in the response belongs to it; what follows its last real token is padding.
-    first, ends = extents(of_response, response.lengths)
-    if of_response is not mask:  # a response without any token that is attended to is empty
-        ends = np.where(first == response.lengths, 0, ends)
-    if mask is None or not mask.has(response.lengths):
-        mask = Ragged.of_cells([np.ones(end, bool) for end in ends.tolist()])
-    width = prompt.lengths + response.lengths
-    return {
-        "pieces": [prompt.cut(starts, stops), response.cut(0, ends)],
-        "mask": mask.cut(0, ends),
-        "prompt_lengths": stops - starts,
-        "response": (response.lengths, np.zeros_like(ends), ends),
-        "whole": (np.where(stops == prompt.lengths, width, -1), starts, prompt.lengths + ends),
-    }
-
-
 def _holds_numbers(column: Any) -> bool:
     """Whether a column has a sequence of whole numbers for each row, as far as its type tells."""
     if is_tensor(column):
         return column.is_nested or (column.dim() == 2 and not column.dtype.is_floating_point)
     if isinstance(column, np.ndarray):
         return column.ndim == 2 and column.dtype.kind in "biu"
-    cells = cells_of(column)
-    return bool(cells) and np.ndim(plain(cells[0])) == 1  # type: ignore[index]
+    cells = (cell for cell in cells_of(column) or () if cell is not None)
+    return np.ndim(plain(next(cells, None))) == 1
 
 
 def _whole_numbers(column: Any) -> np.ndarray | None:

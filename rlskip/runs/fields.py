@@ -10,7 +10,7 @@ import numpy as np
 
 from rlskip.batch.tables import Ragged
 from rlskip.runs.columns import Column, Columns, values
-from rlskip.runs.tokens import without_padding
+from rlskip.runs.tokens import Tokens, without_padding
 
 _NO_FIGURES: dict[str, Any] = {"min": None, "mean": None, "max": None, "note": ""}
 
@@ -34,9 +34,9 @@ class Field:
 
 def fields_of(columns: Columns) -> list[Field]:
     """The field that each column is."""
-    found = []
+    found, tokens = [], Tokens.of(columns)
     for name, column in columns.columns.items():
-        field, real = describe(name, column), without_padding(columns, name)
+        field, real = describe(name, column), without_padding(columns, tokens, name)
         if real is not None:
             field = attrs.evolve(field, **_NO_FIGURES | _figures(real))
         found.append(field)

@@ -13,11 +13,12 @@ import attrs
 import numpy as np
 
 from rlskip.batch.columns import column_length
+from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import RowFields
 from rlskip.keys import split_trajectory
 from rlskip.runs.columns import Column, Columns, plain, values
 from rlskip.runs.conversation import Conversation, messages_of
-from rlskip.runs.tokens import Tokens, numbers
+from rlskip.runs.tokens import Tokens
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -345,7 +346,7 @@ def _columns_of(field: str, names: Collection[str], described: RowFields) -> lis
     if field in TOKENS:
         if not of("response"):
             return of("whole", field) + masks
-        return of("prompt" if field == "prompt" else "response") + masks + of(field)
+        return of("prompt", "response", field) + masks  # the width of one tells what a mask is of
     if field in _NAMING:
         if "key" in names:
             return ["key", *of("group")]

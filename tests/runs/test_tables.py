@@ -62,18 +62,19 @@ def _padded(
     expected = []
     lists = (array.tolist() for array in (tokens, probs, attention, mask))
     for row, its_probs, seen, sampled in zip(*lists, strict=True):
-        start, prompt = P, [token for token, flag in zip(row[:P], seen, strict=False) if flag]
-        ends = [i + 1 for i, flag in enumerate(seen[P:]) if flag]
-        if layout == "mask alone":
-            prompt, ends = row[:P], [i + 1 for i, flag in enumerate(sampled) if flag]
+        real = [i for i, flag in enumerate(seen) if flag]
+        said = [P + i for i, flag in enumerate(sampled) if flag]
+        start, end = P, max([i + 1 for i in real if i >= P], default=P)
+        prompt = [row[i] for i in real if i < P]
+        if layout == "mask alone":  # a row of which nothing was sampled may have a masked loss
+            end, prompt = max(said, default=P + R - 1) + 1, row[:P]
         if layout == "whole":
-            ends = [i + 1 for i, flag in enumerate(sampled) if flag]
-            start = P + (sampled.index(1) if ends else R)
-            prompt = [token for token, flag in zip(row[:start], seen, strict=False) if flag]
-        span = slice(start, P + max(ends, default=R if layout == "whole" else 0))
-        expected.append({"prompt": prompt, "response": row[span],
-                         "mask": sampled[span.start - P : span.stop - P],
-                         "log_probs": its_probs[span]})  # fmt: skip
+            end = max(real, default=-1) + 1
+            start = min([i for i in said if real and real[0] <= i < end], default=end)
+            prompt = [row[i] for i in real if i < start]
+        expected.append({"prompt": prompt, "response": row[start:end],
+                         "mask": [int(i in said) for i in range(start, end)],
+                         "log_probs": its_probs[start:end]})  # fmt: skip
     if layout == "mask alone":
         del columns["attention_mask"]
     if layout == "whole":

@@ -1,0 +1,114 @@
+"""One rule of padding: rows are the same, named and opened, whatever columns hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlskip.batch.rows import RowColumns, Rows
+from rlskip.runs.columns import rollout_columns
+from rlskip.runs.rollouts import Rollouts
+
+TOKEN = st.integers(0, 2)
+RESPONSE = st.lists(st.tuples(TOKEN, st.booleans()), max_size=4).map(
+    lambda said: [(token, i == 0 or sampled) for i, (token, sampled) in enumerate(said)]
+)
+ROWS = st.lists(st.tuples(st.lists(TOKEN, max_size=3), RESPONSE), min_size=1, max_size=3)
+LAYOUTS = ["two columns", "lists", "one column", "lists of one column"]
+
+
+def _padded(cells: list[list[Any]], width: int, fill: Any, left: bool) -> np.ndarray:
+    pads = ([fill] * (width - len(cell)) for cell in cells)
+    rows = [pad + cell if left else cell + pad for cell, pad in zip(cells, pads, strict=True)]
+    dtype = np.float32 if isinstance(fill, float) else np.int64
+    return np.array(rows, dtype).reshape(len(cells), width)
+
+
+def _columns(rows: list[Any], layout: str, more: tuple[int, int], pad: int, left: bool) -> Any:
+    """The columns of such rows; one of log-probs has -1 - token."""
+    prompts = [prompt for prompt, _ in rows]
+    responses = [[token for token, _ in said] for _, said in rows]
+    masks = [[int(sampled) for _, sampled in said] for _, said in rows]
+    whole = [p + r for p, r in zip(prompts, responses, strict=True)]
+    marks = [[0] * len(p) + m for p, m in zip(prompts, masks, strict=True)]
+    if layout == "lists":
+        return {"prompts": prompts, "responses": responses, "response_mask": masks,
+                "rollout_log_probs": [[-1.0 - t for t in r] for r in responses]}  # fmt: skip
+    if layout == "lists of one column":
+        return {"input_ids": whole, "loss_mask": marks,
+                "rollout_log_probs": [[-1.0 - t for t in row] for row in whole]}  # fmt: skip
+    probs = [[-1.0 - t for t in row] for row in (whole if layout == "one column" else responses)]
+    p, r = (max(map(len, cells)) + more[i] for i, cells in enumerate((prompts, responses)))
+    if layout == "one column":
+        columns = {"input_ids": (whole, pad), "loss_mask": (marks, 0),
+                   "attention_mask": ([[1] * len(row) for row in whole], 0),
+                   "rollout_log_probs": (probs, 0.0)}  # fmt: skip
+        return {name: _padded(cells, p + r, fill, left) for name, (cells, fill) in columns.items()}
+    seen = [[[1] * len(cell) for cell in cells] for cells in (prompts, responses)]
+    return {
+        "prompts": _padded(prompts, p, pad, left=True),
+        "responses": _padded(responses, r, pad, left=False),
+        "attention_mask": np.hstack([_padded(seen[0], p, 0, True), _padded(seen[1], r, 0, False)]),
+        "response_mask": _padded(masks, r, 0, left=False),
+        "rollout_log_probs": _padded(probs, r, 0.0, left=False),
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(
+    rows=ROWS,
+    more=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    pad=TOKEN,
+    left=st.booleans(),
+    as_tensors=st.booleans(),
+)
+def test_rows_are_the_same_in_every_layout(
+    layout: str, rows: list[Any], more: tuple[int, int], pad: int, left: bool, as_tensors: bool
+) -> None:
+    columns = _columns(rows, layout, more, pad, left)
+    opened = Rollouts(rollout_columns(columns), {}, ["prompt", "response", "mask", "log_probs"])
+    if as_tensors:
+        columns = {
+            name: torch.from_numpy(column) if isinstance(column, np.ndarray) else column
+            for name, column in columns.items()
+        }
+    named = Rows.of(RowColumns.of(columns))
+    for i, (prompt, said) in enumerate(rows):
+        response, mask = [token for token, _ in said], [int(sampled) for _, sampled in said]
+        row = opened.row(i)
+        assert (row["prompt"], row["response"], row["mask"]) == (prompt, response, mask)
+        assert row["log_probs"] == [-1.0 - token for token in response]
+        assert named.tokens[i].tolist() == prompt + response
+        assert named.sampled[i].astype(int).tolist() == [0] * len(prompt) + mask
+    spans = named.prompt_lengths.tolist()
+    assert spans == [len(prompt) for prompt, _ in rows]
+
+
+def test_gaps_in_a_prompt_are_padding_and_in_a_response_are_not() -> None:
+    columns = {
+        "input_ids": np.array([[1, 0, 2, 5, 0, 6, 0]]),
+        "attention_mask": np.array([[1, 0, 1, 1, 0, 1, 0]]),
+        "loss_mask": np.array([[0, 0, 0, 1, 0, 1, 0]]),
+        "rollout_log_probs": -np.arange(7.0)[None],
+    }
+    (row,) = Rollouts(rollout_columns(columns))
+    assert (row["prompt"], row["response"], row["mask"]) == ([1, 2], [5, 0, 6], [1, 0, 1])
+    assert row["log_probs"] == [-3, -4, -5]
+    named = Rows.of(RowColumns.of(columns))
+    assert named.tokens[0].tolist() == [1, 2, 5, 0, 6]
+    assert named.layout_of((1, 7)).align is None, "one value a token has no place for each"
+
+
+def test_a_row_without_a_mask_is_sampled_as_a_whole() -> None:
+    rows = [
+        {"prompt_ids": [1], "completion_ids": [2, 3], "loss_mask": mask} for mask in ([1, 0], None)
+    ]
+    opened = list(Rollouts(rollout_columns(rows)))
+    assert [row["mask"] for row in opened] == [[1, 0], None]
+    named = Rows.of(RowColumns.of(rows))
+    assert [cell.tolist() for cell in named.sampled] == [[False, True, False], [False, True, True]]
