@@ -3,7 +3,8 @@
 What a mask of attention or of the prompt leaves out of a prompt is padding, wherever it is; without
 one, a prompt has none. Of a response, and of a row that is one column, only what follows its last
 token is padding: gaps belong to it. The last one is the last that is attended to; without a mask of
-attention, the last one that was sampled. Lists have no padding.
+attention, the last one that was sampled. (A trainer that masks prompts masks responses alike, not
+what of them was sampled.) Lists have no padding.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _of_two(read: dict[str, Ragged]) -> dict[str, Any]:
     starts, stops = _extents(of_prompt, prompt.lengths)
     # A gap in the response belongs to it; what follows its last real token is padding.
     first, ends = _extents(of_response, response.lengths)
-    if of_response is not mask:  # a response without any token that is attended to is empty
+    if of_prompt is not None:  # a response without any token that is attended to is empty
         ends = np.where(first == response.lengths, 0, ends)
     seen = of_prompt and of_prompt.cut(starts, stops)
     return {

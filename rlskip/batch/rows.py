@@ -23,6 +23,8 @@ from rlskip.errors import RlskipError
 RESPONSE, WHOLE, SHIFTED, SAMPLED = "response", "whole", "shifted", "sampled"
 
 _MASKS = ("attention", "prompt_mask", "mask")
+_OF_TOKENS = ("prompt", "response", "whole", *_MASKS, "labels")
+_NO_LABEL = -100
 
 
 class RecordError(RlskipError, ValueError):
@@ -85,13 +87,15 @@ class RowColumns:
         columns = {str(name): column for name, column in columns_of(batch).items()}
         columns = {k: column for k, column in columns.items() if column_length(column) is not None}
         fields = fields or RowFields.of(columns)
-        named = {what: getattr(fields, what) for what in ("prompt", "response", "whole", *_MASKS)}
+        named = {what: getattr(fields, what) for what in _OF_TOKENS}
         given = {
             what: columns[name] if name in columns else values_at(columns, name)
             for what, name in named.items()
             if name is not None
         }
         tokens = {what: column for what, column in given.items() if _holds_numbers(column)}
+        if (labels := tokens.pop("labels", None)) is not None and "mask" not in tokens:
+            tokens["mask"] = _labelled(labels)
         if not tokens.keys() & {"response", "whole"}:
             there = ", ".join(sorted(columns)) or "no columns"
             raise RecordError(
@@ -309,6 +313,13 @@ def _holds_numbers(column: Any) -> bool:
         return column.ndim == 2 and column.dtype.kind in "biu"
     cells = (cell for cell in cells_of(column) or () if cell is not None)
     return np.ndim(plain(next(cells, None))) == 1
+
+
+def _labelled(labels: Any) -> Any:
+    """A mask of the tokens that have a label."""
+    if (is_tensor(labels) and not labels.is_nested) or isinstance(labels, np.ndarray):
+        return labels != _NO_LABEL
+    return [np.asarray(plain(cell)) != _NO_LABEL for cell in cells_of(labels) or ()]
 
 
 def _whole_numbers(column: Any) -> np.ndarray | None:

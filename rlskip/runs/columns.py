@@ -15,8 +15,6 @@ import numpy as np
 from rlskip.batch import columns as batches
 from rlskip.batch.row_fields import RowFields
 
-_NO_LABEL = -100
-
 QUEUE_PART = {"groups", "keys", "fields"}
 """The keys of what role rollout_tq dumps."""
 
@@ -83,7 +81,7 @@ def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
             columns |= {f"{name}.{key}": column[key] for key in column}
         else:
             whole.setdefault(str(name), batches.unwrapped(column))
-    return _with_masks(Columns(n, columns, whole, fields or RowFields.of(columns.keys())))
+    return Columns(n, columns, whole, fields or RowFields.of(columns.keys()))
 
 
 def _length_of(batch: Any, fields: RowFields | None) -> int:
@@ -99,23 +97,6 @@ def _holds_columns(value: Any, n: int) -> bool:
     if not isinstance(value, dict) or not value or not n:
         return False
     return all(batches.column_length(column) == n for column in value.values())
-
-
-def _with_masks(columns: Columns) -> Columns:
-    """`columns` with one mask of what is not padding, and one of what was sampled.
-
-    Some trainers have the first in two parts, and labels instead of the second.
-    """
-    fields, more = columns.fields, {}
-    prompt_mask, mask = columns.array("prompt_mask"), columns.array("mask")
-    if prompt_mask is not None and mask is not None and fields.attention is None:
-        more["attention_mask"] = np.hstack([prompt_mask, mask])
-        fields = attrs.evolve(fields, attention="attention_mask")
-    labels = columns.array("labels")
-    if labels is not None and fields.mask is None:
-        more["response_mask"] = (labels != _NO_LABEL).astype(np.int64)
-        fields = attrs.evolve(fields, mask="response_mask")
-    return attrs.evolve(columns, columns={**columns.columns, **more}, fields=fields)
 
 
 def is_queue_part(rollouts: Any) -> bool:

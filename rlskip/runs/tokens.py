@@ -53,7 +53,7 @@ class Tokens:
 
 
 def _where_given(cells: Arrays, given: Sequence[object] | None) -> Cells:
-    if given is None or isinstance(given, np.ndarray):
+    if given is None:
         return cells
     return [None if one is None else cell for cell, one in zip(cells, given, strict=True)]
 
