@@ -302,6 +302,7 @@ class ReplayBuffer:
                 raise call.rejected_too_many(complete)
         if not now:
             return False
+        self._check_time(call)  # replacements may be finished, and rejected, when they are there
         call.to_replace = call.to_replace[len(now) :]
         call.submitted += len(now)
         assert self._refill is not None

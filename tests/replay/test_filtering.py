@@ -7,7 +7,7 @@ import pytest
 from rlskip.errors import ConfigError
 from rlskip.keys import row_tag, status_tag
 from rlskip.queue import to_rows
-from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer
+from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
 
@@ -106,6 +106,23 @@ def test_it_ends_when_the_most_prompts_were_submitted(prompts):
     assert "0 of 1 groups passed the filter, 4 were rejected" in error.value.what
     assert "max_num_gen_batches" in error.value.remedy
     assert sum(prompts.asked) == 3
+
+
+def test_it_ends_in_time_when_every_replacement_is_rejected_at_once(prompts, clock):
+    prompts.finish("a", SAME)
+    prompts.refills = [SAME] * 99
+
+    def refill(partition, evicted):
+        clock.sleep(1)
+        return prompts.refill(partition, evicted)
+
+    group_filter = GroupFilter(prompts.metric)
+    config = {"replay": {"timeout_s": 5}}
+    buffer = ReplayBuffer(prompts.queue, config, refill=refill, group_filter=group_filter,
+                          clock=clock)  # fmt: skip
+    with pytest.raises(ReplayTimeoutError):
+        buffer.sample(1, "train")
+    assert sum(prompts.asked) == 5
 
 
 def test_a_filter_needs_a_refill(prompts):
