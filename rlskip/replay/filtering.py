@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from rlskip.errors import RlskipError
 from rlskip.replay.readiness import PromptGroup
 
 
@@ -46,9 +47,23 @@ class GroupFilter:
         new = [group for group in groups if group.varies is None]
         keys = [[key for key, _ in group.successful_rows()] for group in new]
         if new:
-            values = iter(self.metric(list(itertools.chain(*keys)), partition))
+            values = iter(self._values(list(itertools.chain(*keys)), partition))
             for group, its_keys in zip(new, keys, strict=True):
                 metrics = [next(values) for _ in its_keys]
                 group.varies = len(metrics) == 1 or len({*metrics}) != 1
                 group.metric = metrics[0]
         return [group for group in groups if not group.varies]
+
+    def _values(self, keys: Sequence[str], partition: str) -> list[float]:
+        found = self.metric(keys, partition)
+        try:
+            values = [float(value) for value in found]
+        except (TypeError, ValueError):
+            values = []
+        if len(values) != len(keys):
+            raise RlskipError(
+                f"the metric returned {found!r:.200} for {len(keys)} rows",
+                "group_filter",
+                "return one number for each key, in order",
+            )
+        return values

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import row_tag, status_tag
 from rlskip.queue import to_rows
 from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
@@ -123,6 +124,22 @@ def test_it_ends_in_time_when_every_replacement_is_rejected_at_once(prompts, clo
     with pytest.raises(ReplayTimeoutError):
         buffer.sample(1, "train")
     assert sum(prompts.asked) == 5
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, [[1.0, 2.0]] * 2, torch.ones(2, 2)])
+def test_a_metric_returns_one_number_a_row(prompts, values):
+    prompts.finish("a", SAME)
+    prompts.metric = lambda keys, partition: values
+    with pytest.raises(RlskipError, match="for 2 rows") as error:
+        prompts.buffer().sample(1, "train")
+    assert error.value.where == "group_filter"
+
+
+def test_a_metric_may_return_a_tensor(prompts):
+    prompts.finish("a", SAME)
+    prompts.metric = lambda keys, partition: torch.ones(len(keys))
+    with pytest.raises(IncompleteRolloutError, match="2 were rejected"):
+        prompts.buffer(max_submitted=1).sample(1, "train", 1)
 
 
 def test_a_filter_needs_a_refill(prompts):
