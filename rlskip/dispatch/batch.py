@@ -23,7 +23,7 @@ from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Progress, Span
-from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info
+from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
 
@@ -236,25 +236,21 @@ def read_batch(
     if not samples:
         raise BatchError("the batch has no prompts")
     first = samples[0]
-    step = first.get("global_steps") if step is None else step
-    if step is None:
-        raise BatchError(
-            "no step is given", "global_steps", "pass step=... or add the field to the batch"
-        )
+    step = step_number(first.get("global_steps") if step is None else step)
     validate = bool(first.get("validate", False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
     partition = partition or (VAL if validate else TRAIN)
-    batch = BatchHandle(infos[0]["step"], partition, validate)
+    batch = BatchHandle(step, partition, validate)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
         sample.pop("validate", None)
-        n = sample.pop(ROLLOUT_N, None)
-        n = (config.val_n if validate else config.n) if n is None else int(n)
+        own_n = sample.pop(ROLLOUT_N, None)
+        n = (config.val_n if validate else config.n) if own_n is None else whole(own_n)
         sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
         if n is None or n < 1:
-            raise BatchError(f"{n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
+            raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
         if not str(sample.get("uid", "")):
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         prompt = Prompt(

@@ -27,7 +27,7 @@ from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
-from rlskip.dispatch.units import BatchError
+from rlskip.dispatch.units import step_number
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import MemoryQueue, TrajectoryQueue
@@ -203,8 +203,7 @@ class RolloutDispatcher:
         batch = None if prompts is None else self._read(prompts, step, validate, partition)
         if batch is not None:
             step, partition = batch.step, batch.partition
-        if step is None:
-            raise BatchError("no step is given", "step", "pass step=... to collect")
+        step = step_number(step)
         partition = partition or (VAL if validate else TRAIN)
         seconds = timeouts.write_seconds(self.config)
         buffer = timeouts.bounded(seconds, lambda: self.buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -138,6 +139,25 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
             }
         )
     return info
+
+
+def whole(value: Any) -> int | None:
+    """A number without a fraction, of any type, as an int; None for anything else."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        number = int(value)
+        return number if number == value else None
+    return None
+
+
+def step_number(step: Any) -> int:
+    """The trainer's step as an int; raises :class:`BatchError`."""
+    if step is None:
+        remedy = "pass step=... or add the field to the batch"
+        raise BatchError("no step is given", "global_steps", remedy)
+    number = whole(step)
+    if number is None:
+        raise BatchError(f"expected a whole number, got {step!r:.100}", "global_steps")
+    return number
 
 
 def _scalar(value: Any) -> Any:

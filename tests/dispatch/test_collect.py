@@ -198,9 +198,10 @@ def test_a_buffer_that_refills_can_be_assigned(make, make_prompts):
     assert not any(map(split_trajectory, dispatcher.queue.list("train")))
 
 
-def test_without_prompts_a_step_is_required(make):
-    with pytest.raises(BatchError, match="no step"):
-        make().collect()
+@pytest.mark.parametrize(("step", "why"), [(None, "no step"), ("3", "expected a whole number")])
+def test_without_prompts_a_step_is_required(make, step, why):
+    with pytest.raises(BatchError, match=why):
+        make().collect(step=step)
 
 
 def test_it_waits_for_sessions_as_long_as_the_buffer_does(make, make_prompts, monkeypatch):

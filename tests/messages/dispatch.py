@@ -33,6 +33,16 @@ CASES = [
 global_steps: no step is given
   -> pass step=... or add the field to the batch""",
     ),
+    *(
+        (
+            f"the step {step!r}",
+            lambda _, step=step: submit([{"uid": "a"}], step=step),
+            BatchError,
+            "global_steps",
+            f"global_steps: expected a whole number, got {step!r}",
+        )
+        for step in ("3", 1.5)
+    ),
     (
         "a batch without uids",
         lambda _: submit([{"x": "a"}], step=1),
@@ -56,14 +66,17 @@ uid: the batch has no uids
         "",
         "the batch has no prompts",
     ),
-    (
-        "a prompt without sessions",
-        lambda _: submit([{"uid": "a", "__rollout_n__": 0}], step=1),
-        BatchError,
-        "__rollout_n__",
-        """\
-__rollout_n__: 0 sessions for prompt 0
+    *(
+        (
+            f"a prompt with {n!r} sessions",
+            lambda _, n=n: submit([{"uid": "a", "__rollout_n__": n}], step=1),
+            BatchError,
+            "__rollout_n__",
+            f"""\
+__rollout_n__: {n!r} sessions for prompt 0
   -> set at least one""",
+        )
+        for n in (0, 2.5, "x")
     ),
     (
         "a closed dispatcher",
