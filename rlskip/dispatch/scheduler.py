@@ -16,6 +16,7 @@ import attrs
 
 from rlskip.dispatch.failures import portable
 from rlskip.dispatch.policies import PendingSession, Placement, Policy
+from rlskip.errors import ConfigError
 
 
 @attrs.define(eq=False)
@@ -185,9 +186,13 @@ class Scheduler:
             _expected(group),
         )
         try:
-            return self._policy(session)
+            place = self._policy(session)
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
+        if not isinstance(place, Placement):
+            what = f"the policy returned a {type(place).__name__}"
+            raise ConfigError(what, "dispatch.policy", "return a Placement")
+        return place
 
     def _pin(self, worker: int, rank: float, unit: Unit) -> None:
         if worker not in self._pinned or worker in self._away:

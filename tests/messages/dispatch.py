@@ -17,6 +17,12 @@ def submit(prompts, **more):
         open_one.submit(prompts, **more)
 
 
+def generate(policy):
+    config = {"dispatch": {"rollout_level": True, "policy": policy}}
+    with RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), MemoryQueue(), config) as open_one:
+        open_one.generate_sequences([{"uid": "a"}], step=1)
+
+
 def submit_to_closed(_):
     closed = dispatcher()
     closed.close()
@@ -77,6 +83,15 @@ __rollout_n__: {n!r} sessions for prompt 0
   -> set at least one""",
         )
         for n in (0, 2.5, "x")
+    ),
+    (
+        "a policy that returns no placement",
+        lambda _: generate("builtins:id"),
+        ConfigError,
+        "dispatch.policy",
+        """\
+dispatch.policy: the policy returned a int
+  -> return a Placement""",
     ),
     (
         "a closed dispatcher",
