@@ -140,7 +140,8 @@ def _as_numpy(values: Tensor) -> np.ndarray:
 
 def _jagged(like: Any, parts: list[np.ndarray], lengths: list[int]) -> Tensor:
     """A field of the same type, from parts of its values and the lengths of its rows."""
-    values = torch.from_numpy(np.concatenate(parts, dtype=parts[-1].dtype)).view(like.dtype)
+    flat = np.concatenate(parts, dtype=parts[-1].dtype, casting="unsafe")  # see _check_width
+    values = torch.from_numpy(flat).view(like.dtype)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     return torch.nested.nested_tensor_from_jagged(values, offsets)
 

@@ -209,11 +209,12 @@ def test_packed_values_of_any_dtype_stay_with_their_tokens(value):
     assert not now[1].to(torch.complex64).any()
 
 
-def test_packed_ids_that_would_overflow_are_refused(two_turns):
-    batch = pack(two_turns, response_ids=torch.int16)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
+def test_packed_ids_that_would_overflow_are_refused(two_turns, dtype):
+    batch = pack(two_turns, response_ids=dtype)
     merged = merge(batch, ON)[0]["response_ids"]
-    assert merged.dtype == torch.int16
-    two_turns["prompt_token_ids"][1][2] = 40_000
+    assert merged.dtype == dtype
+    two_turns["prompt_token_ids"][1][2] = 70_000
     with pytest.raises(MergeError) as error:
-        merge(pack(two_turns, response_ids=torch.int16), ON)
+        merge(pack(two_turns, response_ids=dtype), ON)
     assert error.value.where == "prompt_token_ids"
