@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from rlskip.batch.columns import select
 from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.checks import check_carried, check_some, trajectories
 from rlskip.merge.turns import IS_LAST, MASKS, PROMPTS, RESPONSES, TRAJECTORIES, MergeError
@@ -48,7 +49,9 @@ def packed_rows(batch: TensorDictBase) -> Rows:
     for name in (PROMPTS, RESPONSES, MASKS):
         if name not in fields:
             raise MergeError("expected a nested tensor in layout torch.jagged", name)
-    check_some(batch.batch_size[0])
+    if batch.batch_dims != 1:
+        raise MergeError(f"expected the batch size (rows,), got {tuple(batch.batch_size)}")
+    check_some(len(batch))
     for name, field in fields.items():
         _check_jagged(field, name)
     expected = _lengths(fields[RESPONSES])
@@ -91,7 +94,7 @@ def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> Tenso
     Values per row are the last turn's; values per token are 0 for observations.
     """
     fields = _jagged_fields(batch)
-    merged = batch.exclude(*fields)[[chain[-1] for chain in chains]]
+    merged = select(batch.exclude(*fields), [chain[-1] for chain in chains])
     firsts = [rows.prompts[chain[0]] for chain in chains]
     merged[PROMPTS] = _jagged(fields.pop(PROMPTS), firsts, [len(prompt) for prompt in firsts])
 

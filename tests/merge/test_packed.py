@@ -1,9 +1,12 @@
 import tracemalloc
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
-from rlskip.merge import merge
+from rlskip.merge import MergeError, merge
 from tests.merge.batches import batches, merge_config, pack, turns, unpack
 
 
@@ -19,6 +22,21 @@ def test_a_packed_batch_merges_as_its_lists_do(out, strategy, max_seq_len):
     for name in lists:
         assert lists[name] == expected[name], name
     assert lists.keys() == {name for name, value in out.items() if isinstance(value, list)}
+
+
+def test_a_nested_field_keeps_the_last_turns_values():
+    batch = pack(turns(([1], [2]), ([1, 2], [3])))
+    values = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    batch["env"] = TensorDict({"values": values, "reward": torch.tensor([0.0, 1.0])}, [2])
+    merged, _, _ = merge(batch, merge_config())
+    assert merged["env", "values"].unbind()[0].tolist() == [1.0] * 3
+    assert merged["env", "reward"].tolist() == [1.0]
+
+
+def test_a_packed_batch_has_one_dimension():
+    batch = TensorDict(dict(pack(turns(([1], [2]))).items()), [])
+    with pytest.raises(MergeError, match="batch size"):
+        merge(batch, merge_config())
 
 
 def test_memory_is_linear_in_the_result():
