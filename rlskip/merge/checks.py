@@ -177,7 +177,7 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
         missing = TRAJECTORIES if ids is None else IS_LAST
         raise MergeError(f"step-wise rows need {missing}", missing)
     check_count(len(is_last), len(ids), IS_LAST)
-    keys = [_comparable(id_, i) for i, id_ in enumerate(ids)]
+    keys = [comparable(id_, f"{TRAJECTORIES}[{i}]") for i, id_ in enumerate(ids)]
     flags = [_flag(value, i) for i, value in enumerate(is_last)]
     spans: list[range] = []
     seen: set[Hashable] = set()
@@ -202,17 +202,16 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
     return spans
 
 
-def _comparable(id_: Any, row: int) -> Hashable:
+def comparable(id_: Any, where: str) -> Hashable:
+    """The id of a trajectory or a group as a value that can be compared and hashed."""
     # SkyRL's own TrajectoryID is an unfrozen dataclass: it compares, but does not hash.
     key = id_.to_string() if callable(getattr(id_, "to_string", None)) else scalar(id_)
     try:
         hash(key)
     except TypeError:
-        kind = type(id_).__name__
-        what = f"expected a hashable trajectory id, got {kind}"
-        raise MergeError(what, f"{TRAJECTORIES}[{row}]") from None
+        raise MergeError(f"expected a hashable id, got {type(id_).__name__}", where) from None
     if isinstance(key, Tensor):  # hashes by identity
-        raise MergeError("expected one trajectory id, got a tensor", f"{TRAJECTORIES}[{row}]")
+        raise MergeError("expected one id, got a tensor", where)
     return cast("Hashable", key)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlskip.merge.checks import comparable
 from rlskip.merge.token_rows import TokenRows, token_rows
 from rlskip.merge.trie import Branches, branches, cut, first_fit_decreasing
 from rlskip.merge.turns import MergeError
@@ -69,7 +70,7 @@ def _members(groups: Sequence[Hashable] | None, n: int) -> list[np.ndarray]:
         raise MergeError(f"{len(groups)} groups for {n} rows", "groups")
     members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
+        members.setdefault(comparable(group, f"groups[{row}]"), []).append(row)
     return [np.array(rows) for rows in members.values()]
 
 

@@ -64,7 +64,8 @@ def _fields(rows: Any) -> dict[str, Any]:
     """The fields that are there, by name."""
     if not (isinstance(rows, Mapping) or hasattr(rows, "batch_size")):
         return {INPUT_IDS: rows}
-    fields = {name: rows[name] for name in _FIELDS if name in rows.keys()}  # noqa: SIM118
+    found = {name: rows[name] for name in _FIELDS if name in rows.keys()}  # noqa: SIM118
+    fields = {name: field for name, field in found.items() if field is not None}
     if INPUT_IDS not in fields:
         raise MergeError("it is missing", INPUT_IDS, f"give a mapping of {', '.join(_FIELDS)}")
     return fields
@@ -75,11 +76,11 @@ def _flat(field: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     if getattr(field, "is_nested", False):
         if field.layout != torch.jagged or field.lengths() is not None:
             raise MergeError("expected a contiguous nested tensor in layout torch.jagged", name)
-        return field.values().cpu().numpy(), field.offsets().diff().cpu().numpy()
+        return _numpy(field.values()), _numpy(field.offsets().diff())
     if isinstance(field, Tensor | np.ndarray):
         if field.ndim != 2:
             raise MergeError(f"expected the shape (rows, width), got {tuple(field.shape)}", name)
-        table = field.cpu().numpy() if isinstance(field, Tensor) else field
+        table = _numpy(field) if isinstance(field, Tensor) else field
         return table.reshape(-1), np.full(table.shape[0], table.shape[1])
     parts = [_row(row, f"{name}[{i}]") for i, row in enumerate(field)]
     lengths = np.array([len(part) for part in parts], np.int64)
@@ -87,8 +88,13 @@ def _flat(field: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _row(row: Sequence[int] | Tensor | np.ndarray, where: str) -> np.ndarray:
-    array = row.cpu().numpy() if isinstance(row, Tensor) else np.asarray(row)
+    array = _numpy(row) if isinstance(row, Tensor) else np.asarray(row)
     if array.ndim != 1:
         raise MergeError(f"expected a row of numbers, got the shape {array.shape}", where)
     # An empty list is an array of floats.
     return array if array.size else array.astype(np.int64)
+
+
+def _numpy(values: Tensor) -> np.ndarray:
+    values = values.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()

@@ -108,6 +108,11 @@ def test_rows_may_come_in_any_form() -> None:
     forms: dict[str, Any] = {
         "lists": {"input_ids": ids, "loss_mask": trained},
         "arrays": {"input_ids": list(map(np.array, ids)), "loss_mask": trained},
+        "no attention mask": {"input_ids": ids, "loss_mask": trained, "attention_mask": None},
+        "a mask of bfloat16": {
+            "input_ids": ids,
+            "loss_mask": [torch.tensor(row, dtype=torch.bfloat16) for row in trained],
+        },
         "jagged": TensorDict(
             {"input_ids": jagged(ids), "loss_mask": jagged(trained)}, batch_size=[3]
         ),
@@ -140,12 +145,18 @@ def test_rows_may_come_in_any_form() -> None:
         (torch.zeros(2, dtype=torch.int64), {}, "input_ids"),
         ({"input_ids": [[1, 2]], "loss_mask": [[1]]}, {}, "loss_mask"),
         ([[1], [2]], {"groups": ["a"]}, "groups"),
+        ([[1], [2]], {"groups": ["a", []]}, "groups[1]"),
     ],
 )
 def test_rows_that_cannot_be_packed(rows: Any, arguments: dict[str, Any], where: str) -> None:
     with pytest.raises(MergeError) as error:
         pack(rows, **{"max_tokens": 10, **arguments})
     assert error.value.where == where
+
+
+def test_groups_may_be_a_tensor() -> None:
+    [packed] = pack([[1, 2], [1, 3], [1, 2]], 10, groups=torch.tensor([0, 1, 0]))
+    assert len(packed) == 4
 
 
 def test_nothing_makes_no_pack() -> None:
