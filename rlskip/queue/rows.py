@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import chain as flatten
 from typing import Any
 
 import torch
-from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from tensordict import (
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from rlskip.batch.columns import columns_of, rows_of
 from rlskip.queue.protocol import PutError, Row
@@ -26,12 +33,14 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     Raises
     ------
     PutError
-        A field is itself a TensorDict, or the mappings hold different fields.
+        A field is itself a TensorDict or a tensorclass, or the mappings hold different fields.
     """
-    for name, column in columns_of(fields).items() if isinstance(fields, TensorDictBase) else ():
-        if isinstance(column, TensorDictBase) and not isinstance(column, NonTensorStack):
-            raise PutError(f"field {name!r} is a nested TensorDict", remedy="put its fields flat")
     rows = rows_of(fields)
+    parts = [columns_of(fields)] if isinstance(fields, TensorDictBase) else rows
+    for name, value in flatten.from_iterable(part.items() for part in parts):
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            what = f"field {name!r} is a nested {type(value).__name__}"
+            raise PutError(what, remedy="put its fields flat")
     for row in rows:
         if row.keys() != rows[0].keys():
             odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))

@@ -135,6 +135,7 @@ class QueueTests:
             (["a", "b"], None, [{}], "2 keys, but 1 tags"),
             (["a", "b"], [{"x": 1}], None, "2 keys, but 1 fields"),
             (["a", "b"], [{"x": 1}, {"y": 1}], None, "some rows hold x, y"),
+            (["a"], [{"x": TensorDict()}], None, "'x' is a nested TensorDict"),
             ("ab", None, [{}, {}], "sequence of keys"),
         ],
     )
