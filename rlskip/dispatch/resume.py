@@ -41,7 +41,7 @@ from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
 
-_OPEN = 8  # journals that a worker keeps open: its sessions may be of several steps
+_OPEN = 8  # steps whose batches may run at once; a worker keeps their journals open
 
 
 @attrs.frozen
@@ -119,11 +119,9 @@ class Journals:
     _max_span: int | None = None
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
-    _step: int | None = attrs.field(default=None, init=False)
-    # The uids of the prompts of equal content, of the step that was submitted last.
-    _copies: tuple[int | None, dict[str, dict[str, int]]] = attrs.field(
-        factory=lambda: (None, {}), init=False
-    )
+    _begun: set[int] = attrs.field(factory=set, init=False)
+    # The uids of the prompts of equal content, for each of the steps that were submitted last.
+    _copies: dict[int, dict[str, dict[str, int]]] = attrs.field(factory=dict, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
@@ -186,15 +184,17 @@ class Journals:
         A uid that is submitted again keeps its number.
         """
         with self._lock:
-            if self._copies[0] != step:
-                self._copies = step, {}
-            uids = self._copies[1].setdefault(content, {})
+            self._copies[step] = contents = self._copies.pop(step, {})
+            for old in list(self._copies)[:-_OPEN]:
+                del self._copies[old]
+            uids = contents.setdefault(content, {})
             return content, uids.setdefault(uid, len(uids))
 
     def is_new(self, step: int) -> bool:
         """Whether this is the first batch of `step`."""
-        before, self._step = self._step, step
-        return step != before
+        is_new = step not in self._begun
+        self._begun.add(step)
+        return is_new
 
     def of_worker(self, seconds: float) -> WorkerJournal:
         """For a worker that writes its rows itself; it can be sent to another process."""

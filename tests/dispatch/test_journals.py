@@ -49,8 +49,8 @@ class Run:
         store = StepStore(self.directory)
         return Journals(store, identity, self.queue, self.max_span, self.reissues)
 
-    def submit(self, *batches: list[dict[str, Any]], step: int = 3) -> list[Any]:
-        """Generate batches of one step, one after the other."""
+    def submit(self, *batches: list[dict[str, Any]], step: int | None = 3) -> list[Any]:
+        """Generate batches one after the other, of one step or of the steps that they name."""
         journals = self.journals()
         journal = journals.of_worker(5.0)
 
@@ -131,6 +131,12 @@ def test_prompts_of_equal_content_have_their_own_sessions(
     once.submit(first)
     twice = Run(tmp_path / "once")
     assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
+
+
+def test_a_copy_that_comes_after_a_later_step_has_its_own_sessions(tmp_path: Path) -> None:
+    batches = prompts(1), prompts(1, step=4, of="v"), prompts(1, of="w")
+    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [0, 0, 0]
+    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [N, N, N]
 
 
 # -- weights and staleness -----------------------------------------------------------------
