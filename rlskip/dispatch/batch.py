@@ -156,7 +156,8 @@ class BatchHandle:
         self._future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self._future.set_running_or_notify_cancel()
-        self.cancelled = self.rooted = False
+        self.cancelled = False
+        self.rooted = threading.Event()  # set once its roots are in the queue, or it has ended
         self.on_cancel: Callable[[], object] = lambda: None
 
     def result(self, timeout: float | None = None) -> BatchReport:
@@ -199,6 +200,7 @@ class BatchHandle:
                 self._future.set_result(self.report())
             else:
                 self._future.set_exception(error)
+        self.rooted.set()
 
     def report(self) -> BatchReport:
         """The outcome so far."""

@@ -212,17 +212,18 @@ class RolloutDispatcher:
             return collector.own_rows(batch, self._begin)
         if batch is not None:
             self._begin(batch)
+            batch.rooted.wait(buffer.config.timeout_s)
         self._check_ahead(batch)
         return collector.take(step, partition, batch_size)
 
     def _check_ahead(self, batch: BatchHandle | None) -> None:
-        """Raise what kept an earlier batch from the queue; remember this one."""
+        """Raise what kept this batch or an earlier one from the queue; remember the others."""
         with self._closing:
-            done = [ahead for ahead in self._ahead if ahead.done()]
-            running = [ahead for ahead in self._ahead if ahead not in done]
-            self._ahead = running if batch is None else [*running, batch]
-        for earlier in done:
-            earlier.result()
+            ahead = self._ahead if batch is None else [*self._ahead, batch]
+            done = [one for one in ahead if one.done()]
+            self._ahead = [one for one in ahead if one not in done]
+        for one in done:
+            one.result()
 
     def submit(
         self,

@@ -168,7 +168,7 @@ class Sessions:
         error = await self._writer.write(Leaving(batch.partition, tags))
         if error is not None:
             raise error
-        batch.rooted = True
+        batch.rooted.set()
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
@@ -415,7 +415,7 @@ class Sessions:
     def cancel(self, batch: BatchHandle) -> None:
         """Stop a batch: each session without a marker gets one with status failure."""
         batch.cancelled = True
-        if batch in self.batches and batch.rooted:  # else its coroutine does it, after the roots
+        if batch in self.batches and batch.rooted.is_set():  # else its coroutine does it later
             self._end_all(batch, "cancelled")
             self._pump()
 
@@ -430,7 +430,7 @@ class Sessions:
             self.batches.discard(batch)
             self._end_all(batch, f"the batch was given up: {text_of(error)}")
             batch.marked.fail(error)
-            if not batch.rooted:  # its coroutine waits for the disk or the queue
+            if not batch.rooted.is_set():  # its coroutine waits for the disk or the queue
                 batch.finish(error)
 
     def _end_all(self, batch: BatchHandle, cause: str) -> None:

@@ -155,21 +155,26 @@ def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts,
     assert len(made[-1].collect(make_prompts(1), step=1)[0]) == 6
 
 
-class NoMarkers(MemoryQueue):
+class Full(MemoryQueue):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
     def put(self, keys, *args, **more):  # type: ignore[no-untyped-def]
-        if any("_sess" in key for key in keys):
+        if any(self.what in key for key in keys):
             raise RuntimeError("no space")
         return super().put(keys, *args, **more)
 
 
-def test_what_kept_a_batch_from_the_queue_is_raised(make, make_prompts):
-    dispatcher = make(queue=NoMarkers())
+@pytest.mark.parametrize(("what", "batch_size"), [("_sess", None), ("u_", None), ("u_", 1)])
+def test_what_kept_a_batch_from_the_queue_is_raised(make, make_prompts, what, batch_size):
+    dispatcher = make(queue=Full(what))
     with pytest.raises(RuntimeError, match="no space"):
-        dispatcher.collect(make_prompts(2), step=1)
+        dispatcher.collect(make_prompts(2), step=1, batch_size=batch_size)
 
 
 def test_what_kept_an_earlier_batch_from_the_queue_is_raised(make, make_prompts):
-    dispatcher = make(queue=NoMarkers(), replay={"timeout_s": 0.5})
+    dispatcher = make(queue=Full("_sess"), replay={"timeout_s": 0.5})
     with pytest.raises(ReplayTimeoutError):
         dispatcher.collect(make_prompts(2), step=1, batch_size=1)
     with pytest.raises(RuntimeError, match="no space"):
