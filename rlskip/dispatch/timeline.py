@@ -19,6 +19,7 @@ import attrs
 
 from rlskip.errors import RlskipError
 
+_INSTALL = 'pip install "rlskip[train]"'
 _BLUE, _YELLOW, _RED = "#1f6f8b", "#c9a227", "#b3362b"
 
 
@@ -105,11 +106,8 @@ def write_picture(spans: Sequence[Span], path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RlskipError(
-            "the picture of a timeline needs matplotlib",
-            "dispatch.timeline_dir",
-            'pip install "rlskip[train]"',
-        ) from error
+        what = "the picture of a timeline needs matplotlib"
+        raise RlskipError(what, "dispatch.timeline_dir", _INSTALL) from error
 
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -164,7 +162,11 @@ class Progress:
     """A progress bar: sessions finished, tokens per second, time left. Needs tqdm."""
 
     def __init__(self, step: int, sessions: int) -> None:
-        from tqdm import tqdm
+        try:
+            from tqdm import tqdm
+        except ImportError as error:
+            what = "a progress bar needs tqdm"
+            raise RlskipError(what, "dispatch.progress", _INSTALL) from error
 
         self._bar = tqdm(total=sessions, desc=f"step {step}", unit="session", leave=False)
         self._began = time.perf_counter()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlskip.dispatch.timeline import Span, lanes
+from rlskip.errors import RlskipError
 
 times = st.integers(0, 40)
 
@@ -99,3 +101,12 @@ def test_progress_shows_sessions_and_tokens(make_dispatcher, make_prompts, capsy
     assert "failed=1" in said
     assert re.search(r"tok/s=[\d,]+", said)
     assert re.search(r"\[\d\d:\d\d<\d\d:\d\d", said)  # the time taken, and that left
+
+
+def test_a_progress_bar_without_tqdm_says_what_to_install(
+    make_dispatcher, make_prompts, echo, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(RlskipError, match="tqdm") as error:
+        make_dispatcher(echo, progress=True).generate_sequences(make_prompts(1), step=1)
+    assert error.value.where == "dispatch.progress"
