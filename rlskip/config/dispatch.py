@@ -60,7 +60,7 @@ class DispatchConfig:
 
     # Seconds that one attempt at a session may take; null: no limit, also none for an async worker
     # that blocks the event loop.
-    session_timeout_s: float | None = field(default=3600.0, metadata={"min": 0.001})
+    session_timeout_s: float | None = field(default=3600.0, metadata={"min": 0.001, "max": 1e9})
 
     # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.
     max_retries: int = field(default=2, metadata=_not_negative)

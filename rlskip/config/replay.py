@@ -46,7 +46,7 @@ class ReplayConfig:
 
     # Seconds one call of sample() waits before it raises and names what is missing: it never
     # waits forever.
-    timeout_s: float = field(default=3600.0, metadata={"min": 0.001})
+    timeout_s: float = field(default=3600.0, metadata={"min": 0.001, "max": 1e9})
 
     # Seconds between two progress lines of a call that waits.
     progress_interval_s: float = field(default=60.0, metadata={"min": 0.001})

@@ -39,6 +39,7 @@ def test_the_number_of_sessions_comes_from_the_host():
         ({"max_refills": 0}, "max_refills"),
         ({"timeout_s": -1}, "timeout_s"),
         ({"timeout_s": float("inf")}, "timeout_s"),
+        ({"timeout_s": 1e10}, "timeout_s"),  # longer than a thread can wait
         ({"timeout_s": float("nan")}, "timeout_s"),
         ({"progress_interval_s": 0}, "progress_interval_s"),
         ({"n": True}, "n"),
