@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from tensordict import TensorDict
 from rlskip.merge import MergeError, Pack, pack
 from rlskip.merge.token_rows import token_rows
 from rlskip.merge.trie import branches, cut
+from rlskip.testing import assert_exact_packing
 
 # Two tokens make rows that share prefixes, continue each other and repeat.
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
@@ -194,3 +197,30 @@ def test_the_block_mask_is_the_dense_mask() -> None:
     [packed] = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2], [7]], 100)
     mask = packed.block_mask(BLOCK_SIZE=1).to_dense()[0, 0].bool()
     assert torch.equal(mask, packed.dense_mask())
+
+
+class Bigrams(torch.nn.Module):
+    """A language model of which each token depends on the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=9))
+        self.table = torch.nn.Embedding(9, 9)
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+@pytest.mark.parametrize("spoilt", [None, 1, 2])
+def test_the_oracle_ignores_values_that_no_loss_uses_and_names_others(spoilt: int | None) -> None:
+    def forward(model: torch.nn.Module, rows: dict[str, list[list[int]]]) -> list[torch.Tensor]:
+        (ids,) = rows["input_ids"]
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+        found = logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+        values = torch.cat([found.new_tensor([torch.nan]), found])
+        return [values if spoilt is None else values.index_fill(0, torch.tensor(spoilt), torch.nan)]
+
+    rows = {"input_ids": [[1, 2, 3]], "loss_mask": [[0, 0, 1]]}
+    names = pytest.raises(AssertionError, match="row 0, token 2")
+    with names if spoilt == 2 else nullcontext():
+        assert_exact_packing(Bigrams(), rows, forward)
