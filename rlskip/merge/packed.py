@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from rlskip.batch.columns import select
+from rlskip.batch.columns import is_lazy, select
 from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.checks import check_carried, check_some, trajectories
 from rlskip.merge.turns import IS_LAST, MASKS, PROMPTS, RESPONSES, TRAJECTORIES, MergeError
@@ -44,13 +44,14 @@ def packed_rows(batch: TensorDictBase) -> Rows:
     MergeError
         As for lists; the error names the field and the row.
     """
+    if is_lazy(batch) or batch.batch_dims != 1:
+        what = f"a {type(batch).__name__} of batch size {tuple(batch.batch_size)}"
+        raise MergeError(f"expected a TensorDict of batch size (rows,), got {what}")
     check_carried(batch.keys())
     fields = _jagged_fields(batch)
     for name in (PROMPTS, RESPONSES, MASKS):
         if name not in fields:
             raise MergeError("expected a nested tensor in layout torch.jagged", name)
-    if batch.batch_dims != 1:
-        raise MergeError(f"expected the batch size (rows,), got {tuple(batch.batch_size)}")
     check_some(len(batch))
     for name, field in fields.items():
         _check_jagged(field, name)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from rlskip.merge import MergeError, merge
 from tests.merge.batches import batches, merge_config, pack, turns, unpack
@@ -33,10 +33,12 @@ def test_a_nested_field_keeps_the_last_turns_values():
     assert merged["env", "reward"].tolist() == [1.0]
 
 
-def test_a_packed_batch_has_one_dimension():
-    batch = TensorDict(dict(pack(turns(([1], [2]))).items()), [])
+@pytest.mark.parametrize(
+    "of", [lambda rows: TensorDict(dict(rows.items()), []), lambda rows: lazy_stack([rows])]
+)
+def test_a_packed_batch_is_one_tensordict_of_rows(of):
     with pytest.raises(MergeError, match="batch size"):
-        merge(batch, merge_config())
+        merge(of(pack(turns(([1], [2])))), merge_config())
 
 
 def test_memory_is_linear_in_the_result():
