@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import ROLLOUT_ROOT_KEYS
+from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.replay.filtering import GroupFilter
 from rlskip.replay.incomplete import IncompleteRolloutError, name_prompts
@@ -140,12 +140,14 @@ class ReplayBuffer:
         """
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if (number := integer(step)) is None:  # no prompt would ever be of this step
+            raise ValueError(f"step must be a whole number, got {step!r}")
         now = self._clock()
         with self._lock:
             known = self._partitions[partition]
             known.reserved.update(uids or ())
             group_filter = None if known.validates else self._filter
-            call = SampleCall(step, known, batch_size, uids, group_filter, now, now)
+            call = SampleCall(number, known, batch_size, uids, group_filter, now, now)
         while True:
             with self._lock:
                 self._partitions.sync()

@@ -1,6 +1,7 @@
 """No row is sampled twice, none is lost, the oldest come first, stale ones not at all."""
 
 import pytest
+import torch
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
@@ -45,6 +46,13 @@ def test_batches_of_a_size_take_the_oldest_first(buffer, rollouts):
 def test_batch_size_must_be_positive(buffer):
     with pytest.raises(ValueError, match="at least 1"):
         buffer.sample(1, "train", 0)
+
+
+def test_a_step_is_a_whole_number(buffer, rollouts):
+    rollouts.counted("u")
+    with pytest.raises(ValueError, match="whole number, got '1'"):
+        buffer.sample("1", "train")
+    assert len(buffer.sample(torch.tensor(1), "train")[0]) == 2
 
 
 def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
