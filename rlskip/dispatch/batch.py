@@ -236,7 +236,8 @@ def read_batch(
         raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
     samples = [own(row) for row in rows_of(prompts)]
     if not samples:
-        raise BatchError("the batch has no prompts")
+        remedy = "pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt"
+        raise BatchError("the batch has no prompts", remedy=remedy)
     first = samples[0]
     step = step_number(first.get("global_steps") if step is None else step)
     validate = bool(first.get("validate", False)) if validate is None else validate

@@ -65,12 +65,17 @@ uid: the batch has no uids
         "uid",
         "uid: duplicate uids: a",
     ),
-    (
-        "a batch without prompts",
-        lambda _: submit([], step=1),
-        BatchError,
-        "",
-        "the batch has no prompts",
+    *(
+        (
+            f"a batch without prompts: {prompts}",
+            lambda _, prompts=prompts: submit(prompts, step=1),
+            BatchError,
+            "",
+            """\
+the batch has no prompts
+  -> pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt""",
+        )
+        for prompts in ([], [{"uid": "a"}, None])
     ),
     *(
         (
