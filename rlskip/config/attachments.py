@@ -111,7 +111,7 @@ def read_attach(
         at = f"skip.attach.{role}"
         if role not in registry:
             what = "this role is not registered"
-            problems.append(Problem(at, what, did_you_mean(str(role), registry, "skip.attach")))
+            problems.append(Problem(at, what, did_you_mean(role, registry, "skip.attach")))
             continue
         several = isinstance(value, (list, tuple))
         attach[role] = [

@@ -86,10 +86,9 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
             below = _entry(_entry(config, ABOVE), name)
             node = _entry(config, name) if below is None else below
             place(name, below=below is not None)
-        if isinstance(node, DictConfig):
-            node = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
+    node = _plain(node, name)
     if isinstance(node, str):
         raise NotInstalledError(
             f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
@@ -97,10 +96,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
             "install rlskip into the environment that runs this application and check with "
             "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + or_own_key(name),
         )
-    if node is None or isinstance(node, Mapping):
-        return None if node is None else dict(node)
-    if _is_node(node):
-        return dataclasses.asdict(node)
+    if node is None or isinstance(node, dict):
+        return node
     raise ConfigError(
         f"expected a mapping, got {node!r}", name, or_own_key(name).removeprefix("; ")
     )
@@ -158,6 +155,24 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
 def _is_node(value: Any) -> bool:
     is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return isinstance(value, Mapping) or is_instance
+
+
+def _plain(value: Any, at: str) -> Any:
+    """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text."""
+    if OmegaConf.is_config(value):
+        try:
+            value = OmegaConf.to_container(value, resolve=True)
+        except OmegaConfBaseException as error:  # of its own, a part knows no full key
+            key = error.full_key or ""
+            where = key if key.startswith((at, f"{ABOVE}.{at}")) else at
+            raise ConfigError(str(error).splitlines()[0], where) from error
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, f"{at}.{i}") for i, part in enumerate(value)]
+    return value
 
 
 def _entry(holder: Any, name: str) -> Any:

@@ -268,7 +268,7 @@ def _without_class(
 
     A name that looks like that of a known role is none.
     """
-    names = [str(k) for k, v in node.items() if isinstance(v, Mapping) and k not in shared_keys]
+    names = [k for k, v in node.items() if isinstance(v, Mapping) and k not in shared_keys]
     return {
         name: RoleSpec()
         for name in names

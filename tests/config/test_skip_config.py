@@ -217,6 +217,8 @@ def test_a_role_needs_no_class() -> None:
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
         ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
+        ({1: {"enable": True}}, "skip.1: unknown key"),
+        ({"rollout": OmegaConf.create({"steps": "${nowhere}"})}, "skip.rollout: Interpolation"),
         ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
     ],
 )
@@ -303,6 +305,15 @@ def test_without_an_engine_nothing_can_be_generated() -> None:
     with pytest.raises(ConfigError, match=r"skip\.start_engine: false never runs the stage"):
         rollout({"start_engine": False, "on_mismatch": "regenerate", "rollout": {"enable": True}})
     assert rollout({"start_engine": False, "rollout": {"enable": True}}).on_miss == "error"
+
+
+def test_nodes_within_a_mapping_have_any_form() -> None:
+    steps = OmegaConf.create({"ours": [2], "all": "${ours}"})
+    for role in (RoleConfig(enable=True), OmegaConf.create({"enable": True})):
+        assert 2 in rollout({"steps": steps["all"], "rollout": role}).steps
+    attach = {"rollout": [OmegaConf.create({"target": "a:b", "prompts": "${target}"})]}
+    with pytest.raises(ConfigError, match="'a:b' is not a path"):
+        read_roles({"skip": {"attach": attach}})
 
 
 def test_an_interpolation_that_does_not_resolve_is_named() -> None:
