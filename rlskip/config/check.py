@@ -260,6 +260,9 @@ def read(
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
         elif dataclasses.is_dataclass(hint := hints[name]) and isinstance(value, Mapping):
             values[name] = read(typing.cast("type[Any]", hint), value, key, problems)
+        elif value is None and hint is Any and field.default is not None:
+            default = f"leave it out for the default, {field.default}"
+            problems.append(Problem(key, "no value was given (null)", default))
         elif what := _wrong(value, hint, field.metadata):
             problems.append(Problem(key, what))
         else:

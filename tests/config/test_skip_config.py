@@ -217,6 +217,7 @@ def test_a_role_needs_no_class() -> None:
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
         ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
+        ({"steps": None}, "skip.steps: no value was given (null)\n  -> leave it out for"),
         ({1: {"enable": True}}, "skip.1: unknown key"),
         ({"rollout": OmegaConf.create({"steps": "${nowhere}"})}, "skip.rollout: Interpolation"),
         ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
