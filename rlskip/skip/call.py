@@ -167,12 +167,13 @@ class Stage:
 class Cleanup(ExitStack):
     """Callbacks to run when a call ends, however it ends.
 
-    One that is added later runs at once: a thread continues when its task is cancelled.
+    One that is added later runs at once: a thread continues when its task is cancelled. `failed`
+    tells whether the call ended with an error.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.over = False
+        self.over = self.failed = False
         self._lock = threading.Lock()
 
     def add(self, act: Callable[[], object]) -> None:
@@ -184,7 +185,7 @@ class Cleanup(ExitStack):
 
     def __exit__(self, *error: Any) -> bool | None:
         with self._lock:
-            self.over = True
+            self.over, self.failed = True, error[0] is not None
         return super().__exit__(*error)
 
 

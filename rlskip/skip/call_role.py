@@ -143,6 +143,7 @@ class CallRole(Role):
             self._index.give_back(call.found)
             if isinstance(call.found, Found):
                 call.visit.lose(call.found)
+            call.found = None
             if self.local_config.on_miss == "generate":
                 self._begin(call)
                 self._reserve(call)
@@ -214,7 +215,18 @@ class CallRole(Role):
             found = self.ranks.agree(call, self._candidates(call), self._matching.load)
             if found is not None:
                 self._matching.take(call, found)
+                call.found = found
+                call.cleanup.add(functools.partial(self._give_back, call, found))
             return found  # type: ignore[no-any-return]
+
+    def _give_back(self, call: Call, found: Found | Gathered) -> None:
+        """Let dumps serve another call, if this one was cancelled or its stage failed."""
+        if not call.cleanup.failed or call.found is not found:
+            return
+        if self.dumps.by_prompt:
+            self._index.give_back(found)
+        if isinstance(found, Found):
+            call.visit.give_back(found)
 
     def _candidates(self, call: Call) -> Candidates:
         offered = False

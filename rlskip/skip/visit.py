@@ -272,6 +272,18 @@ class Visit:
         else:
             self._used_elsewhere.add(found)
 
+    def give_back(self, found: Found) -> None:
+        """The call that this dump served has failed: the dump may serve another one."""
+        with self.lock:
+            if found.step != self.step:
+                self._used_elsewhere.discard(found)
+                return
+            alike = self.slots[found.number].alike
+            self._become(found.number, State.UNREAD if alike is None else State.OPEN)
+            waiting = self._unread if alike is None else alike.numbers
+            if found.number not in waiting:
+                bisect.insort(waiting, found.number)
+
     def is_used(self, found: Found) -> bool:
         """Whether a dump of another step has served a call."""
         return found in self._used_elsewhere

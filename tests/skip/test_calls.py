@@ -204,3 +204,45 @@ def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     if how != "raised":
         with pytest.raises(MismatchError):
             asyncio.run(stage("x", asyncio.Event()))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "raised"])
+@pytest.mark.parametrize(
+    "skip", [{}, {"action": "repeat"}, {"match": "run"}, {"match": "prompt"}], ids=str
+)
+def test_the_dump_of_a_call_that_failed_serves_the_next_one(
+    init: Callable[..., Path], how: str, skip: dict[str, str]
+) -> None:
+    begun, over, first = threading.Event(), threading.Event(), [True]
+
+    def on_replay(result: str) -> str:
+        if first and first.pop():
+            if how == "raised":
+                raise RuntimeError("out of memory")
+            begun.set()
+            over.wait(60)
+        return result
+
+    @SkipManager.annotate(role="rollout", on_replay=on_replay)
+    async def stage(prompts: str) -> str:
+        made.append(prompts)
+        return prompts
+
+    async def replayed() -> str:
+        task = asyncio.create_task(stage("a"))
+        if how == "cancelled":
+            await asyncio.to_thread(begun.wait, 60)
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        try:
+            return await stage("a")
+        finally:
+            over.set()
+
+    init()
+    SkipManager.set_step(1)
+    asyncio.run(stage("a"))
+    init(on_miss="error", **skip)
+    SkipManager.set_step(2 if skip else 1)
+    assert asyncio.run(replayed()) == "a"
+    assert made == ["a"]
