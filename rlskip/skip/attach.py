@@ -159,9 +159,12 @@ class _Attachment:
         if step is None and self._step_function:
             return None
         try:
-            return operator.index(step)
+            number = operator.index(step)
         except TypeError:
-            raise AttachError(f"{step!r} is not a step", self._where("step")) from None
+            number = -1
+        if number < 0:
+            raise AttachError(f"{step!r} is not a step", self._where("step"))
+        return number
 
     def _advise(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> tuple[str, str]:
         """The key that names the source of the step, and what to set it to."""

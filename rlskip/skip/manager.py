@@ -167,14 +167,17 @@ class SkipManager:
         Raises
         ------
         ConfigError
-            `step` is not an integer (Python's, numpy's, or a 0-d tensor).
+            `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
         try:
-            before, cls.step = cls.step, operator.index(step)
+            number = operator.index(step)
         except TypeError:
+            number = -1
+        if number < 0:
             raise ConfigError(
-                f"{step!r} is not a step", "SkipManager.set_step", "pass an integer"
-            ) from None
+                f"{step!r} is not a step", "SkipManager.set_step", "pass an integer >= 0"
+            )
+        before, cls.step = cls.step, number
         if cls.step != before:
             if before is not None:
                 cls._warn_of_uncalled(before)

@@ -154,7 +154,7 @@ LOOP = """
         def generate(cls, prompts, step):
             return super().generate(prompts, step)
 
-    def generate(t, batch, n=None, s=None, nothing=None):
+    def generate(t, batch, n=None, s=None, nothing=None, before=-1):
         calls.append(4)
         return [2 * i for i in batch["ids"]]
 
@@ -260,6 +260,7 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
         ({"step": "u"}, AttachError, r"step=u: generate\(\) has no 'u'"),
         ({"step": "batch"}, AttachError, "step=batch: {'ids': .1.} is not a step"),
         ({"step": "nothing"}, AttachError, "step=nothing: None is not a step"),
+        ({"step": "before"}, AttachError, "step=before: -1 is not a step"),
         (
             {"step": "t", "prompts": "batch.idx"},
             AttachError,

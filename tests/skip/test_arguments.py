@@ -31,7 +31,7 @@ def test_what_is_not_a_config_is_refused(config: Any) -> None:
         SkipManager.init(config)
 
 
-@pytest.mark.parametrize("step", ["1", 1.0, None, [1], torch.tensor([1, 2])], ids=repr)
+@pytest.mark.parametrize("step", ["1", 1.0, -1, None, [1], torch.tensor([1, 2])], ids=repr)
 def test_what_is_not_a_step_is_refused(init: Callable[..., Path], step: Any) -> None:
     init()
     SkipManager.set_step(3)
