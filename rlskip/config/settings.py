@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from rlskip.config.check import Problem, did_you_mean, find_node, look_up, raise
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
+    SHARED_KEYS,
     SKIP_REGISTRY,
     VALIDATION_ROLE,
     RoleConfig,
@@ -167,13 +168,11 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
     ConfigError
         Names *every* problem, whether the role it concerns is enabled or not.
     """
-    shared_keys = {f.name for f in dataclasses.fields(SkipManagerConfig)} - {*BUILT_IN_ROLES}
-
     problems: list[Problem] = []
     registry = role_specs()
-    bare = _without_class(node, shared_keys, registry)
+    bare = _without_class(node, registry)
     registry |= bare
-    shared_node = {key: node[key] for key in node if key in shared_keys}
+    shared_node = {key: node[key] for key in node if key in SHARED_KEYS}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
     attach = read_attach(shared.attach, registry, problems)
 
@@ -183,11 +182,11 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
         node = {**{k: v for k, v in node.items() if k != VALIDATION_ROLE}, VALIDATION_ROLE: given}
     roles: dict[str, RoleConfig] = {}
     for key, value in node.items():
-        if key in shared_keys:
+        if key in SHARED_KEYS:
             continue
         spec = registry.get(key)
         if spec is None:
-            known = [*sorted(shared_keys), *registry]
+            known = [*SHARED_KEYS, *registry]
             remedy = did_you_mean(key, known, "skip", _ALL_KEYS)
             problems.append(Problem(f"skip.{key}", "unknown key", remedy))
         elif not isinstance(value, Mapping):
@@ -262,18 +261,18 @@ def _inherit(
 
 
 def _without_class(
-    node: Mapping[str, Any], shared_keys: Collection[str], registry: Mapping[str, RoleSpec]
+    node: Mapping[str, Any], registry: Mapping[str, RoleSpec]
 ) -> dict[str, RoleSpec]:
     """The roles of a `skip` mapping that need no class: mappings under a name of their own.
 
-    A name that looks like that of a known role is none.
+    A name that looks like that of a known role, or of the key that holds a mapping, is none.
     """
-    names = [k for k, v in node.items() if isinstance(v, Mapping) and k not in shared_keys]
+    names = [k for k, v in node.items() if isinstance(v, Mapping) and k not in SHARED_KEYS]
     return {
         name: RoleSpec()
         for name in names
         if name not in registry and name.isidentifier()
-        if not difflib.get_close_matches(name, registry, n=1, cutoff=0.75)
+        if not difflib.get_close_matches(name, [*registry, "attach"], n=1, cutoff=0.75)
     }
 
 

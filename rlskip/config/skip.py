@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import attrs
@@ -184,6 +184,8 @@ class SkipManagerConfig(RoleConfig):
 TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")
 VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
+#: The keys of `skip` that are no roles.
+SHARED_KEYS = tuple(f.name for f in fields(SkipManagerConfig) if f.name not in BUILT_IN_ROLES)
 
 #: The options of ``annotate`` that the role for groups has.
 QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
+    SHARED_KEYS,
     SKIP_REGISTRY,
     VALIDATION_ROLE,
     RoleConfig,
@@ -256,12 +257,13 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
 
 
 def refuse_misspelt(role: str) -> None:
-    """Refuse a role that is not known and looks like one that is."""
+    """Refuse a role that is not known and looks like one that is, or has the name of a key."""
     known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
     near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
-    if role not in known and (near or not str(role).isidentifier()):
+    wrong = not isinstance(role, str) or not role.isidentifier() or role in SHARED_KEYS
+    if wrong or (near and role not in known):
         raise ConfigError(
-            f"there is no role {role!r}",
+            f"there is no role {role!r}" + f": skip.{role} is a key" * (role in SHARED_KEYS),
             "SkipManager.annotate",
             f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
             if near

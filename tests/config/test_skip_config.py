@@ -206,6 +206,7 @@ def test_a_role_needs_no_class() -> None:
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"warmup": 3}}, "@register_skip('reward', config=...)"),
         ({"reward": {"stesp": 3}}, "did you mean skip.reward.steps?"),
+        ({"atach": {"rollout": "a:b"}}, "did you mean skip.attach?"),
         ({"my-role": {"enable": True}}, "unknown key\n  -> docs/keys.md lists all keys"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
