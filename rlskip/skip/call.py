@@ -140,9 +140,14 @@ class Stage:
         )
 
     def identity_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        if callable(self.identity):
-            return self.identity(*args, **kwargs)
-        return self.identity or {}
+        found = self.identity(*args, **kwargs) if callable(self.identity) else self.identity or {}
+        if not isinstance(found, Mapping):
+            raise ConfigError(
+                f"the function returns {found!r:.80}, and not a mapping",
+                f"SkipManager.annotate(role={self.role!r}, identity=...)",
+                "return what must be equal by name, such as {'temperature': 1.0}",
+            )
+        return found
 
     def refuse_without_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
         where, remedy = (

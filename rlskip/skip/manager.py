@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, ClassVar, TypeVar
 
 from rlskip import stages
@@ -341,6 +341,10 @@ class SkipManager:
             enabled role is first called.
         """
         refuse_misspelt(role)
+        _refuse_other_kinds(
+            role, prompts=prompts, identity=identity, lacks=lacks, ignore=ignore, rows=rows,
+            on_replay=on_replay,
+        )  # fmt: skip
         if isinstance(rows, Mapping):
             row_fields.check(rows)
         cls._decorated.add(role)
@@ -357,6 +361,27 @@ class SkipManager:
             return decorated(cls, staged)  # type: ignore[return-value]
 
         return decorate
+
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "prompts": (str, "the name of an argument, or a function"),
+    "identity": (Mapping, "a mapping, or a function"),
+    "lacks": ((), "a function"),
+    "ignore": ((list, tuple, Set), "a list of names"),
+    "rows": (Mapping, "a mapping, or a function"),
+    "on_replay": ((), "a function"),
+}
+"""What an option of ``annotate`` is, besides a function, and in words."""
+
+
+def _refuse_other_kinds(role: str, **options: Any) -> None:
+    for name, value in options.items():
+        kind, words = _KINDS[name]
+        if not (value is None or callable(value) or isinstance(value, kind)):
+            raise ConfigError(
+                f"expected {words}, got {value!r:.80}",
+                f"SkipManager.annotate(role={role!r}, {name}=...)",
+            )
 
 
 def _refuse_other_objects(func: Any) -> None:

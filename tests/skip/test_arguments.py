@@ -48,13 +48,31 @@ def test_any_integer_is_a_step(init: Callable[..., Path], step: Any) -> None:
     assert type(SkipManager.step) is int
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"prompts": 5}, {"identity": ["n"]}, {"lacks": ["n"]}, {"ignore": "n"}, {"on_replay": 3}],
+    ids=str,
+)
+def test_an_option_of_another_kind_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))}=\.\.\.\): expected "):
+        SkipManager.annotate(role="rollout", **option)
+
+
+def test_an_identity_that_is_no_mapping_is_refused(init: Callable[..., Path]) -> None:
+    init()
+    SkipManager.set_step(1)
+    stage = SkipManager.annotate(role="rollout", identity=lambda prompts: None)(len)
+    with pytest.raises(ConfigError, match="returns None, and not a mapping"):
+        stage([1])
+
+
 @pytest.mark.parametrize("role", ["rolout", "rollouts", "asyncrollout", "rollout-tq"])
 def test_a_misspelt_role_is_refused(role: str) -> None:
     with pytest.raises(ConfigError, match=r"did you mean '.*rollout(_tq)?'"):
         SkipManager.annotate(role=role)
 
 
-@pytest.mark.parametrize("role", ["", "my role", 5])
+@pytest.mark.parametrize("role", ["", "my role", 5, ["rollout"], "steps"])
 def test_what_is_not_an_identifier_is_not_a_role(role: Any) -> None:
     with pytest.raises(ConfigError, match="there is no role"):
         SkipManager.annotate(role=role)
