@@ -9,9 +9,10 @@ import inspect
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -79,15 +80,20 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
                 call.cleanup = call.cleanup.pop_all()
                 call.awaited = "task" if asyncio.isfuture(result) else "coroutine"
-                return _as_returned(call, _awaited(skip, call, result, replayed))
+                awaited = _awaited(skip, call, result, replayed)
+                weakref.finalize(awaited, call.cleanup.close)  # where nobody starts it
+                return _as_returned(call, awaited)
             return after_stage(skip, call, result, replayed)
 
     return wrapper
 
 
 def _as_returned(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A coroutine as what the plain function returns: itself, or a task."""
-    return asyncio.ensure_future(coroutine) if call.awaited == "task" else coroutine
+    """A coroutine as what the plain function returns: itself, or a task where a loop is running."""
+    if call.awaited == "task":
+        with suppress(RuntimeError):
+            return asyncio.get_running_loop().create_task(coroutine)
+    return coroutine
 
 
 async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: Any) -> Any:

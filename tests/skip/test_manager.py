@@ -272,3 +272,44 @@ def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
     asyncio.run(main())
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_a_task_that_is_cancelled_before_it_begins_leaves_no_lease(
+    init: Callable[..., Path],
+) -> None:
+    dumps = init()
+    SkipManager.set_step(1)
+
+    async def generate(prompts: list[int]) -> list[int]:
+        return prompts
+
+    async def main() -> None:
+        stage = SkipManager.annotate(role="rollout")(
+            lambda prompts: asyncio.ensure_future(generate(prompts))
+        )
+        task = stage([1])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    gc.collect()
+    assert not [*dumps.rglob(".leases/*")]
+
+
+def test_a_task_of_a_loop_that_is_not_running_yet_is_dumped_and_replayed(
+    init: Callable[..., Path],
+) -> None:
+    loop = asyncio.new_event_loop()
+    ran = []
+
+    async def generate(prompts: list[int]) -> list[int]:
+        ran.append(prompts)
+        return prompts
+
+    stage = SkipManager.annotate(role="rollout")(lambda p: loop.create_task(generate(p)))
+    for _ in range(2):
+        init()
+        SkipManager.set_step(1)
+        assert loop.run_until_complete(stage([1])) == [1]
+    loop.close()
+    assert ran == [[1]]
