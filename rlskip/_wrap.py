@@ -153,6 +153,9 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
         raw = inspect.getattr_static(owner, name)
     except AttributeError:
         raise _missing(target, module, ".".join(owners), name) from None
+    if not isinstance(owner, ModuleType | type) and name not in getattr(owner, "__dict__", ()):
+        of = f"{type(owner).__module__}:{type(owner).__qualname__}.{name}"
+        raise AttachError(f"{owners[-1]!r} is an object, not a class", str(target), f"name {of}")
     kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
     function = raw.__func__ if kind else raw
     if not callable(function) or isinstance(function, type):

@@ -22,7 +22,7 @@ from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
-from rlskip.skip.call import Stage
+from rlskip.skip.call import Stage, named, signature_of
 
 log = logging.getLogger(__name__)
 
@@ -127,11 +127,17 @@ class _Attachment:
             self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
             raise ConfigError(str(error), self._where("step")) from error
+        if not callable(self._step_function):
+            raise ConfigError(f"{self._step_function!r} is not a function", self._where("step"))
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """`func` as a stage of the role."""
         if func not in self._stages:
-            self._stages[func] = self.decorate(self._describe(func))
+            try:
+                self._stages[func] = self.decorate(self._describe(func))
+            except ConfigError as error:  # its names were typed here
+                where = f"skip.attach.{self.role}"
+                raise ConfigError(error.what, where, error.remedy) from None
         return self._stages[func]
 
     def _describe(self, func: Callable[..., Any]) -> Stage:
@@ -145,12 +151,12 @@ class _Attachment:
             self.role,
             config.prompts and self._reader(func, "prompts", config.prompts),
             lambda *args, **kwargs: {k: read(*args, **kwargs) for k, read in identity.items()},
-            func.__qualname__,
+            named(func).__qualname__,
             rows=config.rows,
             options=options,
             ignore=[*config.ignore, *([config.prompts.split(".")[0]] if config.prompts else [])],
             step_of=functools.partial(self._step, func) if config.step else None,
-            no_step=functools.partial(self._advise, inspect.signature(func)),
+            no_step=functools.partial(self._advise, signature_of(func)),
         )
 
     def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
@@ -177,7 +183,7 @@ class _Attachment:
 
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
         """A function of the call's arguments that returns the value at `path`."""
-        signature = inspect.signature(func)
+        signature = signature_of(func)
 
         def read(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
@@ -187,7 +193,7 @@ class _Attachment:
                 try:
                     value = _part(value, name)
                 except (AttributeError, LookupError, TypeError):
-                    holder = ".".join(names[:i]) or f"{func.__qualname__}()"
+                    holder = ".".join(names[:i]) or f"{named(func).__qualname__}()"
                     raise AttachError(f"{holder} has no {name!r}", self._where(key)) from None
             return value
 

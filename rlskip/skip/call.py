@@ -36,6 +36,16 @@ def named(func: Callable[..., Any]) -> Any:
     return func if hasattr(func, "__qualname__") else type(func)
 
 
+def signature_of(func: Callable[..., Any]) -> inspect.Signature:
+    """The arguments of a callable; raises ConfigError where they are not known."""
+    try:
+        return inspect.signature(func)
+    except ValueError as error:
+        name = f"{named(func).__module__}.{named(func).__qualname__}"
+        remedy = "wrap it in a function that names its arguments"
+        raise ConfigError("it does not say which arguments it takes", name, remedy) from error
+
+
 @attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
 class Stage:
     """A decorated function and the arguments of its ``SkipManager.annotate``."""
@@ -70,7 +80,7 @@ class Stage:
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.func)
+        return signature_of(self.func)
 
     @functools.cached_property
     def ignored(self) -> frozenset[str]:
@@ -83,7 +93,7 @@ class Stage:
     def _whole_signature(self) -> inspect.Signature:
         """Of a partial's function: what the partial gives it counts, too."""
         func = self.func
-        return inspect.signature(func.func if isinstance(func, functools.partial) else func)
+        return signature_of(func.func if isinstance(func, functools.partial) else func)
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The arguments of a call that count besides its prompts; None where they are not known."""

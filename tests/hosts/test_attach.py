@@ -141,6 +141,8 @@ def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: An
 # -- without Hydra, in this process -----------------------------------------------------------
 
 LOOP = """
+    import functools
+
     calls = []
 
     class Loop:
@@ -160,6 +162,9 @@ LOOP = """
 
     def odd_only(cls, prompts, step):
         return step if step % 2 else None
+
+    loop, most = Loop(), max
+    part = functools.partial(generate, 1)
 """
 
 
@@ -256,6 +261,14 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
     [
         ({"step": "steps:nope"}, ConfigError, "No module named 'steps'"),
         ({"step": "NAME:nope"}, ConfigError, "has no attribute 'nope'"),
+        ({"step": "math:pi"}, ConfigError, "step=math:pi: 3.14.* is not a function"),
+        ({"prompts": "u"}, ConfigError, "skip.attach.rollout: .*generate has no argument u"),
+        (
+            {"target": "NAME:loop.generate"},
+            AttachError,
+            "an object, not a class\n  -> name .*Loop.",
+        ),
+        ({"target": "NAME:most"}, ConfigError, "does not say which arguments it takes"),
         ({"step": "t.x"}, AttachError, "step=t.x: t has no 'x'"),
         ({"step": "u"}, AttachError, r"step=u: generate\(\) has no 'u'"),
         ({"step": "batch"}, AttachError, "step=batch: {'ids': .1.} is not a step"),
@@ -277,11 +290,21 @@ def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
 
     def run() -> None:
         SkipManager.init(config(tmp_path, {"target": f"{name}:generate", **entry}))
-        module.generate(1, {"ids": [1]})
+        module.most({"ids": [1]}) if "most" in str(entry) else module.generate(1, {"ids": [1]})
 
     with pytest.raises(error, match=what):
         run()
     assert module.calls == []
+
+
+def test_a_partial_can_be_attached(third_party: Any, tmp_path: Any) -> None:
+    name = third_party(LOOP)
+    module = importlib.import_module(name)
+    for _ in range(2):
+        SkipManager.init(config(tmp_path, {"target": f"{name}:part", "step": None}))
+        SkipManager.set_step(1)
+        assert module.part({"ids": [1]}) == [2]
+    assert module.calls == [4]
 
 
 def test_a_function_that_returns_no_step_bypasses_the_call(third_party: Any, tmp_path: Any) -> None:
