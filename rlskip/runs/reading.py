@@ -5,7 +5,7 @@ Columns of tokens and masks, which are most of a dump, stay as narrow as the fil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlskip.batch.row_fields import CONVENTION, RowFields
@@ -13,13 +13,14 @@ from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
 from rlskip.format.kinds import array_of, choosable, rebuild
 from rlskip.runs.columns import QUEUE_PART, Columns, rollout_columns
-from rlskip.runs.rollouts import PLACE, ROW, TEXTS, needed
+from rlskip.runs.rollouts import NAMING, PLACE, ROW, TEXTS, TOKENS, column_of
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
     from rlskip.store.meta import DumpMeta
 
 _TREE, _FIELDS = "rollouts", "fields"
+_SIZED = ("tensordict", "dataproto")  # they say how many rows they have
 _NARROW = ("prompt", "response", "whole", "attention", "prompt_mask", "mask")
 
 
@@ -33,9 +34,9 @@ def _fields(reader: Reader) -> dict[str, Node]:
     try:
         nodes = choosable(reader.index[_TREE])
         if nodes.keys() == QUEUE_PART:
-            # A tree of its own: its columns can be chosen.
-            reader.index[_FIELDS] = nodes["fields"]
-            return {"key": nodes["keys"], **choosable(nodes["fields"])}
+            # A tree of its own: its columns can be chosen, unless it is a lazy stack.
+            reader.index[_FIELDS], columns = nodes["fields"], choosable(nodes["fields"])
+            return {"key": nodes["keys"], **columns} if columns else {}
     except DAMAGE as error:
         what = "its index does not fit together"
         raise CorruptDumpError(what, reader.where) from error
@@ -62,7 +63,10 @@ def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -
         _check(fields, [*columns.columns, *columns.whole], reader.where)
         return columns
     _check(fields, names, reader.where)
-    wanted = needed(fields, names, known) or _any(names, known)
+    wanted = _needed(fields, names, known)
+    is_mapping = reader.index[_FIELDS if _FIELDS in reader.index else _TREE][0] not in _SIZED
+    if not wanted or is_mapping:
+        wanted = _with_length(wanted, {k: node for k, node in nodes.items() if node}, known)
     if _FIELDS not in reader.index:
         return rollout_columns(rebuild(reader, _TREE, wanted, "numpy"), known)
     part: dict[str, Any] = {"groups": [], "keys": []}
@@ -73,15 +77,49 @@ def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -
     return rollout_columns(part, known)
 
 
-def _any(names: Sequence[str], described: RowFields) -> list[str]:
-    """A column that has as many values as there are rows, for its length."""
-    likely = (getattr(described, what) for what in CONVENTION)
-    return [next((name for name in likely if name in names), names[0])]
+def _needed(fields: Iterable[str], names: Collection[str], described: RowFields) -> list[str]:
+    """The columns among `names` that must be read for `fields`, keys of ROW or of their own."""
+    chosen: dict[str, None] = {}
+    for field in fields:
+        itself = column_of(field, names)
+        own = [itself] if itself in names and field not in ROW else []
+        chosen.update(dict.fromkeys([*own, *_columns_of(field, names, described)]))
+    return list(chosen)
+
+
+def _columns_of(field: str, names: Collection[str], described: RowFields) -> list[str]:
+    """The columns that one key of ROW is made of."""
+
+    def of(*whats: str) -> list[str]:
+        entries = (getattr(described, what) for what in whats)
+        columns = (entry.partition(".")[0] for entry in entries if entry is not None)
+        return [name for name in columns if name in names]
+
+    field = TEXTS.get(field, field)
+    masks = of("attention", "prompt_mask", "mask", "labels")
+    if field in TOKENS:
+        if not of("response"):
+            return of("whole", field) + masks
+        return of("prompt", "response", field) + masks  # the width of one tells what a mask is of
+    if field in NAMING:
+        if "key" in names:
+            return ["key", *of("group")]
+        own = of("group", "session", "turn", "last")
+        known = of("group") or described.n is not None
+        return own if known else own + _columns_of("prompt", names, described)
+    return of("reward") if field == "reward" else []
+
+
+def _with_length(wanted: list[str], names: Mapping[str, Node], described: RowFields) -> list[str]:
+    """`wanted`, with a column that has as many values as there are rows, if there is none in it."""
+    likely = (getattr(described, what) for what in ("response", "whole", *CONVENTION))
+    known = [name for name in likely if name in names]
+    return wanted if {*wanted} & {*known} else [*wanted, *(known or list(names))[:1]]
 
 
 def _check(fields: Sequence[str], names: Sequence[str], where: str) -> None:
-    own = {name.removeprefix("own_").partition(".")[0] for name in fields} - {*ROW, *TEXTS}
-    if missing := sorted(own - {*names, *PLACE}):
+    own = {column_of(name, names) for name in fields if name not in (*ROW, *TEXTS, *PLACE)}
+    if missing := sorted(own - {*names}):
         there = ", ".join(sorted(names))
         what = f"it has no field {', '.join(map(repr, missing))}"
         raise DumpError(what, where, f"its own fields are {there}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlskip.batch.columns import column_length
 from rlskip.batch.ragged import numbers
-from rlskip.batch.row_fields import RowFields
+from rlskip.format.dump_errors import DumpError
 from rlskip.keys import split_trajectory
 from rlskip.runs.columns import Column, Columns, plain, values
 from rlskip.runs.conversation import Conversation, messages_of
@@ -23,8 +23,8 @@ from rlskip.runs.tokens import Tokens
 Decode = Callable[[Sequence[int]], str]
 
 TOKENS = ("prompt", "response", "mask", "log_probs")
-_NAMING = ("group", "session", "turn", "uid")
-ROW = ("row", *_NAMING, *TOKENS, "reward")
+NAMING = ("group", "session", "turn", "uid")
+ROW = ("row", *NAMING, *TOKENS, "reward")
 """What every row has, whatever the run calls its columns; None where the run has no such column."""
 PLACE = ("run", "step", "call", "rank")
 """What a row says of where it is, as far as that differs."""
@@ -192,9 +192,18 @@ class Rollouts:
     def names(self) -> list[str]:
         """The keys of a row, besides its place."""
         if self.fields is not None:
-            return [name for name in dict.fromkeys(["row", *self.fields]) if name not in PLACE]
+            names = [name for field in ("row", *self.fields) for name in self._named(field)]
+            return list(dict.fromkeys(names))
         texts = TEXTS if self.decode is not None and self.has_tokens else ()
         return [*ROW, *texts, *self.others]
+
+    def _named(self, field: str) -> list[str]:
+        """The keys of a row that a field is: of a mapping of columns those of its entries."""
+        columns = self.columns.columns
+        if field in self.place or (field in PLACE and field not in columns):
+            return []
+        within = [name for name in columns if name.startswith(f"{field}.")]
+        return [field] if field in columns or not within else within
 
     @property
     def has_tokens(self) -> bool:
@@ -254,9 +263,19 @@ class Rollouts:
         return plain(self._values[name][i])
 
     def column(self, name: str) -> Column:
-        """A column by its own name, or by its name among the `others`."""
-        found = self.columns.columns.get(name)
-        return self.others[name] if found is None else found
+        """A column by its own name, or by its name among the `others`.
+
+        Raises
+        ------
+        DumpError
+            There is none that has a value for each row.
+        """
+        columns = self.columns.columns
+        for found in (columns.get(name), self.others.get(name), columns.get(column_of(name, ()))):
+            if found is not None:
+                return found
+        where = f"step {self.place.get('step')}"
+        raise DumpError(f"its field {name!r} has no value for each row", where)
 
     def _known(self, name: str, i: int) -> Any:
         """What the key `name` of ROW or of the place is in row `i`."""
@@ -266,7 +285,7 @@ class Rollouts:
             return i
         if name == "reward":
             return self.rewards[i]
-        if name in _NAMING:
+        if name in NAMING:
             return self._naming[name][i]
         cells = getattr(self.tokens, name)
         if cells is None or cells[i] is None:
@@ -277,7 +296,7 @@ class Rollouts:
     @functools.cached_property
     def _naming(self) -> dict[str, list[Any]]:
         """Group, session, turn and uid of each row."""
-        found: dict[str, list[Any]] = {name: [None] * len(self) for name in _NAMING}
+        found: dict[str, list[Any]] = {name: [None] * len(self) for name in NAMING}
         for group, number, rows, _, _ in self._sessions:
             for turn, i in enumerate(rows):
                 found["group"][i], found["session"][i] = group, number
@@ -323,37 +342,12 @@ class Rollouts:
         return [str(numbered.setdefault(text, len(numbered))) for text in texts]
 
 
-def needed(fields: Iterable[str], names: Collection[str], described: RowFields) -> list[str]:
-    """The columns among `names` that must be read for `fields`, keys of ROW or of their own."""
-    chosen: dict[str, None] = {}
-    for field in fields:
-        itself = field.removeprefix("own_").partition(".")[0]
-        own = [itself] if itself in names and field not in ROW else []
-        chosen.update(dict.fromkeys([*own, *_columns_of(field, names, described)]))
-    return list(chosen)
-
-
-def _columns_of(field: str, names: Collection[str], described: RowFields) -> list[str]:
-    """The columns that one key of ROW is made of."""
-
-    def of(*whats: str) -> list[str]:
-        entries = (getattr(described, what) for what in whats)
-        columns = (entry.partition(".")[0] for entry in entries if entry is not None)
-        return [name for name in columns if name in names]
-
-    field = TEXTS.get(field, field)
-    masks = of("attention", "prompt_mask", "mask", "labels")
-    if field in TOKENS:
-        if not of("response"):
-            return of("whole", field) + masks
-        return of("prompt", "response", field) + masks  # the width of one tells what a mask is of
-    if field in _NAMING:
-        if "key" in names:
-            return ["key", *of("group")]
-        own = of("group", "session", "turn", "last")
-        known = of("group") or described.n is not None
-        return own if known else own + _columns_of("prompt", names, described)
-    return of("reward") if field == "reward" else []
+def column_of(field: str, names: Collection[str]) -> str:
+    """The column that a field is: ``extra`` of ``extra.score``, ``prompt`` of ``own_prompt``."""
+    if field in names:
+        return field
+    own = field.removeprefix("own_")
+    return own if own in (*ROW, *PLACE) else field.partition(".")[0]
 
 
 def if_finite(value: float) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 import rlskip
 from rlskip.batch.tables import DataProtoParts
@@ -86,6 +86,40 @@ def test_rows_are_the_same_whatever_holds_them(kind: str, directory: Path) -> No
     with pytest.raises(DumpError, match="'nothing'") as error:
         list(run.iter_rows(["nothing"]))
     assert "extra" in error.value.remedy
+
+
+ODD: dict[str, Any] = {
+    "mapping": {**COLUMNS, "extra": {"score": [1, 2, 3]}, "one": "text", "other": [1, 2, 3, 4]},
+    "own names": {**COLUMNS, "uid": list(UIDS), "mask": [None] * 3, "rank": [7, 8, 9]},
+    "no prompts": {"responses": COLUMNS["responses"], "rm_scores": COLUMNS["rm_scores"]},
+    "no reward": {**COLUMNS, "rm_scores": None},
+    "lazy queue": {
+        **KINDS["queue"],
+        "fields": LazyStackedTensorDict(
+            *(
+                TensorDict({"prompts": torch.arange(i + 1), "responses": torch.arange(2)}, [])
+                for i in range(3)
+            )
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", list(ODD))
+def test_a_field_alone_has_the_values_that_it_has_among_all(kind: str, directory: Path) -> None:
+    StepStore(directory).save(1, ODD[kind])
+    run = rlskip.open(directory).run
+    rows = list(run.iter_rows())
+    assert len(rows) == 3
+    for name in rows[0]:
+        assert [row.get(name) for row in run.iter_rows([name])] == [row[name] for row in rows]
+
+
+@pytest.mark.parametrize("field", ["own_prompt", "own_prompts", "other", "nothing"])
+def test_what_is_no_field_of_the_rows_is_refused(field: str, directory: Path) -> None:
+    StepStore(directory).save(1, ODD["mapping"])
+    with pytest.raises(DumpError, match="field"):
+        list(rlskip.open(directory).run.iter_rows([field]))
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[:-1])
