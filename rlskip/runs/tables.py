@@ -48,21 +48,34 @@ def tables(
     if fields is None:
         return map(_sessions, read(None))
     # What a session's columns are made of is read, and only those that are asked for are kept.
-    made = dict.fromkeys(("prompt", "completion", "mask", "log_probs"), _CONVERSATION)
-    needed = [name for field in fields for name in made.get(field, [field])]
+    made: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("prompt", "completion", "mask", "log_probs"), _CONVERSATION
+    )
+    made["prompt_text"] = *_CONVERSATION, "prompt_text"
+    made["completion_text"] = *_CONVERSATION, "response_text"
+    others = [field for field in fields if field not in _OF_A_SESSION]
+    needed = [name for field in others for name in made.get(field, [field])]
     kept = {*_OF_A_SESSION, *fields}
 
     def chosen(rollouts: Rollouts) -> pa.Table:
         table = _sessions(rollouts)
         return table.select([name for name in table.column_names if name in kept])
 
-    return map(chosen, read(["group", "session", "turn", "reward", *needed]))
+    needed = ["group", "session", "turn", "reward", *needed]
+    return map(chosen, read(None if "messages" in fields else needed))
 
 
 def joined(found: Sequence[pa.Table]) -> pa.Table:
-    """One table; a column that some of them lack is null there."""
+    """One table; a column that some of them lack is null there.
+
+    Raises RlskipError where no type holds all values of a column.
+    """
     pa = extra("pyarrow")
-    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+    try:
+        return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+    except pa.ArrowException as error:
+        what = f"a column has values of several kinds in several dumps: {error}"
+        raise RlskipError(what, remedy="choose fields, or read the steps one by one") from error
 
 
 def _turns(rollouts: Rollouts) -> pa.Table:
@@ -75,8 +88,8 @@ def _turns(rollouts: Rollouts) -> pa.Table:
             dtype = bool if name == "mask" else None
             columns[name] = _lists(pa, getattr(rollouts.tokens, name), len(rollouts), dtype)
         elif name in ROW or name in TEXTS:
-            columns[name] = pa.array([rollouts.cell(name, i) for i in range(len(rollouts))],
-                                     _types(pa)[name])  # fmt: skip
+            cells = [rollouts.cell(name, i) for i in range(len(rollouts))]
+            columns[name] = _array(pa, cells, _types(pa)[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
     return pa.table(columns)
@@ -87,11 +100,11 @@ def _sessions(rollouts: Rollouts) -> pa.Table:
     pa = extra("pyarrow")
     types, sessions = _types(pa), rollouts.sessions
     columns = _place(pa, rollouts, len(sessions))
-    columns["group"] = pa.array([one.group for one in sessions], pa.string())
+    columns["group"] = _array(pa, [one.group for one in sessions], pa.string())
     columns["session"] = pa.array([one.number for one in sessions], pa.int64())
     columns["turns"] = pa.array([len(one.rows) for one in sessions], pa.int64())
     columns["reward"] = pa.array([one.reward for one in sessions], pa.float64())
-    if rollouts.has_tokens:
+    if rollouts.has_tokens and "response" in rollouts.names:
         whole = [found for one in sessions if (found := one.conversation) is not None]
         kinds = {"prompt": pa.int64(), "completion": pa.int64(), "mask": pa.bool_(),
                  "log_probs": pa.float64()}  # fmt: skip
@@ -100,7 +113,7 @@ def _sessions(rollouts: Rollouts) -> pa.Table:
         if (decode := rollouts.decode) is not None:
             for name in ("prompt", "completion"):
                 texts = [decode(getattr(one, name)) for one in whole]
-                columns[f"{name}_text"] = pa.array(texts, pa.string())
+                columns[f"{name}_text"] = _array(pa, texts, pa.string())
     messages = [one.messages for one in sessions]
     if any(messages):
         columns["messages"] = _cells(pa, messages)
@@ -121,6 +134,22 @@ def _types(pa: Any) -> dict[str, Any]:
 def _place(pa: Any, rollouts: Rollouts, n: int) -> dict[str, Any]:
     types = _types(pa)
     return {name: pa.array([value] * n, types[name]) for name, value in rollouts.place.items()}
+
+
+def _array(pa: Any, cells: list[Any], dtype: Any = None) -> Any:
+    """An array of `cells`; in text ``?`` takes the place of what has no UTF-8 form."""
+    try:
+        return pa.array(cells, dtype)
+    except UnicodeEncodeError:  # half of a character, which a tokenizer may leave
+        return pa.array([_encodable(cell) for cell in cells], dtype)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: Any = None) -> Any:
@@ -153,14 +182,17 @@ def _own(pa: Any, column: Column) -> Any:
 
 def _cells(pa: Any, cells: list[Any]) -> Any:
     try:
-        return pa.array(cells)
+        return _array(pa, cells)
     except (pa.ArrowException, OverflowError):
         return pa.array([json.dumps(finite(cell)) for cell in cells], pa.string())
 
 
 def _dumped(dtype: np.dtype) -> np.dtype:
-    """What a column's dtype was in the rollouts: its integers may have been read narrower."""
+    """What a column's dtype was in the rollouts, in this machine's byte order, as Arrow has it.
+
+    Its integers may have been read narrower.
+    """
     noted: Any = dtype.metadata or {}
     is_narrow = dtype.kind in "iu" and "torch" in noted
-    dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str)
+    dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str).newbyteorder("=")
     return dumped

@@ -149,7 +149,13 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     }
     store = StepStore(tmp_path / DIRECTORY)
     store.save(1, TensorDict(columns, [2]))
-    store.save(2, [{"mixed": 1, "text": "é"}, {"mixed": {"a": [1]}, "text": "b"}])
+    swapped = np.array([1.5, 2.5], ">f8")
+    mixed: list[dict[str, Any]] = [
+        {"mixed": 1, "text": "é"},
+        {"mixed": {"a": [1]}, "text": "b\ud800"},
+    ]
+    store.save(2, [{**row, "swapped": n} for row, n in zip(mixed, swapped, strict=True)])
+    store.save(3, {"swapped": swapped, "text": [1, 2]})
     run = rlskip.open(tmp_path / DIRECTORY)
     schema = run[1].to_arrow().schema
     assert schema.field("response").type == pa.list_(pa.int32())
@@ -158,9 +164,32 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     assert schema.field("ragged").type == pa.list_(pa.float32())
     assert run[1].to_arrow(["within", "empty"]).to_pylist()[0]["within"] == {"x": 1.0}
     assert run[2].to_arrow(["mixed"])["mixed"].to_pylist() == ["1", '{"a": [1]}']
-    together = run.to_arrow()
-    assert together["text"].to_pylist() == [None, None, "é", "b"]
+    assert run[3].to_arrow()["swapped"].to_pylist() == [1.5, 2.5]
+    with pytest.raises(RlskipError, match="text"):
+        run.to_arrow()
+    together = run[1:3].to_arrow()
+    assert together["text"].to_pylist() == [None, None, "é", "b?"]
     assert together["response"].to_pylist() == [[1, 2], [3, 4], None, None]
+
+
+class Letters:
+    def __len__(self) -> int:
+        return 26
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(97 + token) for token in tokens)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("by", ["turn", "session"])
+def test_a_column_alone_is_what_it_is_among_all(tmp_path: Path, by: Any) -> None:
+    StepStore(tmp_path / DIRECTORY).save(
+        1, {"input_ids": [[1, 2], [3]], "loss_mask": [[0, 1], [1]]}
+    )
+    run = rlskip.open(tmp_path / DIRECTORY, tokenizer=Letters()).run
+    whole = run.to_arrow(by=by)
+    for name in whole.column_names:
+        assert run.to_arrow([name], by=by)[name].to_pylist() == whole[name].to_pylist()
 
 
 @pytest.mark.data
