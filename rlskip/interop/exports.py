@@ -47,7 +47,7 @@ def write_parquet(target: Scope, out: Path, by: By) -> int:
         return _write_tables(target, out, by, None)
     except pa.ArrowException:
         schema = None
-    for table in target.iter_tables(by=by):
+    for table in _tables(target, by):
         both = [table.schema] if schema is None else [schema, table.schema]
         try:
             schema = pa.unify_schemas(both, promote_options="permissive")
@@ -62,7 +62,7 @@ def _write_tables(target: Scope, out: Path, by: By, schema: pa.Schema | None) ->
     """Raises ArrowException where a table does not fit the schema."""
     pa, pq, writer, rows = extra("pyarrow"), extra("pyarrow.parquet"), None, 0
     try:
-        for table in target.iter_tables(by=by):
+        for table in _tables(target, by):
             schema = schema or table.schema
             writer = writer or pq.ParquetWriter(out, schema)
             if more := set(table.column_names) - set(schema.names):
@@ -75,6 +75,31 @@ def _write_tables(target: Scope, out: Path, by: By, schema: pa.Schema | None) ->
         if writer is not None:
             writer.close()
     return rows
+
+
+def _tables(target: Scope, by: By) -> Iterator[pa.Table]:
+    """A table for each dump, with null for mappings that are all empty, which Parquet lacks."""
+    pa = extra("pyarrow")
+
+    def kept(dtype: Any) -> Any:
+        if pa.types.is_list(dtype):
+            return pa.list_(kept(dtype.value_type))
+        if not pa.types.is_struct(dtype):
+            return dtype
+        fields = [field.with_type(kept(field.type)) for field in dtype]
+        return pa.struct(fields) if fields else pa.null()
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()} or None
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    for table in target.iter_tables(by=by):
+        for i, field in enumerate(table.schema):
+            if (dtype := kept(field.type)) != field.type:
+                cells = [filled(cell) for cell in table[i].to_pylist()]
+                table = table.set_column(i, field.name, pa.array(cells, dtype))
+        yield table
 
 
 def chats(target: Scope) -> Iterator[str]:

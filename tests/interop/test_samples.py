@@ -279,6 +279,22 @@ def test_hugging_face_and_pandas_open_parquet(
 
 
 @pytest.mark.data
+def test_mappings_without_entries_are_null_in_parquet(
+    rlskip: Any, run: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet
+
+    kwargs = [{}, {"create": {}}, {"create": {"a": 1}}]
+    StepStore(run).save(4, [{**TURNS[0], "empty": {}, "kwargs": [one]} for one in kwargs[:2]])
+    StepStore(run).save(5, [{**TURNS[0], "empty": {}, "kwargs": [kwargs[2]]}])
+    out = tmp_path / "rows.parquet"
+    assert rlskip("export", run, "--to", "parquet", "--out", out).code == 0
+    table = pyarrow.parquet.read_table(out)
+    assert table["empty"].null_count == len(table)
+    assert table["kwargs"].to_pylist()[-1] == [kwargs[2]]
+
+
+@pytest.mark.data
 def test_verifiers_own_reader_opens_the_traces(rlskip: Any, run: Path, tmp_path: Path) -> None:
     python = os.environ.get("RLSKIP_VERIFIERS", "")
     if not Path(python).is_file():
