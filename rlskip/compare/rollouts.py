@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 
 from rlskip._human import number
-from rlskip.config.steps import compact
+from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.columns import Columns, plain, values
 from rlskip.runs.find import Target
-from rlskip.runs.opened import Run, Step
+from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Rollouts
 from rlskip.runs.scope import Scope
 
@@ -136,16 +136,26 @@ def compare_rollouts(
     a: Target,
     b: Target,
     tolerance: float,
+    wanted: Steps,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> RolloutComparison:
     """Compare two steps or calls, whatever their numbers, or the steps of two runs.
 
     Parameters
     ----------
+    wanted
+        The steps of runs to compare.
     progress
         Returns the steps that it is given, and shows how far it is.
+
+    Raises
+    ------
+    NoSuchPlaceError
+        Neither has such a step.
     """
-    mine, theirs = _steps(a), _steps(b)
+    mine, theirs = _steps(a, wanted), _steps(b, wanted)
+    if not mine and not theirs:
+        raise NoSuchPlaceError("neither has a step to compare", f"{a.name}, {b.name}")
     if not (isinstance(a, Run) or isinstance(b, Run)):
         theirs = dict(zip(mine, theirs.values(), strict=True))
     # With its dump_dir if the other has the same name.
@@ -167,9 +177,9 @@ def compare_rollouts(
     return found
 
 
-def _steps(target: Target) -> dict[int, Scope]:
+def _steps(target: Target, wanted: Steps) -> dict[int, Scope]:
     if isinstance(target, Run):
-        return {step.number: step for step in target}
+        return {step.number: step for step in target if step.number in wanted}
     step = target if isinstance(target, Step) else target.step
     return {step.number: target}
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlskip.compare.rollouts import compare_rollouts
+from rlskip.config.steps import Steps
 from rlskip.jobs.records import Recorder
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
@@ -85,5 +86,5 @@ def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
         changed["responses"][0, 1] += number == 1
         other.save(2, changed, part=number or None)
     a, b = run[2], Run(other.directory)[2]
-    (found,) = compare_rollouts(a, b, 0.0).differences
+    (found,) = compare_rollouts(a, b, 0.0, Steps.parse("all", "--steps")).differences
     assert (found.step, found.call, found.token) == (2, 1, 1)

@@ -73,6 +73,9 @@ def test_steps_that_one_side_lacks_are_a_difference(rlskip: Any, dumps: Path, la
     assert (said.code, f"only in {other}: steps 3" in said.out) == (1, True)
     found = rlskip("compare", *sides.values(), "--json").json
     assert (found[f"only_in_{lacks.lower()}"], found[f"only_in_{other.lower()}"]) == ([], [3])
+    chosen = rlskip("compare", *sides.values(), "--steps", "1-2", "--json")
+    assert (chosen.code, [step["step"] for step in chosen.json["steps"]]) == (0, [1, 2])
+    assert rlskip("compare", *sides.values(), "--steps", "7").code == 2
 
 
 def rollouts(rows: Any) -> Rollouts:
