@@ -26,7 +26,7 @@ Target = Annotated[str, typer.Argument(help=f"A run or a step. {STEP}")]
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
 ]
-MaxMb = Annotated[float, typer.Option(min=0.1, help="The largest size of the page.")]
+MaxMb = Annotated[float, typer.Option(min=0.1, max=1e6, help="The largest size of the page.")]
 Success = Annotated[float, typer.Option(help="The reward from which a session succeeds.")]
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlskip._human import finite, one_line
+from rlskip.errors import RlskipError
 
 T = TypeVar("T")
 
@@ -78,7 +79,12 @@ def _stacked(wide: Table) -> Table:
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[Path]:
-    """A temporary path that becomes `out` at the end, and is removed after an error."""
+    """A temporary path that becomes `out` at the end, and is removed after an error.
+
+    Raises RlskipError where `out` is a directory.
+    """
+    if out.is_dir():
+        raise RlskipError("it is a directory", str(out), "name a file in it")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.{secrets.token_hex(4)}")
     try:

@@ -32,7 +32,9 @@ import pytest
         (["ls", "--sort", "colour"], "'name', 'size', 'age', 'hits'"),
         (["verify", "-d", "{empty}"], "there are no dumps to verify"),
         (["report", "{run}", "--html", "{empty}/page", "--max-mb", "0.1"], "--max-mb"),
-        (["report", "{run}", "--html", "{empty}"], "Is a directory"),
+        (["report", "{run}", "--html", "{empty}"], "it is a directory"),
+        (["report", "{run}", "--html", ""], "it is a directory"),
+        (["report", "{run}", "--max-mb", "inf"], "--max-mb"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(
