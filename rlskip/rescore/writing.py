@@ -77,10 +77,14 @@ class RescoredRun:
             if score is not None:
                 scores |= {**dict.fromkeys(session.rows, 0.0), session.rows[-1]: score}
         lengths = rollouts.tokens.lengths or [0] * len(rollouts)
+        try:
+            scored = with_scores(dump.load(), name, scores, lengths)
+        except WriteError as error:
+            raise WriteError(error.what, f"step {place.step}", error.remedy) from error
         store = StepStore(directory, rank=place.rank, world_size=place.world_size)
         store.save(
             place.step,
-            with_scores(dump.load(), name, scores, lengths),
+            scored,
             identity=dump.full_meta().identity,
             info={**dump.meta.info, NOTE: note},
             sidecar=dump.load("aside"),
@@ -113,8 +117,8 @@ def with_scores(
         return rollouts
     if is_tensordict(rollouts) and is_lazy(rollouts):
         for i, part in enumerate(rollouts.tensordicts):
-            if i in scores:
-                part[name] = _cell(part[name], scores[i], lengths[i])
+            old = _as_floats(part[name])
+            part[name] = _cell(old, scores[i], lengths[i]) if i in scores else old
         return rollouts
     if is_tensordict(rollouts):
         rollouts[name] = column(columns_of(rollouts)[name])
@@ -122,7 +126,7 @@ def with_scores(
     if isinstance(rollouts, Mapping):
         return {**rollouts, name: column(rollouts[name])}
     return [
-        {**row, name: _cell(row[name], scores[i], lengths[i])} if i in scores else row
+        {**row, name: _cell(row.get(name), scores[i], lengths[i])} if i in scores else row
         for i, row in enumerate(rollouts)
     ]
 
@@ -131,17 +135,15 @@ def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) 
     if is_tensor(column) and column.is_nested:
         import torch
 
-        rows = list(column.unbind())
+        rows = [_as_floats(row) for row in column.unbind()]
         for i, score in scores.items():
             rows[i] = _cell(rows[i], score, lengths[i])
         return torch.nested.as_nested_tensor(rows, layout=column.layout)
     made: Any
     if is_tensor(column):
-        made = column.clone() if column.is_floating_point() else column.float()
-    elif isinstance(column, np.ndarray) and column.dtype != object:
-        made = column.copy() if column.dtype.kind == "f" else column.astype(np.float64)
+        made = _as_floats(column).clone()
     elif isinstance(column, np.ndarray | list):
-        made = column.copy()
+        made = _as_floats(column).copy()
     else:
         what = f"its rewards are a {type(column).__name__}"
         raise WriteError(what, remedy="only tensors, arrays and lists can be replaced")
@@ -154,10 +156,26 @@ def _cell(old: Any, score: float, length: int) -> Any:
     """A row's reward: a number, or one number a token of which the last one has the score."""
     if isinstance(old, list):
         return _cell(np.array(old, np.float64), score, length).tolist()
-    if not getattr(old, "ndim", 0):
-        return old * 0 + score if is_tensor(old) else score
-    new = old * 0
+    new = _as_floats(old)
+    if is_tensor(old):
+        new = new.new_zeros(new.shape)
+    elif isinstance(old, np.ndarray) and old.ndim:
+        new = np.zeros_like(new)
+    else:
+        return score
     flat = new.reshape(-1)
     earned = [i for i, reward in enumerate(old.reshape(-1).tolist()) if reward]
-    flat[earned[-1] if earned else max(min(length, len(flat)) - 1, 0)] = score
+    if len(flat):
+        flat[earned[-1] if earned else max(min(length, len(flat)) - 1, 0)] = score
+    elif score:
+        what = f"a row has no token, and its score is {score:.4g}: each reward is one a token"
+        raise WriteError(what, remedy="let the function return 0 for it")
     return new
+
+
+def _as_floats(value: Any) -> Any:
+    """A tensor or an array of numbers that are not whole; any other value as it is."""
+    if is_tensor(value):
+        return value if value.is_floating_point() else value.float()
+    is_whole = isinstance(value, np.ndarray) and value.dtype.kind in "biu"
+    return value.astype(np.float64) if is_whole else value
