@@ -34,7 +34,8 @@ def read_data(file: Path) -> Data:
         if file.suffix == ".parquet":
             rows = extra("pyarrow.parquet").read_table(file).to_pylist()
         else:
-            rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]
+            with file.open(encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in lines if line.strip()]
         return {_name_of(row.pop("prompt")): row for row in rows}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         what = f"it has no rows with a prompt: {type(error).__name__}: {error}"

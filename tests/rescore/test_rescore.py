@@ -212,7 +212,7 @@ def test_a_data_set_has_what_the_run_lacks(judges: Path, rlskip: Any, chat: bool
 
     rows = [
         {"raw_prompt": prompt(text), "output": said, "score": 0.0}
-        for text, said in (("2+2", "4"), ("2+3", "4"), ("9", "9"))
+        for text, said in (("2+2", "4"), ("2+3", "4"), ("9\u2028", "9"))
     ]
     StepStore(judges / "dumps" / RUN).save(1, rows)
     data = [{"prompt": prompt("2+2"), "reward_model": {"ground_truth": "4"}},
@@ -222,7 +222,9 @@ def test_a_data_set_has_what_the_run_lacks(judges: Path, rlskip: Any, chat: bool
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one", "--data")
     lacks = rlskip(*command, "data.jsonl")
     assert (lacks.code, "takes ground_truth" in lacks.err) == (2, True)
-    (judges / "data.jsonl").write_text(lines + json.dumps({"prompt": prompt("9"), "gts": "9"}))
+    (judges / "data.jsonl").write_text(
+        lines + json.dumps({"prompt": prompt("9\u2028"), "gts": "9"}, ensure_ascii=False), "utf-8"
+    )
     found = rlskip(*command, "data.jsonl", "--json").json
     assert found["new"]["mean"] == pytest.approx(1 / 8 + 2 / 3)
     for bad in ("{", '{"question": 1}', "[1]"):
