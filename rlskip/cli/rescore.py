@@ -96,8 +96,9 @@ def _judge(reward: str, cache: Path | None) -> Judge:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{reward} cannot be imported: {error}", "--reward") from error
+    except (Exception, SystemExit) as error:  # of what the module runs
+        what = f"{reward} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(what, "--reward") from error
     # A function that is cached already keeps its version and its directory.
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
     return judge if judge is not None and cache is None else Judge(_bare(found), cache)

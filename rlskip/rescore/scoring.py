@@ -19,7 +19,7 @@ from rlskip.rescore.writing import RescoredRun
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 from rlskip.runs.scope import Scope
-from rlskip.verdicts.judge import Judge
+from rlskip.verdicts.judge import Judge, RewardError
 
 _KEPT_ERRORS = 20
 
@@ -166,6 +166,8 @@ class Rescoring:
                         said = await asyncio.to_thread(self.judge.ask, given, k)
                 except Exception as error:
                     return [error] * len(cut)
+                except SystemExit as error:  # it must not end the command, as if all were well
+                    return [RewardError(f"it ended with exit code {error.code}")] * len(cut)
             return [score_of(verdict) for verdict in said]
 
         asks = [ask(cut, k) for cut in cuts for k in range(self.repeat)]

@@ -76,10 +76,13 @@ class Judge:
         ignore: Sequence[str] = (),
     ) -> None:
         self.function = function
-        self._signature = inspect.signature(function)
+        self.name = _name_of(function)
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"it cannot be called: {error}", self.name) from error
         kinds = {p.name: p.kind for p in self._signature.parameters.values()}
         judged = [name for name in (*ONE, *MANY) if name in kinds]
-        self.name = _name_of(function)
         if not judged:
             raise RewardError(
                 f"its parameters are {', '.join(kinds) or 'none'}",

@@ -13,7 +13,7 @@ GROUPS, SESSIONS = 4, 4
 # In $ASKED, a line for each session; $PAUSE holds each call that long. "bad" is never judged, and
 # the score of "odd" is none.
 JUDGES = """
-import asyncio, os, time
+import asyncio, os, sys, time
 
 PAUSE = float(os.environ.get("PAUSE", 0))
 
@@ -24,6 +24,8 @@ def note(*texts):
 def score(text, truth):
     if text == "bad":
         raise RuntimeError("the judge is at lunch")
+    if text == "exit":
+        sys.exit(1)
     return None if text == "odd" else len(text) / 8 + (text == truth)
 
 def one(data_source, solution_str, ground_truth, extra_info=None, **others):
@@ -51,6 +53,8 @@ def lists(prompts, completions, **columns):
 
 def needs(completions, nowhere):
     return [0.0 for _ in completions]
+
+number = 3
 """
 
 

@@ -153,15 +153,16 @@ def wait_for(condition: Callable[[], bool], running: list[subprocess.Popen[str]]
 
 
 def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> None:
-    save(judges / "dumps", steps=1, texts=["a", "bad", "ccc", "odd"] * GROUPS)
+    save(judges / "dumps", steps=1, texts=["a", "bad", "exit", "odd"] * GROUPS)
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
     found = rlskip(*command, "--json")
     assert found.code == 1
-    assert (found.json["sessions"], found.json["failed"]) == (ROWS, 2 * GROUPS)
-    assert found.json["new"]["count"] == ROWS - 2 * GROUPS
-    failure, other = found.json["failures"][:2]
+    assert (found.json["sessions"], found.json["failed"]) == (ROWS, 3 * GROUPS)
+    assert found.json["new"]["count"] == ROWS - 3 * GROUPS
+    failure, ended, other = found.json["failures"][:3]
     assert (failure["step"], failure["group"], failure["session"]) == (1, "g0", 1)
     assert "at lunch" in failure["error"]
+    assert "exit code 1" in ended["error"]
     assert (other["session"], "None, which is not a score" in other["error"]) == (3, True)
     written = rlskip(*command, "--write", judges / "new")
     assert "not written" in written.out
@@ -174,6 +175,11 @@ def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> 
         ("judges", "package.module:name"),
         ("judges:nothing", "judges:nothing"),
         ("nowhere:judge", "nowhere"),
+        (":judge", "cannot be imported"),
+        ("broken:judge", "SyntaxError"),
+        ("ends:judge", "SystemExit"),
+        ("judges:number", "cannot be called"),
+        ("builtins:dict", "cannot be called"),
         ("os:getcwd", "solution_str"),
         ("judges:needs", "takes nowhere"),
     ],
@@ -182,6 +188,8 @@ def test_a_function_that_does_not_fit_is_bad_input(
     judges: Path, rlskip: Any, reward: str, word: str
 ) -> None:
     save(judges / "dumps", steps=1)
+    (judges / "broken.py").write_text("def (")
+    (judges / "ends.py").write_text("raise SystemExit(0)")
     found = rlskip("rescore", judges / "dumps" / RUN, "--reward", reward)
     assert found.code == 2
     assert word in found.err
