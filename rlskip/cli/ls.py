@@ -53,7 +53,7 @@ def ls(
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
     tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
-    if steps or [run.directory for run in runs] == [place]:
+    if steps or [run.directory for run in runs] == [place.resolve()]:
         listed = [_steps(run, tallies, sort, limit) for run, tallies in tallied]
         parts = [part for _, view in listed for part in view]
         return put(as_json, [data for data, _ in listed], parts)

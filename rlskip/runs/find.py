@@ -52,7 +52,7 @@ def open(
 
         decode = Decoder(tokenizer)
     runs = find_runs(where, decode)
-    itself = next((run for run in runs if run.directory == where), None)
+    itself = next((run for run in runs if run.directory == where.resolve()), None)
     return Runs(where, tuple(runs)) if itself is None else itself
 
 
@@ -64,8 +64,8 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
     if not where.is_dir():
         remedy = "name the skip.dump_dir of the job, or a run in it"
         raise NoSuchPlaceError("no such directory", str(where), remedy)
-    # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
-    runs = [Run(path, decode=decode) for path in _runs_in(where, 3)]
+    # {dump_dir}/{experiment}_{project}/{shape}[/{role}], which "." and ".." do not tell
+    runs = [Run(path, decode=decode) for path in _runs_in(where.resolve(), 3)]
     return sorted(runs, key=lambda run: _natural(run.name))
 
 

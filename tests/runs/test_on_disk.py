@@ -46,6 +46,14 @@ def test_ls_of_a_run_lists_its_steps(rlskip: Any, run_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("job")
+def test_a_run_is_named_from_within(
+    rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rlskip("ls", run_dir).out
+    monkeypatch.chdir(run_dir)
+    assert rlskip("ls", ".").out == expected
+
+
 def test_records_say_which_run_they_are_of(rlskip: Any, tmp_path: Path) -> None:
     from rlskip import SkipManager
 

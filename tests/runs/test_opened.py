@@ -211,6 +211,12 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
         run[-2:]
 
 
+def test_a_relative_path_names_the_same_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_dir)
+    assert rlskip.open(".") == rlskip.open(f"../{run_dir.name}") == Run(run_dir)
+    assert rlskip.open("..").run.name == f"{run_dir.parent.name}/{run_dir.name}"
+
+
 def test_a_notebook_shows_names_as_text(tmp_path: Path) -> None:
     run = tmp_path / "<b>e_p" / "GBS1_N1_in1_out1"
     StepStore(run).save(1, [1, 2], info={"seconds": 90.0})
