@@ -56,6 +56,8 @@ def export(
     if to not in known:
         remedy = f"give one of {', '.join(known)}"
         raise to_verl.ExportError(f"{to!r} is not a format", "--to", remedy)
+    if next(target.iter_dumps(), None) is None:
+        raise to_verl.ExportError("there are no dumps to export", target.name)
     if out is None and to in of_lines:
         for line in of_lines[to](target):
             print(line)

@@ -153,9 +153,10 @@ def write_verl_text(target: Scope, out: Path) -> Iterator[Path]:
     """Write ``{step}.jsonl`` below `out`, as verl's ``rollout_data_dir`` has them."""
     for step, sessions in groupby(target.sessions(), lambda one: one.place["step"]):
         file = out / f"{step}.jsonl"
+        lines = [line(_as_verl_text(session)) + "\n" for session in sessions]
         out.mkdir(parents=True, exist_ok=True)
         with open(file, "x", encoding="utf-8") as opened:
-            opened.writelines(line(_as_verl_text(session)) + "\n" for session in sessions)
+            opened.writelines(lines)
         yield file
 
 
@@ -241,7 +242,8 @@ def _messages(session: SessionRows) -> list[dict[str, Any]]:
 
 
 def _name(session: SessionRows) -> str:
-    """The session's name: step, call, group and number, safe for a file."""
+    """The session's name: step, call, rank, group and number, safe for a file."""
     place = session.place
     call = "" if place.get("call") is None else f"-{place['call']}"
-    return safe_name(f"{place['step']}{call}-{session.group}-{session.number}")
+    rank = f"-r{place['rank']}" if "rank" in place else ""
+    return safe_name(f"{place['step']}{call}{rank}-{session.group}-{session.number}")

@@ -24,6 +24,7 @@ import pytest
         (["prune", "{dumps}", "--max-size", "²"], "'²' is not a size"),
         (["export", "{run}", "--to", "csv"], "is not a format; give one of atif, jsonl"),
         (["export", "{run}", "--to", "verl"], "--out"),
+        (["export", "{journals}", "--to", "jsonl"], "there are no dumps to export"),
         (["import", "{dumps}"], "no dumps of other programs here"),
         (["nonsense"], "No such command"),
         (["show"], "Missing argument"),
@@ -41,7 +42,10 @@ def test_bad_input_is_one_line_and_code_2(
     rlskip: Any, dumps: Path, run_dir: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     (empty := tmp_path / "empty").mkdir()
-    said = rlskip(*(a.format(run=run_dir, dumps=dumps, empty=empty) for a in arguments))
+    (journals := tmp_path / "journals" / run_dir.parent.name / run_dir.name).mkdir(parents=True)
+    (journals / "1.journal").touch()
+    places = {"run": run_dir, "dumps": dumps, "empty": empty, "journals": journals}
+    said = rlskip(*(a.format(**places) for a in arguments))
     assert said.code == 2
     assert said.out == ""
     (line,) = said.err.splitlines()

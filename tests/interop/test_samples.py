@@ -234,11 +234,19 @@ def test_chats_and_trajectories(rlskip: Any, run: Path, tmp_path: Path) -> None:
     assert trajectory["steps"][1]["metrics"]["completion_token_ids"] == [2, 3]
     again = rlskip("export", run, "--to", "atif", "--out", tmp_path / "atif")
     assert (again.code, "exists already" in again.err) == (2, True)
+    for rank in range(2):
+        StepStore(run, rank=rank, world_size=2).save(4, TURNS)
+    assert rlskip("export", "4", "-d", run, "--to", "atif", "--out", tmp_path / "ranks").code == 0
+    names = sorted(file.name for file in (tmp_path / "ranks").iterdir())
+    assert names == [f"4-r{rank}-p-{session}.json" for rank in (0, 1) for session in (0, 1)]
 
 
-def test_tokens_alone_are_no_chat(rlskip: Any, run_dir: Path) -> None:
+def test_tokens_alone_are_no_chat(rlskip: Any, run_dir: Path, tmp_path: Path) -> None:
     said = rlskip("export", run_dir, "--to", "messages")
     assert (said.code, "--tokenizer" in said.err) == (2, True)
+    for to in ("messages", "verl-text", "atif"):
+        assert rlskip("export", run_dir, "--to", to, "--out", tmp_path / to).code == 2
+        assert not [path for path in tmp_path.glob(f"{to}/**/*") if path.is_file()]
     unknown = rlskip("export", run_dir, "--to", "nothing")
     assert (unknown.code, "parquet" in unknown.err) == (2, True)
 
