@@ -192,7 +192,7 @@ class _Stage:
                 self._note(one, -1, None, np.inf, one.number, other.number)
                 self._off += 1
             return
-        a, b = (np.array([record.number], np.float64) for record in (one, other))
+        a, b = (np.array([record.number]) for record in (one, other))
         self._dtypes = one.dtype, other.dtype
         self._add(one, -1, a, b, self._a.tokens)
 
@@ -212,7 +212,7 @@ class _Stage:
     def _compare_singles(self, one: Record, a: np.ndarray, b: np.ndarray, rows: np.ndarray) -> None:
         """One value for each of the record's `rows`, all at once."""
         x, y = _wide(a), _wide(b)
-        gaps = differences(x, y)
+        gaps = _gaps(a, b)
         lengths = np.array(self._lengths(one, rows), np.float64)
         allowed = self._rounding.allowed(x, y, self._dtypes, 1, rms(x))
         if not self._rounding.is_given:
@@ -248,7 +248,7 @@ class _Stage:
         if a.dtype == b.dtype and a.tobytes() == b.tobytes():
             return
         x, y = _wide(a), _wide(b)
-        gaps = differences(x, y)
+        gaps = _gaps(a, b)
         if not gaps.any():
             return
         allowed = self._rounding.allowed(x, y, self._dtypes, n, rms(x))
@@ -331,6 +331,13 @@ def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.nda
     shared = [part.flat[0] if part.size and (part == part.flat[0]).all() else part.sum()
               for part in parts]  # fmt: skip
     return np.array(shared, value.dtype)
+
+
+def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far values are apart; at least 1 for whole numbers that are one in float64."""
+    found = differences(_wide(a), _wide(b))
+    are_whole = a.dtype.kind in "iu" and b.dtype.kind in "iu"
+    return np.maximum(found, a != b) if are_whole else found
 
 
 def _wide(values: np.ndarray) -> np.ndarray:

@@ -35,8 +35,9 @@ def record(name: str, value: Any, *, rows: Any = None) -> None:
     name
         The stage's name, such as ``advantages``. All records of one name and step are one stage.
     value
-        A tensor or an array of any dtype and device, a number, a text, or a mapping of these, whose
-        entries are recorded as ``{name}.{key}``. It is copied, so that it may change afterwards.
+        A tensor or an array of real numbers, on any device, a number, a text, or a mapping of
+        these, whose entries are recorded as ``{name}.{key}``. It is copied, so that it may change
+        afterwards.
     rows
         The batch that the value belongs to (a TensorDict, a DataProto, a mapping of columns): its
         rows are named by their tokens, so that their order, their padding and their division into

@@ -41,7 +41,8 @@ def _parts(value: np.ndarray, entry: Entry) -> list[np.ndarray]:
 def _as_bytes(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     """The value's bytes, element by element, and its numbers."""
     value = entry.value
-    raw = raw_bytes(value).reshape(*value.shape, -1)
+    flat = raw_bytes(value)
+    raw = flat.reshape(*value.shape, len(flat) // max(math.prod(value.shape), 1))
     if is_tensor(value):
         value = value.detach().cpu()
         if not value.dtype.is_floating_point:

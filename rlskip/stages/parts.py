@@ -186,12 +186,14 @@ def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
 
 def _as_number(value: Any) -> tuple[Any, str] | None:
     """A single number or text with the name of its dtype; None for anything else."""
-    if is_tensor(value) and value.dim() == 0:
+    if is_tensor(value) and value.dim() == 0 and not value.is_complex():
         return value.item(), _dtype_of(value)
     if isinstance(value, float):
         return float(value), FLOAT
     if isinstance(value, np.generic | np.ndarray) and not value.ndim and value.dtype.kind in "biuf":
         return value.item(), value.dtype.name
+    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        return None
     kinds = {bool: "bool", int: "int64", str: "text"}
     return (value, kinds[type(value)]) if type(value) in kinds else None
 
@@ -224,7 +226,7 @@ def _refuse_unreadable(value: torch.Tensor) -> None:
 
 def _as_array(value: Any) -> tuple[Any, list[int] | None]:
     """A value as a tensor or an array; a ragged one is flat, with the lengths of its parts."""
-    if is_tensor(value):
+    if is_tensor(value) and not value.is_complex():
         value = value.detach()
         if not value.is_nested:
             return value, None

@@ -253,6 +253,8 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
         ([1.0], [np.ones(2)], "not comparable", "recorded in two forms: number and whole"),
         ([np.ones(2)], [np.ones(3)], "differs", "shapes [2] and [3]"),
         (["x"], ["y"], "differs", ""),
+        ([2**60], [2**60 + 1], "differs", ""),  # one number in float64
+        ([np.array([2**60])], [np.array([2**60 + 1])], "differs", ""),
     ],
 )
 def test_values_of_the_whole_step_need_one_form(
@@ -264,6 +266,16 @@ def test_values_of_the_whole_step_need_one_form(
     found = compared(job("a", values(a), steps=[1]), job("b", values(b), steps=[1]))
     assert [(one.state, one.note) for one in found.stages] == [(state, note)]
     assert not found.is_equal
+
+
+@pytest.mark.parametrize("values", ["all", "digest"])
+def test_values_without_entries_are_recorded(job: Callable[..., Side], values: str) -> None:
+    def empty(step: int) -> None:
+        package.record("of rows", torch.zeros(N, 0), rows=rows(step))
+        package.record("of the step", np.zeros((2, 0)))
+
+    a = job("a", empty, values=values)
+    assert {one.stage for one in compared(a, a).stages} > {"of rows", "of the step"}
 
 
 @pytest.mark.usefixtures("no_fsync")

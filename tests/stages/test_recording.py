@@ -316,16 +316,15 @@ def test_a_forked_child_records_what_is_its_own(start: Callable[..., Path]) -> N
         (torch.eye(2).to_sparse(), None, "layout torch.sparse_coo"),
         (torch.zeros(2, device="meta"), None, "on meta"),
         ({"a": None}, None, "type NoneType cannot be recorded"),
+        (torch.zeros(3, dtype=torch.complex64), batch(), "type torch.complex64 cannot be recorded"),
+        (torch.tensor(1j), None, "type torch.complex64 cannot be recorded"),
+        (1 << 64, None, "type int cannot be recorded"),
         (torch.zeros(4), batch(), "has no part for each of 3 rows"),
         (torch.zeros(3), {"uid": ["a", "b", "c"]}, "have no field of tokens"),
     ],
 )
 def test_what_cannot_be_recorded_costs_one_warning(
-    start: Callable[..., Path],
-    caplog: pytest.LogCaptureFixture,
-    value: Any,
-    rows: Any,
-    reason: str,
+    start: Callable[..., Path], caplog: pytest.LogCaptureFixture, value: Any, rows: Any, reason: str
 ) -> None:
     directory = start()
     for _ in range(2):
