@@ -93,8 +93,9 @@ def run_of(side: Side, decode: Decode | None = None) -> Run | None:
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
     steps = steps_among(folder_names(directory))
-    dumps = dumps_of(directory, steps[0]) if steps else []
-    return any(dump.meta is not None and MARK in dump.meta.info for dump in dumps)
+    metas = (dump.meta for step in steps for dump in dumps_of(directory, step))
+    first = next((meta for meta in metas if meta is not None), None)  # others are damaged
+    return first is not None and MARK in first.info
 
 
 def compare_jobs(

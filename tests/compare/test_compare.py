@@ -382,7 +382,7 @@ def test_what_a_side_may_be(
 
 
 def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
-    job("a", train)
+    a = job("a", train)
     b = job("b", lambda step: train(step, lambda values: values + 1))
     where = ("-d", tmp_path)
     assert rlskip("compare", "a", "a", *where).code == 0
@@ -400,6 +400,10 @@ def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> No
     data = rlskip("compare", "a", "b", *where, "--steps", "1", "--json").json
     assert (data["equal"], data["first"]) == (True, None)
     assert data["steps"][0]["stages"][0]["stage"] == "rollouts"
+    for meta in (a.directory / "1").rglob("meta.json"):
+        meta.write_bytes(b"")
+    lost = rlskip("compare", a.directory, "a", *where)
+    assert (lost.code, "meta.json cannot be read" in lost.err) == (2, True)
 
 
 # -- the engine against the trainer ----------------------------------------------------------------
