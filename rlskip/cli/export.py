@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
-from rlskip.cli.screen import Cell, progress, put, table, text, writing
+from rlskip.cli.screen import Cell, encode_stdout, progress, put, table, text, writing
 from rlskip.runs.find import find_target
 from rlskip.runs.scope import Scope
 
@@ -59,6 +59,7 @@ def export(
     if next(target.iter_dumps(), None) is None:
         raise to_verl.ExportError("there are no dumps to export", target.name)
     if out is None and to in of_lines:
+        encode_stdout(encoding="utf-8")  # as JSON is, whatever the terminal's is
         for line in of_lines[to](target):
             print(line)
         return 0

@@ -18,7 +18,7 @@ from rlskip.cli.ls import ls
 from rlskip.cli.prune import prune
 from rlskip.cli.report import report
 from rlskip.cli.rescore import rescore
-from rlskip.cli.screen import complain
+from rlskip.cli.screen import complain, encode_stdout
 from rlskip.cli.show import show
 from rlskip.cli.verify import verify
 from rlskip.errors import RlskipError
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code: 0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
     """
+    encode_stdout(errors="backslashreplace")  # what its encoding lacks
     try:
         code = app(args=arguments, prog_name="rlskip", standalone_mode=False)
         sys.stdout.flush()

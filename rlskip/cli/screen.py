@@ -94,6 +94,12 @@ def writing(out: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def encode_stdout(**how: str) -> None:
+    """Set how text is encoded on stdout, where that can be set."""
+    with contextlib.suppress(AttributeError, OSError):
+        getattr(sys.stdout, "reconfigure")(**how)  # noqa: B009 - of the streams that Python opens
+
+
 def complain(message: str) -> None:
     """One line on stderr."""
     print(f"rlskip: {one_line(message)}", file=sys.stderr)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rlskip.store import StepStore
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -64,3 +66,14 @@ def test_the_installed_command_ends_quietly_when_its_reader_does(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=env
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, read, "")
+
+
+@pytest.mark.parametrize("command", ["show 1 -d .", "export 1 -d . --to jsonl"])
+def test_a_terminal_may_lack_the_characters_of_rollouts(tmp_path: Path, command: str) -> None:
+    StepStore(tmp_path / "e_p" / "GBS1_N1_in1_out1").save(1, {"text": ["é中😀"]})
+    run = [sys.executable, "-m", "rlskip.cli.main", *command.split()]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(run, capture_output=True, env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    expected = "é中😀".encode() if "export" in command else rb"\xe9\u4e2d\U0001f600"
+    assert expected in done.stdout
