@@ -136,18 +136,21 @@ def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
     Raises
     ------
     CannotComposeError
-        The command does not exist, or takes too long.
+        The command does not exist, cannot be run, or takes too long.
     """
     try:
         run = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # it may log anything
             start_new_session=True,
         )
     except FileNotFoundError as error:
         raise CannotComposeError(f"there is no {command[0]}") from error
+    except OSError as error:
+        raise CannotComposeError(f"{command[0]} cannot be run: {error.strerror}") from error
     with run:
         try:
             output = run.communicate(timeout=TIMEOUT_S)

@@ -339,11 +339,15 @@ def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path)
 
 
 def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('hello')\n")
+    # What it prints need not be UTF-8.
+    hello = r"import sys; sys.stdout.buffer.write(b'hell\xf6')"
+    (tmp_path / "script.py").write_text(hello)
     said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
     assert "this is not a Hydra application" in errors(said)[0]
     nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
     assert "there is no /no/such/python" in errors(nowhere)[0]
+    folder = rlskip("doctor", "--json", "--", tmp_path, "app")
+    assert f"{tmp_path} cannot be run: Permission denied" in errors(folder)[0]
 
 
 @pytest.mark.usefixtures("app")
