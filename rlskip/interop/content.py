@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from rlskip.errors import ConfigError
-from rlskip.store.layout import refuse_links, safe_name
+from rlskip.jobs.records import FOLDER
+from rlskip.store.layout import STAGES, as_step, refuse_links, safe_name
 
 
 @attrs.frozen
@@ -23,7 +24,9 @@ class Into:
 
     def directory_of(self, run: str | None) -> Path:
         """The directory of a run; raises ConfigError where the name is none, or names a link."""
-        if run is None or run.count("/") != 1 or any(p != safe_name(p) for p in run.split("/")):
+        parts = [] if run is None else run.split("/")
+        others = [p for p in parts if p != safe_name(p) or p[0] == "." or as_step(p) is not None]
+        if run is None or len(parts) != 2 or others or parts[0] in (FOLDER, STAGES):
             no_name = f"{run!r} is not the name of a run"
             raise ConfigError(
                 "the path does not contain the run" if run is None else no_name,

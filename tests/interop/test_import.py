@@ -113,7 +113,10 @@ def test_a_single_file_says_run_and_step_itself(
     file, out = verl_files / "verl-0.9.1-torch.dp", tmp_path / "ours"
     assert "--step" in import_(file).err
     assert "--run" in import_(file, "--step", 3).err
-    for run in ("../out/side", "a b/GBS1_N1_in1_out1", "/abs/GBS1_N1_in1_out1"):
+    shapes = (
+        f"{name}/GBS1_N1_in1_out1" for name in ("a b", "/abs", "stages", "records", ".a", "7")
+    )
+    for run in ("../out/side", "a_b/7", *shapes):  # in these no command would find it
         assert import_(file, "--step", 3, "--run", run).code == 2, run
     assert not out.exists()
     assert import_(file, "--step", 3, "--run", RUN).code == 0
