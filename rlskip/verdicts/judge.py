@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
+from rlskip.batch.columns import is_tensor
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
@@ -222,6 +223,8 @@ class Judge:
     def _checked(self, values: Any, n: int) -> Sequence[Any]:
         if not self.takes_many:
             return [values]
+        if is_tensor(values):
+            values = values.tolist()
         if not _is_column(values, n):
             got = f"{len(values)} values" if hasattr(values, "__len__") else type(values).__name__
             raise RewardError(f"it returned {got} for {n} sessions", self.name)

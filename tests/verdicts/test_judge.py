@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import rlskip
 from rlskip.verdicts.judge import RewardError
@@ -97,6 +98,16 @@ def test_of_a_batch_only_new_sessions_are_asked_and_equal_ones_once(cached: Any)
     more = {"prompts": ["p"] * 3, "completions": ["z", "c", "b"], "answer": [0, None, 2]}
     assert judge(**more) == [1, None, 3]
     assert HOLDING["asked"] == ["a", "b", "c", "z"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_a_batchs_verdicts_may_be_of_any_kind_that_trainers_take(cached: Any, kind: Any) -> None:
+    def judge(completions: list[str], **others: Any) -> Any:
+        return kind([float(len(one)) for one in completions])
+
+    function = cached(judge, version="1")
+    for _ in range(2):
+        assert function(completions=["a", "bcd"]) == [1.0, 3.0]
 
 
 def test_an_async_function_stays_one(cached: Any) -> None:
