@@ -41,16 +41,10 @@ from rlskip.skip.preflight import preflight as problems
 
 # Keys of `cfg.generator` that shape what a generator returns.
 _SHAPING = (
-    "max_turns",
-    "max_input_length",
-    "chat_template",
-    "chat_template_kwargs",
-    "use_conversation_multi_turn",
-    "append_eos_token_after_stop_str_in_multi_turn",
-    "step_wise_trajectories",
-    "zero_reward_on_non_stop",
-    "apply_overlong_filtering",
-)
+    "max_turns", "max_input_length", "chat_template", "chat_template_kwargs",
+    "use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn",
+    "step_wise_trajectories", "zero_reward_on_non_stop", "apply_overlong_filtering",
+)  # fmt: skip
 
 # Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
 _LOGPROBS = "logprobs"
