@@ -158,7 +158,10 @@ def _is_node(value: Any) -> bool:
 
 
 def _plain(value: Any, at: str) -> Any:
-    """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text."""
+    """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text.
+
+    Arrays and ranges are lists.
+    """
     if OmegaConf.is_config(value):
         try:
             value = OmegaConf.to_container(value, resolve=True)
@@ -170,7 +173,9 @@ def _plain(value: Any, at: str) -> Any:
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
-    if isinstance(value, list | tuple):
+    if hasattr(value, "tolist"):  # of numpy or torch
+        value = value.tolist()
+    if isinstance(value, list | tuple | range):
         return [_plain(part, f"{at}.{i}") for i, part in enumerate(value)]
     return value
 

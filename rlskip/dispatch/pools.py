@@ -31,6 +31,7 @@ from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
 from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.dispatch.units import Job, Sample, Session
+from rlskip.keys import integer
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
@@ -56,9 +57,9 @@ class Pool(ABC):
     changed: Callable[[int, str], None] = staticmethod(lambda worker, state: None)
 
     def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise ValueError(f"a pool needs at least one worker, got {workers}")
-        self.workers = workers
+        if (number := integer(workers)) is None or number < 1:
+            raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
+        self.workers = number
 
     async def open(self) -> None:  # noqa: B027 - may do nothing
         """Make the workers; called once, first."""

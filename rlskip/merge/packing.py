@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlskip.keys import integer
 from rlskip.merge.checks import comparable
 from rlskip.merge.token_rows import TokenRows, token_rows
 from rlskip.merge.trie import Branches, branches, cut, first_fit_decreasing
@@ -51,14 +52,16 @@ def pack(rows: Any, max_tokens: int, *, groups: Sequence[Hashable] | None = None
     ------
     MergeError
         Rows that cannot be read, a row of more than `max_tokens` tokens, or another number of
-        groups than of rows.
+        groups than of rows; or `max_tokens` is no whole number.
     """
+    if (size := integer(max_tokens)) is None:
+        raise MergeError(f"expected a whole number of tokens, got {max_tokens!r:.80}", "max_tokens")
     tokens = token_rows(rows)
     parts = [
         part for members in _members(groups, len(tokens.offsets) - 1)
-        for part in cut(branches(tokens, members), max_tokens)
+        for part in cut(branches(tokens, members), size)
     ]  # fmt: skip
-    bins = first_fit_decreasing([part.size for part in parts], max_tokens)
+    bins = first_fit_decreasing([part.size for part in parts], size)
     return [_lay_out(tokens, [parts[i] for i in sorted(chosen)]) for chosen in bins]
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipAction, SkipManagerConfig
@@ -313,6 +315,9 @@ def test_nodes_within_a_mapping_have_any_form() -> None:
     steps = OmegaConf.create({"ours": [2], "all": "${ours}"})
     for role in (RoleConfig(enable=True), OmegaConf.create({"enable": True})):
         assert 2 in rollout({"steps": steps["all"], "rollout": role}).steps
+    for numbers in (range(2, 4), np.arange(2, 4), torch.arange(2, 4)):
+        config = rollout({"steps": numbers, "keep_last": numbers[0], "rollout": {"enable": True}})
+        assert (str(config.steps), config.keep_last) == ("2,3", 2)
     attach = {"rollout": [OmegaConf.create({"target": "a:b", "prompts": "${target}"})]}
     with pytest.raises(ConfigError, match="'a:b' is not a path"):
         read_roles({"skip": {"attach": attach}})

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -100,3 +101,9 @@ def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompt
     # Handed out at once, the third and the fourth would wait past their deadline.
     assert report.failed == {}
     assert report.attempts == 4
+
+
+@pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
+def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
+    with pytest.raises(ValueError, match="at least one worker"):
+        LocalPool(lambda session, sample: [], workers)

@@ -142,6 +142,8 @@ def test_rows_may_come_in_any_form() -> None:
         ({"loss_mask": [[1]]}, {}, "input_ids"),
         ([[1], []], {}, "input_ids[1]"),
         ([[1, 2], [1, 2, 3]], {"max_tokens": 2}, "input_ids[1]"),
+        ([[1]], {"max_tokens": "8"}, "max_tokens"),
+        ([[1]], {"max_tokens": float("nan")}, "max_tokens"),
         ([[0.5]], {}, "input_ids"),
         ([[-1]], {}, "input_ids"),
         ([[[1]]], {}, "input_ids[0]"),
