@@ -107,7 +107,10 @@ _ACTORS = st.lists(
 )
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=pytest.mark.long)])
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]  # five minutes, and more on a busy machine
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=LONG)])
 def test_whatever_runs_between_two_operations_each_dump_is_one_writers(
     examples: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
