@@ -160,7 +160,8 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
     offsets = np.zeros(n + 1, np.int32)
     np.cumsum([0 if cell is None else len(cell) for cell in cells or ()], out=offsets[1:])
     missing = None if len(given) == n else pa.array([cell is None for cell in cells or ()])
-    dtype = np.dtype(dtype or np.result_type(*{_dumped(cell.dtype) for cell in given}))
+    dtypes = {cell.dtype for cell in given}
+    dtype = np.dtype(dtype or np.result_type(*map(_dumped, dtypes)))
     # Arrow keeps the memory of tables that are gone, for those to come.
     memory = pa.allocate_buffer(int(offsets[-1]) * dtype.itemsize)
     flat = np.frombuffer(memory, dtype)
