@@ -47,6 +47,7 @@ def _of_one(read: dict[str, Ragged]) -> dict[str, Any]:
         "response": whole.cut(firsts, ends),
         "mask": mask and mask.cut(firsts, ends),
         "fills": fills,
+        "has_prompts": True,
         "of_response": (np.full(len(whole), -1), firsts, ends),
         "of_whole": (whole.lengths, starts, ends),
     }
@@ -75,6 +76,7 @@ def _of_two(read: dict[str, Ragged]) -> dict[str, Any]:
         "prompt": prompt.cut(starts, stops).without_gaps(seen),
         "response": response.cut(0, ends),
         "mask": mask and mask.cut(0, ends),
+        "has_prompts": "prompt" in read,
         "of_response": (response.lengths, np.zeros_like(ends), ends),
         "of_whole": (prompt.lengths + response.lengths, starts, prompt.lengths + ends),
     }

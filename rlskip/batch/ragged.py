@@ -28,7 +28,7 @@ class Ragged:
     def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged | None:
         """Of any column: a view of an array of tokens, a copy of masks and of cells.
 
-        None if a cell is anything but whole numbers in one dimension.
+        None if a cell is anything but whole numbers. A row without tokens (None) has an empty one.
         """
         if is_tensor(column) and not column.is_nested:
             column = column.detach().cpu().numpy()
@@ -39,11 +39,13 @@ class Ragged:
                 return None
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             return cls(found, ends - column.shape[1], ends, is_padded=True)
-        cells = [numbers(cell) for cell in cells_of(column) or ()]
-        if dtype is bool:
-            cells = [None if cell is None else cell != 0 for cell in cells]
-        whole = [cell if cell is None else _whole(cell) for cell in cells]
-        return None if any(cell is None for cell in whole) else cls.of_cells(whole)  # type: ignore[arg-type]
+        whole: list[np.ndarray] = []
+        for cell in cells_of(column) or ():
+            given = numbers([] if cell is None and dtype is not bool else cell)
+            if given is None or (found := given != 0 if dtype is bool else _whole(given)) is None:
+                return None
+            whole.append(found)
+        return cls.of_cells(whole)
 
     @classmethod
     def of_cells(cls, cells: Sequence[np.ndarray]) -> Ragged:
@@ -111,6 +113,6 @@ def _whole(array: np.ndarray) -> np.ndarray | None:
     """Numbers as whole ones; None if they are not."""
     if array.dtype.kind in "biu":
         return array
-    with np.errstate(invalid="ignore"):  # NaN, and what int64 lacks, is no token
+    with np.errstate(invalid="ignore"):  # NaN, or a value that int64 lacks, is not a token
         whole = array.astype(np.int64)
     return whole if (whole == array).all() else None

@@ -120,6 +120,8 @@ class Rows:
         token.
     mask
         Which tokens of the response were sampled, bool; None where no column tells: all of them.
+    has_prompts
+        Whether a column holds the prompts; else they are empty.
     sessions, turns
         What the batch calls them, int64 [B]; None where it has no such numbers.
     """
@@ -127,6 +129,7 @@ class Rows:
     prompt: Ragged
     response: Ragged
     mask: Ragged | None
+    has_prompts: bool
     sessions: np.ndarray | None
     turns: np.ndarray | None
     # Width, start and end of the response's tokens and of the row's, as padded values have them.
@@ -155,7 +158,7 @@ class Rows:
             if found is not None:
                 read[what] = found
         if not read.keys() & {"response", "whole"}:
-            what = "the tokens of these rows are no whole numbers"
+            what = "the tokens of these rows are not whole numbers"
             raise RecordError(what, "rlskip.record(rows=...)")
         n = len(read["response" if "response" in read else "whole"])
         read = {what: column for what, column in read.items() if len(column) == n}

@@ -52,7 +52,7 @@ def pack(rows: Any, max_tokens: int, *, groups: Sequence[Hashable] | None = None
     ------
     MergeError
         Rows that cannot be read, a row of more than `max_tokens` tokens, or another number of
-        groups than of rows; or `max_tokens` is no whole number.
+        groups than of rows; or `max_tokens` is not a whole number.
     """
     if (size := integer(max_tokens)) is None:
         raise MergeError(f"expected a whole number of tokens, got {max_tokens!r:.80}", "max_tokens")

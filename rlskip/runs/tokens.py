@@ -34,13 +34,11 @@ class Tokens:
     def of(cls, columns: Columns) -> Tokens:
         """Those that the columns hold. Text, and numbers that are no tokens, are none."""
         try:
-            given = RowColumns.of(columns.columns, columns.fields)
-            rows = Rows.of(given)
+            rows = Rows.of(RowColumns.of(columns.columns, columns.fields))
         except RecordError:
             return cls()
-        has_prompts = "prompt" in given.tokens or "response" not in given.tokens
         return cls(
-            rows.prompt.cells if has_prompts else None,
+            rows.prompt.cells if rows.has_prompts else None,
             rows.response.cells,
             None if rows.mask is None else _where_given(rows.mask.cells, columns.of("mask")),
             _log_probs(columns, rows),

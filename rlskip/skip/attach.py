@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging
 import numbers
-import operator
 import pkgutil
 import re
 import sys
@@ -22,6 +21,7 @@ from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
+from rlskip.keys import integer
 from rlskip.skip.call import Stage, named, signature_of
 
 log = logging.getLogger(__name__)
@@ -164,11 +164,7 @@ class _Attachment:
         step = read(*args, **kwargs)
         if step is None and self._step_function:
             return None
-        try:
-            number = operator.index(step)
-        except TypeError:
-            number = -1
-        if number < 0:
+        if (number := integer(step)) is None or number < 0:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number
 

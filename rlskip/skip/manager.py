@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +16,7 @@ from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, SkipAction
 from rlskip.errors import ConfigError
+from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
     IdentitySpec,
@@ -169,11 +169,7 @@ class SkipManager:
         ConfigError
             `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
-        try:
-            number = operator.index(step)
-        except TypeError:
-            number = -1
-        if number < 0:
+        if (number := integer(step)) is None or number < 0:
             raise ConfigError(
                 f"{step!r} is not a step", "SkipManager.set_step", "pass an integer >= 0"
             )

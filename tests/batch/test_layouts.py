@@ -112,3 +112,16 @@ def test_a_row_without_a_mask_is_sampled_as_a_whole() -> None:
     assert [row["mask"] for row in opened] == [[1, 0], None]
     named = Rows.of(RowColumns.of(rows))
     assert [cell.tolist() for cell in named.sampled] == [[False, True, False], [False, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "opened"),
+    [([[1], None], [[1], []]), ([[1], "text"], [None, None]), ([[0.5], [1]], [None, None])],
+)
+def test_responses_are_read_whatever_some_prompts_are(
+    prompts: list[Any], opened: list[list[int] | None]
+) -> None:
+    rows = [{"prompt_ids": prompt, "completion_ids": [2, 3]} for prompt in prompts]
+    found = list(Rollouts(rollout_columns(rows)))
+    assert [row["response"] for row in found] == [[2, 3]] * 2
+    assert [row["prompt"] for row in found] == opened
