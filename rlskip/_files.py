@@ -9,6 +9,7 @@ was given to :func:`guard`, a caller's directory may not: somebody else may repl
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import tempfile
@@ -185,7 +186,7 @@ def refuse_guarded_links(path: Path) -> None:
 
 def _below_guard(path: Path) -> tuple[Any, ...]:
     """The guarded directory above `path` and the names below it; `path` alone if there is none."""
-    for above in (path, *path.parents) if _guarded else ():
+    for above in itertools.chain([path], path.parents) if _guarded else ():
         if above in _guarded:
             return above, *path.relative_to(above).parts
     return (path,)

@@ -183,7 +183,9 @@ def _plain(value: Any, budget: list[int]) -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "dtype") and hasattr(value, "nbytes") and hasattr(value, "tolist"):
+    # A DictConfig takes long to say that it has no such attribute.
+    array = () if isinstance(value, Mapping) else ("dtype", "nbytes", "tolist")
+    if array and all(hasattr(value, name) for name in array):
         if not getattr(value, "shape", ()):
             return value.tolist()
         if value.nbytes > _MAX_ARRAY:

@@ -177,11 +177,11 @@ class Dumps:
             The prompts or a value of the stage's identity cannot be compared, and
             ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
         """
-        conditions = attrs.evolve(self.conditions, stage=call.stage.stage)
         arguments = self.arguments_of(call)
         try:
             return attrs.evolve(
-                conditions,
+                self.conditions,
+                stage=call.stage.stage,
                 prompts_hash=fingerprint(call.prompts),
                 extra=self.extra_of(call),
                 arguments=None if arguments is None else arguments.given,
@@ -190,7 +190,7 @@ class Dumps:
             )
         except UnsupportedTypeError as error:
             self.refuse_uncomparable(call.stage.explained(error))
-            return conditions
+            return attrs.evolve(self.conditions, stage=call.stage.stage)
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""

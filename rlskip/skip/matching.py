@@ -105,14 +105,14 @@ class CallMatching:
         found, store, config = call.found, self._dumps.store, self._dumps.local_config
         assert isinstance(found, Found)
         with call.timed():
-            rollouts, meta = store.load_with_meta(found.step, part=found.part)
+            rollouts, meta, states = store.load_with_meta(
+                found.step, part=found.part, sidecar=config.restore_rng
+            )
             compares = config.action != SkipAction.REPEAT and not call.reason
             if compares and self._dumps.differences(call.identity, meta):
                 where = str(self._dumps.directory / found.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)
             self._dumps.check_fields(rollouts, meta, call)
-            restores = config.restore_rng
-            states = store.load_sidecar(found.step, part=found.part) if restores else None
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
             source=meta.step,
@@ -291,7 +291,7 @@ class PromptMatching(CallMatching):
         """A dump, which the next batch may need, too."""
         if dump not in self._cache or self._cache[dump][1].checksum != checksum:
             store = self._dumps.stores[dump.size]
-            rollouts, meta = store.load_with_meta(dump.step, part=dump.part)
+            rollouts, meta, _ = store.load_with_meta(dump.step, part=dump.part)
             if meta.checksum != checksum:
                 where = str(store.directory / dump.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)

@@ -54,7 +54,7 @@ def _plain(value: Any, where: str, sharing: Sharing, levels: int) -> Any:
 def _convert(value: Any, where: str, sharing: Sharing, levels: int) -> Any:
     value = scalar_of(value)
     if isinstance(value, str):
-        return json.loads(json.dumps(str.__str__(value)))
+        return _text(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -91,10 +91,16 @@ def _key(key: Any, where: str) -> str:
     """A mapping's key as a string; the keys 1 and "1" stay two."""
     key = scalar_of(key)
     if isinstance(key, str):
-        return str(json.loads(json.dumps(str.__str__(key))))
+        return _text(key)
     if key is None or isinstance(key, bool | int | float):
         return f"<{type(key).__name__} {key!r}>"
     return f"<{type(key).__qualname__} {_hash(key, f'{where}.keys()')}>"
+
+
+def _text(value: str) -> str:
+    """As JSON gives it back: a pair of surrogates becomes one character."""
+    text = str.__str__(value)
+    return text if text.isascii() else str(json.loads(json.dumps(text)))
 
 
 def _hash(value: Any, where: str) -> str:

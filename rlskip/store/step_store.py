@@ -336,16 +336,19 @@ class StepStore:
         DumpError
             It is in a newer format, holds a type unknown here, or has no such field.
         """
-        return self.load_with_meta(step, part=part, fields=fields)[0]
-
-    def load_with_meta(
-        self, step: int, *, part: int | None = None, fields: Sequence[str] | None = None
-    ) -> tuple[Any, DumpMeta]:
-        """As :meth:`load`, with the meta of that very dump."""
-        with self._reader(step, part) as (reader, meta):
+        with self._reader(step, part) as (reader, _):
             if fields is None:
                 reader.expand_all()
-            return rebuild(reader, "rollouts", fields), meta
+            return rebuild(reader, "rollouts", fields)
+
+    def load_with_meta(
+        self, step: int, *, part: int | None = None, sidecar: bool = False
+    ) -> tuple[Any, DumpMeta, Any]:
+        """As :meth:`load`, with the meta of that very dump, and its sidecar or None."""
+        with self._reader(step, part) as (reader, meta):
+            reader.expand_all()
+            aside = rebuild(reader, "aside") if sidecar else None
+            return rebuild(reader, "rollouts"), meta, aside
 
     def load_sidecar(self, step: int, *, part: int | None = None) -> Any:
         """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""

@@ -113,7 +113,7 @@ def test_an_older_dump_without_an_entry_of_meta_is_replayed_with_a_warning(
     stage = Stage()
     stage.at(1, {"ids": [1]})
     store = SkipManager.store("rollout")
-    (made, meta) = store.load_with_meta(1)
+    made, meta, _ = store.load_with_meta(1)
     store.quarantine(1, "for a test")
     store.save(1, made, identity=attrs.evolve(meta.identity, arguments=None))
     assert stage.at(1, {"ids": [1], "meta_info": {"stop": ["a"]}}) == 1

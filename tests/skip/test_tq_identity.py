@@ -125,7 +125,7 @@ def test_a_forged_part_never_enters_the_queue(
     loop.submit(prompts("x"))
     loop.sample()
     store = SkipManager.store("rollout_tq")
-    value, meta = store.load_with_meta(1, part=0)
+    value, meta, _ = store.load_with_meta(1, part=0)
     forge(value["groups"][0]["tags"])
     store.quarantine(1, "for a test", part=0)
     store.save(1, value, identity=meta.identity, info=meta.info, part=0)

@@ -178,7 +178,7 @@ def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
 
     def load_later(self: StepStore, number: int, **more: Any) -> Any:
         if not replaced:
-            rollouts, meta = load(self, 2)
+            rollouts, meta, _ = load(self, 2)
             self.quarantine(1, "for a test")
             replaced.append(self.save(1, rollouts, identity=meta.identity))
         return load(self, number, **more)
