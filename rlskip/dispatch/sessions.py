@@ -106,6 +106,7 @@ class Sessions:
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
+        self._drawn: Counter[str] = Counter()  # timelines, by the batch's partition and step
 
     def close(self) -> None:
         """Let the threads end once their calls return."""
@@ -189,6 +190,9 @@ class Sessions:
 
     async def _draw(self, batch: BatchHandle) -> None:
         name = f"{batch.partition}-{batch.step}"
+        self._drawn[name] += 1
+        if (number := self._drawn[name]) > 1:
+            name = f"{name}-{number}"
         title = f"step {batch.step} ({batch.partition}): {batch.sessions} sessions"
         directory = self._config.timeline_dir or "."
         drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)

@@ -67,6 +67,20 @@ def test_a_batch_writes_its_timeline(make_dispatcher, make_prompts, tmp_path):
     assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 15
 
 
+def test_each_batch_of_a_step_has_its_own_timeline(make_dispatcher, make_prompts, tmp_path):
+    pytest.importorskip("matplotlib")
+
+    async def worker(prompt, sampling, session):
+        return {"responses": torch.ones(1)}
+
+    dispatcher = make_dispatcher(worker, timeline_dir=str(tmp_path))
+    for count in (1, 2):
+        dispatcher.generate_sequences(make_prompts(count), step=4)
+    for file, sessions in (("train-4.json", 4), ("train-4-2.json", 8)):
+        events = json.loads((tmp_path / file).read_text())["traceEvents"]
+        assert sum(event["ph"] == "X" for event in events) == sessions
+
+
 def test_a_cancelled_attempt_is_drawn(make_dispatcher, make_prompts, tmp_path):
     started = threading.Event()
 
