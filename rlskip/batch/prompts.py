@@ -29,7 +29,7 @@ def uids_of(prompts: Any) -> list[str]:
             remedy="give them a field `uid`, one for each; or name the argument that holds the "
             "prompts: annotate(prompts=...)",
         )
-    uids = [str(uid) for uid in uids]
+    uids = [str(plain(uid)) for uid in uids]
     if len(set(uids)) < len(uids):
         twice = sorted({uid for uid in uids if uids.count(uid) > 1})
         raise PromptsError(f"uids given twice: {', '.join(twice)}", remedy="submit each once")

@@ -260,10 +260,11 @@ def refuse_misspelt(role: str) -> None:
     """Refuse a role that is not known and looks like one that is, or has the name of a key."""
     known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
     near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
-    wrong = not isinstance(role, str) or not role.isidentifier() or role in SHARED_KEYS
-    if wrong or (near and role not in known):
+    is_name = isinstance(role, str) and role.isidentifier()
+    is_key = is_name and role in SHARED_KEYS
+    if not is_name or is_key or (near and role not in known):
         raise ConfigError(
-            f"there is no role {role!r}" + f": skip.{role} is a key" * (role in SHARED_KEYS),
+            f"there is no role {role!r}" + f": skip.{role} is a key" * is_key,
             "SkipManager.annotate",
             f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
             if near

@@ -279,6 +279,7 @@ def test_prompts_without_uids_or_with_one_twice() -> None:
         uids_of({"uid": "a"})
     with pytest.raises(PromptsError, match="given twice: a"):
         uids_of({"uid": ["a", "a"]})
+    assert uids_of({"uid": torch.tensor([3, 1])}) == ["3", "1"]
     assert first_uid([{"uid": "a"}]) == "a"
     assert first_uid([{"uid": NonTensorData("a")}]) == "a"
     assert first_uid([{"ids": [1]}]) is None

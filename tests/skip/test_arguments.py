@@ -72,7 +72,7 @@ def test_a_misspelt_role_is_refused(role: str) -> None:
         SkipManager.annotate(role=role)
 
 
-@pytest.mark.parametrize("role", ["", "my role", 5, ["rollout"], "steps"])
+@pytest.mark.parametrize("role", ["", "my role", 5, ["rollout"], "steps", np.zeros(0), np.zeros(2)])
 def test_what_is_not_an_identifier_is_not_a_role(role: Any) -> None:
     with pytest.raises(ConfigError, match="there is no role"):
         SkipManager.annotate(role=role)
