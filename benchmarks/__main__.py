@@ -7,7 +7,8 @@ Each benchmark runs in its own process, together with the genuine peer. The envi
 rlskip with its extras `ray`, `train` and `data`, and verl 0.9.1; `.ci/env benchmarks` makes it.
 SkyRL 0.3.0 is read from its wheel (`--wheel`), because its package needs Python 3.12. The
 benchmarks `engine` and `verl_steps` need vLLM in another environment, so they are run where
-$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set.
+$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set. That environment also has TRL, which verl must not
+find, in a folder of its own: `packing` compares planners there.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def run(name: str, wheel: Path | None, pictures: Path) -> dict[str, Any]:
         if name == "merge" and wheel is not None:
             command += ["--wheel", str(wheel)]
         print(f"\n== {name}", flush=True)
-        subprocess.run(command, check=True, cwd=HERE.parent)
+        variables = dict(os.environ)
+        if name == "packing" and "RLSKIP_VLLM" in variables:
+            variables["PYTHONPATH"] = str(Path(variables["RLSKIP_VLLM"]).parents[1] / "trl_only")
+        subprocess.run(command, check=True, cwd=HERE.parent, env=variables)
         results: dict[str, Any] = json.loads(found.read_text())
     return {"date": f"{date.today():%Y-%m-%d}", **results}
 
@@ -125,6 +129,8 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
             if row["goal"] is not None:
                 value = row["ours"] if row["ratio"] is None else row["ratio"]
                 limit = row["goal"]["value"]
+                # A difference of two times may be below 0.
+                value = max(value, limit / 100)
                 room = limit / value if row["goal"]["op"] == "<=" else value / limit
                 bars.append((f"{name}  {row['what']}", room, row["met"]))
     bars.sort(key=lambda bar: bar[1], reverse=True)
