@@ -154,8 +154,11 @@ class ReplayBuffer:
                 # Once a round: a refill may be stale itself, and would be replaced without end.
                 self._evict_stale(call)
                 while self._evict_or_replace(call):
-                    # A refill may have put prompts that have finished already.
+                    # Replacements may have finished already, and be rejected, without end. Only
+                    # here, as a prompt that is evicted and not replaced would be lost.
                     self._partitions.sync()
+                    if call.submitted:
+                        self._check_time(call)
                 groups = self._choose(call)
                 if groups is not None:
                     self._discard_surplus(groups, call)
@@ -304,7 +307,6 @@ class ReplayBuffer:
                 raise call.rejected_too_many(complete)
         if not now:
             return False
-        self._check_time(call)  # replacements may be finished, and rejected, when they are there
         call.to_replace = call.to_replace[len(now) :]
         call.submitted += len(now)
         assert self._refill is not None
