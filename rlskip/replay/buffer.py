@@ -154,8 +154,8 @@ class ReplayBuffer:
                 # Once a round: a refill may be stale itself, and would be replaced without end.
                 self._evict_stale(call)
                 while self._evict_or_replace(call):
-                    # Replacements may have finished already, and be rejected, without end. Only
-                    # here, as a prompt that is evicted and not replaced would be lost.
+                    # Replacements may have finished already, and be rejected, without end. The time
+                    # is checked after they are there: no evicted prompt is left without one.
                     self._partitions.sync()
                     if call.submitted:
                         self._check_time(call)

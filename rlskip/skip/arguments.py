@@ -37,6 +37,7 @@ _MAX_PARTS = 10_000
 _MAX_KEPT = 256  # parts
 _MAX_TEXT = 4096
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
+_OF_ARRAYS = ("dtype", "nbytes", "tolist")
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
     datetime.timedelta,
@@ -183,9 +184,8 @@ def _plain(value: Any, budget: list[int]) -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    # A DictConfig takes long to say that it has no such attribute.
-    array = () if isinstance(value, Mapping) else ("dtype", "nbytes", "tolist")
-    if array and all(hasattr(value, name) for name in array):
+    # No mapping is asked: a DictConfig takes long to say that it has no such attribute.
+    if not isinstance(value, Mapping) and all(hasattr(value, name) for name in _OF_ARRAYS):
         if not getattr(value, "shape", ()):
             return value.tolist()
         if value.nbytes > _MAX_ARRAY:

@@ -128,7 +128,7 @@ class _Attachment:
         except (ImportError, AttributeError) as error:
             raise ConfigError(str(error), self._where("step")) from error
         if step in _attached:
-            what = "that function is attached itself, and would ask for its own step"
+            what = "that function is attached itself, so it cannot tell the step"
             raise ConfigError(what, self._where("step"))
         if not callable(self._step_function):
             raise ConfigError(f"{self._step_function!r} is not a function", self._where("step"))
