@@ -8,7 +8,8 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import types
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,19 +26,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: The parameter by which a signature is known: it holds what is judged, of one session or of many.
 ONE, MANY = ("solution_str",), ("completions", "solution_strs")
-_NEUTRAL = frozenset(
-    {
-        "environments",
-        "log_extra",
-        "log_metric",
-        "reward_model_tokenizer",
-        "reward_router_address",
-        "trainer_state",
-    }
-)
+_NEUTRAL = frozenset({"log_extra", "log_metric", "reward_model_tokenizer", "reward_router_address"})
 """Arguments that trainers add and that say nothing of a session."""
+_BESIDE = VOLATILE | {"environments", "trainer_state"}
+"""Arguments that differ from step to step. They count only for a function that names them."""
 _LOOKS_AROUND = {"eval", "exec", "locals", "vars"}
 _WAIT_S = (0.01, 0.5)
+_EMPTY = types.CellType()
+"""The cell of a function that names itself, before it is bound to its name."""
 
 
 class RewardError(RlskipError, TypeError):
@@ -96,7 +92,7 @@ class Judge:
         self.is_async = _is_async(function)
         any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
         self.takes = None if any_name else frozenset(kinds)
-        unread = _unread(function)
+        words, unread = _words_of(function)
         more = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
         self._counts_more = not (more & unread)
         self._named = frozenset(kinds) - more
@@ -105,7 +101,8 @@ class Judge:
         self.needs = (
             frozenset(p.name for p in parameters if p.default is empty and p.kind != starred) - more
         )
-        self._ignored = (frozenset(ignore) | _NEUTRAL | unread) - {self.judged}
+        beside = _BESIDE - self._named - words
+        self._ignored = (frozenset(ignore) | _NEUTRAL | beside | unread) - {self.judged}
         self.version = version or _version_of(function)
         self._who = [self.name, self.version, _arguments_of(function)]
         self.verdicts = Verdicts(directory_of(directory, self.name))
@@ -196,13 +193,13 @@ class Judge:
         if not self.takes_many:
             return [counted]
         n = len(arguments[self.judged])
-        lists = {name: value for name, value in counted.items() if _is_column(value, n)}
-        return [{**counted, **{name: lists[name][i] for name in lists}} for i in range(n)]
+        columns = {name: list(counted[name]) for name in self._columns(counted, n)}
+        return [{**counted, **{name: columns[name][i] for name in columns}} for i in range(n)]
 
     def _key(self, row: Mapping[str, Any], repeat: int) -> str:
         about = {"": [*self._who, repeat]}
         try:
-            return fingerprint({**row, **about}, VOLATILE)
+            return fingerprint({**row, **about}, ())
         except UnsupportedTypeError as error:
             what = f"an argument has no content that can be compared: {error.what}"
             remedy = "leave it out: rlskip.cached_reward(function, ignore=[...])"
@@ -215,10 +212,17 @@ class Judge:
         n = len(arguments[self.judged])
         if len(rows) == n:
             return dict(arguments)
-        return {
-            name: [value[i] for i in rows] if _is_column(value, n) else value
+        columns = self._columns(arguments, n)
+        return {**arguments, **{name: _cut(arguments[name], rows) for name in columns}}
+
+    def _columns(self, arguments: Mapping[str, Any], n: int) -> list[str]:
+        """The arguments that hold one value a session; a default holds none."""
+        defaults = {p.name: p.default for p in self._signature.parameters.values()}
+        return [
+            name
             for name, value in arguments.items()
-        }
+            if _is_column(value, n) and value is not defaults.get(name)
+        ]
 
     def _checked(self, values: Any, n: int) -> Sequence[Any]:
         if not self.takes_many:
@@ -250,7 +254,9 @@ def cached_reward(
     ----------
     function
         Takes ``solution_str``, ``solution_strs`` or ``completions``, besides others. Of the last
-        two, each verdict must depend on its own session alone.
+        two, each verdict must depend on its own session alone: any argument of their length, except
+        a default, holds one value a session. Arguments that differ from step to step, such as
+        ``uid``, ``timestamp`` and ``trainer_state``, count only for a function that names them.
     directory
         Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
     version
@@ -286,7 +292,20 @@ def cached_reward(
 
 
 def _is_column(value: Any, n: int) -> bool:
-    return isinstance(value, list | tuple | np.ndarray) and len(value) == n
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+        return False
+    try:
+        return len(value) == n  # type: ignore[arg-type]
+    except TypeError:  # an iterator, or an array without dimensions
+        return False
+
+
+def _cut(column: Any, rows: Sequence[int]) -> Any:
+    """Some of a column's values; arrays and tensors remain what they are."""
+    if isinstance(column, np.ndarray) or (is_tensor(column) and not column.is_nested):
+        return column[list(rows)]
+    values = list(column)
+    return [values[i] for i in rows]
 
 
 def _is_async(function: Any) -> bool:
@@ -299,17 +318,26 @@ def _is_async(function: Any) -> bool:
 # -- what its verdicts depend on -----------------------------------------------------------
 
 
-def _unread(function: Any) -> frozenset[str]:
-    """The parameters that a function's code never reads; none if that cannot be told."""
-    code = getattr(function, "__code__", None)
-    if code is None or not _LOOKS_AROUND.isdisjoint(code.co_names):
-        return frozenset()
-    named: set[Any] = set()
-    for one in dis.get_instructions(code):
-        named.update(one.argval if isinstance(one.argval, tuple) else [one.argval])
-    flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
-    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & f) for f in flags)
-    return frozenset(code.co_varnames[:count]) - named
+def _words_of(function: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """The names and strings in a function's code, and the parameters that it never reads."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    words: set[Any] = set()
+    codes = []
+    while (code := getattr(function, "__code__", None)) is not None:
+        codes.append(code)
+        function = getattr(function, "__wrapped__", None)
+    unread: set[str] = set()
+    if len(codes) == 1 and _LOOKS_AROUND.isdisjoint(codes[0].co_names):
+        names, starred, more = inspect.getargs(codes[0])
+        unread.update([*names, starred or "", more or ""])
+    for code in codes:
+        for one in dis.get_instructions(code):
+            several = isinstance(one.argval, tuple | frozenset)
+            words.update(one.argval if several else [one.argval])
+            if inspect.iscode(one.argval):
+                codes.append(one.argval)
+    return frozenset(word for word in words if isinstance(word, str)), frozenset(unread - words)
 
 
 def _name_of(function: Any) -> str:
@@ -349,7 +377,7 @@ def _described(function: Any, seen: list[Any]) -> Any:
     if inspect.ismethod(function):
         held = [_described(function.__func__, seen), vars(function.__self__)]
     elif inspect.isfunction(function):
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
         held = [_described(one, seen) if callable(one) else one for one in cells]
     elif inspect.isbuiltin(function) or inspect.isclass(function):
         return f"{function.__module__}.{function.__qualname__}"
