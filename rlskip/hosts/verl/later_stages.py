@@ -298,8 +298,13 @@ def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @around
     def scores(compute: Callable[..., Any], self: Any, data: Any) -> Any:
-        given = getattr(self, "given_scores", None)
-        return compute(self, data) if given is None else given
+        if (given := getattr(self, "given_scores", None)) is not None:
+            return given
+        # Not in `contents`, which holds the same values under their own names.
+        if (extra := getattr(self, "tool_extra_fields", None)) is not None:
+            fields = {**data.non_tensor_batch, "tool_extra_fields": extra}
+            data = type(data)(data.batch, fields, data.meta_info)
+        return compute(self, data)
 
     plain = scores(compute)
     stage = _annotated(REWARD, contents)(plain)

@@ -45,6 +45,9 @@ _seams = Seams(__name__)
 # The config that is installed in this process.
 _installed: Any = None
 
+# Fields of a rollout that are not its agent loop's.
+_NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
+
 # The step that verl's trainer stated last (0.9).
 _stated: int | None = None
 
@@ -280,6 +283,7 @@ def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
     loop = SimpleNamespace(
         config=manager.config,
         given_scores=given,
+        tool_extra_fields=_of_the_loop(rollouts, prompts),
         reward_model_manager=None,
         reward_manager_cls=resolve and resolve(manager.config),
         # verl before 0.9 requires equal shares.
@@ -291,6 +295,21 @@ def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
     rollouts.batch[SCORES] = scores.batch[SCORES]
     rollouts.non_tensor_batch.update(scores.non_tensor_batch)
     rollouts.meta_info.update(scores.meta_info)
+
+
+def _of_the_loop(rollouts: Any, prompts: Mapping[str, Any]) -> Any:
+    """What each session's agent loop returned besides tokens, as verl's worker sends it.
+
+    A field that a loop did not return is None, because others returned it.
+    """
+    import numpy as np
+
+    others = {*_NOT_OF_THE_LOOP, *prompts} - {"raw_prompt"}
+    own = {name: of for name, of in rollouts.non_tensor_batch.items() if name not in others}
+    sent = np.empty(len(rollouts), dtype=object)
+    for i in range(len(sent)):
+        sent[i] = {name: of[i] for name, of in own.items() if of[i] is not None}
+    return sent
 
 
 def _replace_manager(module: ModuleType) -> None:
