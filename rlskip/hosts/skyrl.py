@@ -17,7 +17,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,9 @@ _SHAPING = (
     "use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn",
     "step_wise_trajectories", "zero_reward_on_non_stop", "apply_overlong_filtering",
 )  # fmt: skip
+
+# Keys of an environment that shape nothing.
+_NOT_SHAPING = ("log_requests", "timeout")
 
 # Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
 _LOGPROBS = "logprobs"
@@ -140,10 +143,11 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
                 f"skip.{ROLE}.steps",
                 f"set skip.{ROLE}.steps to all",
             )
-    generator.generate = _skipping(generator.generate, cfg.generator, step)
+    generator.generate = _skipping(generator.generate, cfg, step)
 
 
 def _facts(cfg: Any) -> HostFacts:
+    gym = vars(cfg.environment.skyrl_gym)
     return HostFacts(
         experiment=cfg.trainer.run_name,
         project=cfg.trainer.project_name,
@@ -155,8 +159,8 @@ def _facts(cfg: Any) -> HostFacts:
         tokenizer=cfg.trainer.policy.model.path,
         engine=cfg.generator.inference_engine.backend,
         called_with={
-            ROLE: _compared(cfg.generator, vars(cfg.generator.sampling_params)),
-            VALIDATION_ROLE: _compared(cfg.generator, vars(cfg.generator.eval_sampling_params)),
+            ROLE: _compared(cfg, vars(cfg.generator.sampling_params), gym),
+            VALIDATION_ROLE: _compared(cfg, vars(cfg.generator.eval_sampling_params), gym),
         },
         samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
         validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
@@ -279,14 +283,15 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
     with_rlskip(BasePPOExp, config)(cfg).run()
 
 
-def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> Callable[..., Any]:
-    """`generate` of a generator that is configured by `settings`, as a stage.
+def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Callable[..., Any]:
+    """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage.
 
     Its calls are those of `step`; None: of the step that the batch names.
     """
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        return _compared(settings, input_batch.get("sampling_params") or {})
+        sampling = input_batch.get("sampling_params") or {}
+        return _compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
         return SkipManager.annotate(
@@ -326,14 +331,16 @@ def _skipping(generate: Callable[..., Any], settings: Any, step: int | None) -> 
     return skipping
 
 
-def _compared(settings: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """What `cfg.generator` and the sampling of a call add to its identity."""
-    shaping = {
-        name: vars(value) if dataclasses.is_dataclass(value) else value
-        for name in _SHAPING
-        if (value := getattr(settings, name, None)) is not None
-    }
-    return {**shaping, **{name: sampling[name] for name in sampling if name != _LOGPROBS}}
+def _compared(cfg: Any, sampling: Mapping[str, Any], gym: Collection[str]) -> dict[str, Any]:
+    """What `cfg`, a call's sampling and its environments, those of `gym`, add to its identity."""
+    shaping = {name: getattr(cfg.generator, name, None) for name in _SHAPING}
+    settings = cfg.environment.skyrl_gym
+    shaping |= {f"environment.{name}": getattr(settings, name, None) for name in gym}
+    for name, value in shaping.items():
+        if dataclasses.is_dataclass(value):
+            shaping[name] = {k: vars(value)[k] for k in vars(value) if k not in _NOT_SHAPING}
+    sampled = {name: sampling[name] for name in sampling if name != _LOGPROBS}
+    return {**{name: value for name, value in shaping.items() if value is not None}, **sampled}
 
 
 @around

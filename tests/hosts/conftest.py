@@ -239,7 +239,7 @@ def batch(skyrl: Any) -> Any:
     ) -> tuple[Any, list[str]]:
         prompts = [prompt(step, i) for i in range(first, first + 2)]
         return skyrl("train.generators.utils").prepare_generator_input(  # type: ignore[no-any-return]
-            prompts, 2, {"temperature": 1.0, **sampling}, "toy", phase, step
+            prompts, 2, {"temperature": 1.0, **sampling}, "llm_as_a_judge", phase, step
         )
 
     return batch

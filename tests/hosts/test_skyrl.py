@@ -95,12 +95,17 @@ def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> N
         assert SkipManager.bypassed == set()
 
 
+# The environment of the batches.
+JUDGE = "environment.skyrl_gym.llm_as_a_judge"
+
+
 @pytest.mark.parametrize(
     ("overrides", "sampling", "named"),
     [
         ({"generator.max_turns": 3}, {}, "extra.max_turns: 3 now, 1 in the dump"),
         ({"generator.zero_reward_on_non_stop": True}, {}, "extra.zero_reward_on_non_stop: True"),
         ({"generator.chat_template.name_or_path": "own"}, {}, "extra.chat_template.name_or_path"),
+        ({f"{JUDGE}.model": "other"}, {}, "extra.environment.llm_as_a_judge.model: 'other' now"),
         ({}, {"temperature": 0.5}, "extra.temperature: 0.5 now, 1.0 in the dump"),
         ({}, {"first": 2}, "prompts: "),
     ],
@@ -333,8 +338,9 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
     assert "skip.rollout.steps: steps 4,5 are not listed" in refused(5, "1-3", **resume)
     assert refused(None, **resume) == ""
     assert refused(5, **{"trainer.ckpt_path": "s3://bucket/run"}) == ""
-    said = refused(2, **{"generator.max_turns": 3})
-    assert "were made for other rollouts: extra.max_turns: 3 now, 1 in the dump" in said
+    said = refused(2, **{"generator.max_turns": 3, f"{JUDGE}.base_url": "http://other"})
+    assert "were made for other rollouts: extra.environment.llm_as_a_judge.base_url: 'htt" in said
+    assert "extra.max_turns: 3 now, 1 in the dump" in said
     # With dynamic sampling the run may end with the dumps.
     said = refused(5, **{**resume, "trainer.algorithm.dynamic_sampling.type": "filter"})
     assert said.startswith("skip.rollout_val.on_miss=error: steps 3 have no usable dump")
