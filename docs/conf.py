@@ -11,7 +11,7 @@ from typing import Any
 import tomllib
 
 import rlskip
-from rlskip.config.application import COMPARED, NOT_COMPARED
+from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_TEACHERS
 from rlskip.config.attachments import AttachConfig
 from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
 from rlskip.skip.arguments import IGNORED
@@ -51,7 +51,7 @@ CONFIGS = (
     rlskip.MergeConfig, rlskip.RecordConfig,
 )  # fmt: skip
 NAMES = {
-    "compared": COMPARED,
+    "compared": {**COMPARED, DISTILLATION: OF_TEACHERS},
     "not_compared": NOT_COMPARED,
     "shaping": SHAPING_NAMES,
     "others": sorted(OTHER_NODES),

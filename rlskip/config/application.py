@@ -6,6 +6,7 @@ what is compared.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rlskip.config.check import leaves, look_up, look_up_first
@@ -14,6 +15,7 @@ from rlskip.config.facts import HostFacts
 
 ROLLOUT = "actor_rollout_ref.rollout"
 DATA = "data"
+DISTILLATION = "distillation"
 TOTAL_STEPS = "trainer.total_training_steps"
 
 # A key includes all keys below it. Seeds are never compared: another draw from
@@ -31,6 +33,12 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref.model": ("custom_chat_template",),
 }  # fmt: skip
 """Another value is a mismatch that names the key and both values."""
+
+OF_TEACHERS = (
+    "teacher_key", "teacher_models.*.key", "teacher_models.*.model_path",
+    "distillation_loss.loss_mode", "distillation_loss.topk",
+)  # fmt: skip
+"""So are these of an enabled ``distillation``: the rollouts of training bring its log-probs."""
 
 NOT_COMPARED: dict[str, tuple[str, ...]] = {
     ROLLOUT: (
@@ -120,7 +128,7 @@ def application_facts(config: Any) -> HostFacts:
         model=look_up(config, "actor_rollout_ref.model.path"),
         engine=look_up(config, f"{ROLLOUT}.name"),
         tokenizer=look_up_first(config, _TOKENIZER, None),
-        shaping=shaping,
+        shaping={**shaping, **_of_teachers(config)},
         val_shaping={**shaping, **own},
         noticed=(ROLLOUT, DATA),
         known=(*_COMPARED_KEYS, *_NOT_COMPARED_KEYS),
@@ -145,6 +153,16 @@ def _shaping(config: Any) -> dict[str, Any]:
         key.removeprefix(f"{ROLLOUT}."): value
         for key, value in found
         if value is not None and not key.endswith("._target_")
+    }
+
+
+def _of_teachers(config: Any) -> dict[str, Any]:
+    node = look_up(config, DISTILLATION) if look_up(config, f"{DISTILLATION}.enabled") else None
+    names = [f"{DISTILLATION}.{name}" for name in OF_TEACHERS]
+    return {
+        key: value
+        for key, value in leaves(node, DISTILLATION)
+        if value is not None and any(fnmatchcase(key, name) for name in names)
     }
 
 

@@ -49,6 +49,10 @@ VERL: dict[str, Any] = {
         "seed": 1, "train_files": "a", "apply_chat_template_kwargs": {}, "image_patch_size": 14,
     },
     "trainer": {"experiment_name": "e", "project_name": "p"},
+    "distillation": {
+        "enabled": True, "teacher_key": "task", "teacher_models": {"one": {"model_path": "large"}},
+        "distillation_loss": {"topk": 32},
+    },
 }  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def run(tmp_path: Path) -> Run:
 
 
 ROLLOUT = "actor_rollout_ref.rollout"
+TEACHERS = "distillation.teacher_models"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,9 @@ ROLLOUT = "actor_rollout_ref.rollout"
         ("data.apply_chat_template_kwargs", {"think": True}, "data.apply_chat_template_kwargs"),
         ("data.tool_config_path", "t.yaml", "data.tool_config_path"),
         ("actor_rollout_ref.model.custom_chat_template", "x", "custom_chat_template"),
+        (f"{TEACHERS}.one.model_path", "other", "teacher_models.one.model_path: 'other' now, 'la"),
+        (f"{TEACHERS}.two", {"key": "math", "model_path": "m"}, "teacher_models.two.key: 'math'"),
+        ("distillation.distillation_loss.topk", 64, "distillation_loss.topk: 64 now, 32 in the"),
     ],
 )
 def test_a_key_that_shapes_rollouts_is_compared(run: Run, key: str, value: Any, told: str) -> None:
@@ -424,6 +432,13 @@ def test_no_key_is_in_both_tables() -> None:
             for other in NOT_COMPARED.get(node, ()):
                 assert not f"{name}.".startswith(f"{other}.")
     assert application_facts({}).shaping == {}
+
+
+def test_validation_and_a_run_without_distillation_ask_no_teacher() -> None:
+    config = copy.deepcopy(VERL)
+    assert f"{TEACHERS}.one.model_path" not in application_facts(config).val_shaping
+    config["distillation"]["enabled"] = False
+    assert f"{TEACHERS}.one.model_path" not in application_facts(config).shaping
 
 
 # -- dumps that another number in the directory's name hides -------------------------------
