@@ -121,8 +121,8 @@ def application_facts(config: Any) -> HostFacts:
         queued_prompts=look_up_first(config, reversed(batch_sizes), None),
         n=look_up(config, _KEYS["n"]),
         val_n=look_up(config, _KEYS["val_n"]),
-        prompt_len=look_up(config, "data.max_prompt_length"),
-        response_len=look_up(config, "data.max_response_length"),
+        prompt_len=_length(config, "prompt_length"),
+        response_len=_length(config, "response_length"),
         steps=range(1, total + 1) if isinstance(total, int) else (),
         samples_dynamically=look_up(config, "algorithm.filter_groups.enable") is True,
         model=look_up(config, "actor_rollout_ref.model.path"),
@@ -164,6 +164,12 @@ def _of_teachers(config: Any) -> dict[str, Any]:
         for key, value in leaves(node, DISTILLATION)
         if value is not None and any(fnmatchcase(key, name) for name in names)
     }
+
+
+def _length(config: Any, name: str) -> int | None:
+    """The rollouts' own limit in tokens, which verl takes from the data unless it is set."""
+    length: int | None = look_up_first(config, (f"{ROLLOUT}.{name}", f"{DATA}.max_{name}"), None)
+    return length
 
 
 def _sampling(config: Any, node: str) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def test_null_keys_come_from_the_host(wrap: Any) -> None:
     assert (role.experiment_name, role.project_name) == ("exp", "proj")
     assert (role.gbs, role.n, role.prompt_len, role.response_len) == (32, 8, 64, 16)
     config["data"]["gen_batch_size"] = 48
-    assert read_roles(config)["rollout"].gbs == 48
+    config["actor_rollout_ref"]["rollout"]["response_length"] = 8  # verl samples by this
+    role = read_roles(config)["rollout"]
+    assert (role.gbs, role.prompt_len, role.response_len) == (48, 64, 8)
 
 
 def test_a_step_of_the_v1_trainer_has_train_batch_size_prompts() -> None:
