@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import later_stages
-from rlskip.hosts.verl.later_stages import identities, leave_out
+from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, MAIN_PPO_SYNC
+from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
@@ -83,6 +85,7 @@ def test_a_role_that_is_never_called_is_refused(
         ("reward", "reward.reward_manager.name=dapo", True),
         ("reward", "reward.reward_kwargs.overlong=1", True),
         ("reward", "reward.reward_model.model_path=other", True),
+        ("reward", "reward.sandbox_fusion.url=http://sandbox", True),
         ("reward", "reward.num_workers=1", False),
         ("reward", "actor_rollout_ref.model.path=other", False),
     ],
@@ -90,19 +93,50 @@ def test_a_role_that_is_never_called_is_refused(
 def test_what_shapes_a_result_belongs_to_its_identity(
     role: str, change: str, differs: bool
 ) -> None:
-    assert (identities(verl())[role] != identities(verl(change))[role]) is differs
+    assert (identity(role, verl()) != identity(role, verl(change))) is differs
 
 
-def test_a_reward_function_that_is_edited_is_another_one(tmp_path: Path) -> None:
-    file = tmp_path / "reward.py"
-    config = verl(f"reward.custom_reward_function.path={file}")
+PATHS = ("reward.custom_reward_function.path", "reward.reward_manager.module.path")
+
+
+@pytest.mark.parametrize("key", PATHS)
+@pytest.mark.parametrize(
+    "form", ["{file}", "file://{file}", "pkg://rewards_{n}.own", "pkg://rewards_{n}/own"]
+)
+def test_a_reward_function_that_is_edited_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, form: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    n = tmp_path.name
+    file = tmp_path / f"rewards_{n}" / "own.py"
+    file.parent.mkdir()
+    config = verl(f"{key}={form.format(file=file, n=n)}")
     found = []
     for text in ("return 1", "return 2", "return 2"):
         file.write_text(text)
-        found.append(identities(config)["reward"])
+        found.append(identity("reward", config))
     assert found[0] != found[1] == found[2]
     file.unlink()
-    assert identities(config)["reward"] != found[2]
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigError, match=f"^{key}: .* cannot be read here"):
+        identity("reward", config)
+
+
+def test_what_workers_have_loaded_counts_and_not_what_was_edited_later(
+    begun: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    file = tmp_path / "reward.py"
+    path = f"{PATHS[0]}={file}"
+    file.write_text("return 1")
+    config = begun(path)
+    before_workers(config, 2)
+    loaded = identity("reward", config)
+    file.write_text("return 2")
+    assert loaded_identity("reward", config) == loaded != identity("reward", config)
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read here"):
+        before_workers(begun(path), 2)
+    before_workers(begun(path, "skip.reward.enable=false"), 2)
 
 
 @pytest.fixture

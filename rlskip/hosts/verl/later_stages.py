@@ -6,7 +6,8 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlskip._wrap import Seams, around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
+from rlskip.errors import ConfigError
 from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.names import SCORES, V0_TRAINER, V1_TRAINER
 from rlskip.skip import SkipManager
@@ -41,7 +43,7 @@ _FUNCTION = "reward.custom_reward_function"
 _MANAGER = "reward.reward_manager"
 _OF_REWARD = (
     _FUNCTION, _MANAGER, "reward.reward_kwargs", "reward.reward_model.enable",
-    "reward.reward_model.model_path",
+    "reward.reward_model.model_path", "reward.sandbox_fusion.url",
 )  # fmt: skip
 # Fields of a batch that log-probs depend on, and the tensors that scores depend on.
 _TOKENS = ("input_ids", "attention_mask", "position_ids", "prompts", "responses")
@@ -49,8 +51,10 @@ _IMAGES = ("multi_modal_inputs", "raw_prompt")
 _SCORED = ("prompts", "responses", "attention_mask")
 _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 
-# The roles whose model this run does without, and whether its trainer validates at present.
+# The roles whose model this run does without, the identities of the others as they were loaded, and
+# whether the trainer validates at present.
 _left_out: set[str] = set()
+_loaded: dict[str, Mapping[str, Any]] = {}
 _validating = False
 # Those that this release of verl does not have matter only if a role is on.
 _seams = Seams(__name__, optional=True)
@@ -72,18 +76,29 @@ def _ref_is_actor(verl: Values) -> bool:
     return max(ranks) > 0 or verl[f"{_MODEL}.lora_adapter_path"] is not None
 
 
-def identities(config: Any) -> dict[str, dict[str, Any]]:
-    """By role what its calls add to the identity of their dumps."""
+def identity(role: str, config: Any) -> dict[str, Any]:
+    """What the calls of a role of this module add to the identity of their dumps.
+
+    Raises
+    ------
+    ConfigError
+        A reward function cannot be read, so that a change of it would go unnoticed.
+    """
+    if role == REWARD:
+        modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
+        contents = {f"content of {key}": _content_at(config, key) for key in modules}
+        known = {name: content for name, content in contents.items() if content}
+        return {**_values(config, _OF_REWARD), **known}
     engine = "actor" if _ref_is_actor(values_of(config)) else "ref"
     precision = (f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION)
-    return {
-        REF: {**_values(config, (*_OF_REF, *precision)), "reference": engine},
-        REWARD: {
-            **_values(config, _OF_REWARD),
-            **_content_at(config, f"{_FUNCTION}.path"),
-            **_content_at(config, f"{_MANAGER}.module.path"),
-        },
-    }
+    return {**_values(config, (*_OF_REF, *precision)), "reference": engine}
+
+
+def loaded_identity(role: str, config: Any) -> Mapping[str, Any]:
+    """As :func:`identity` was before workers were made, which load what may be edited later."""
+    if role not in _loaded:
+        _loaded[role] = identity(role, config)
+    return _loaded[role]
 
 
 def _values(config: Any, keys: Collection[str]) -> dict[str, Any]:
@@ -91,12 +106,28 @@ def _values(config: Any, keys: Collection[str]) -> dict[str, Any]:
     return {k: v for k, v in found if v not in (None, {}) and not k.endswith("._target_")}
 
 
-def _content_at(config: Any, key: str) -> dict[str, str]:
-    """A hash of the file that a key names: a reward function is often changed in its place."""
-    with suppress(OSError, TypeError):  # null, or a module
-        content = Path(look_up(config, key)).expanduser().read_bytes()
-        return {f"content of {key}": hashlib.sha256(content).hexdigest()[:16]}
-    return {}
+def _content_at(config: Any, key: str) -> str | None:
+    """A hash of the module that a key names: a reward function is often changed in its place."""
+    if not (name := look_up(config, key)):
+        return None
+    try:
+        return hashlib.sha256(_read_module(str(name))).hexdigest()[:16]
+    except (OSError, ImportError, ValueError, AttributeError) as error:
+        what = f"{name!r} cannot be read here ({error}): if it is edited, its old scores would stay"
+        remedy = f"name a file that is here, too, or set skip.{REWARD}.enable=false"
+        raise ConfigError(what, key, remedy) from error
+
+
+def _read_module(name: str) -> bytes:
+    """The source of a module in one of the forms that verl's ``load_module`` takes."""
+    if not name.startswith("pkg://"):
+        return Path(name.removeprefix("file://")).expanduser().read_bytes()
+    name = name.removeprefix("pkg://").replace("/", ".")
+    if (found := find_spec(name)) is None:
+        raise ModuleNotFoundError(f"no module is named {name}")
+    loader: Any = found.loader
+    content: bytes = loader.get_data(found.origin)
+    return content
 
 
 def refused(verl: Values, settings: SkipSettings, trainer: str | None = None) -> list[Problem]:
@@ -137,6 +168,7 @@ def adapt(settings: SkipSettings) -> None:
         One of them is on, and this release of verl does not have the seams.
     """
     facts, roles = settings.facts, settings.roles
+    _loaded.clear()
     if _seams.missing and roles.keys() & {REF, REWARD}:
         raise _seams.missing[0]
     for role in roles.keys() & {REF, REWARD}:
@@ -242,7 +274,7 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
         role,
         stage=f"verl.{role}",
         prompts=prompts,
-        identity=lambda self, *_, **__: identities(self.config)[role],
+        identity=lambda self, *_, **__: loaded_identity(role, self.config),
         ignore=[ALL],
     )
 

@@ -19,7 +19,7 @@ from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.hosts.verl.config_keys import Values, values_of
-from rlskip.hosts.verl.later_stages import identities, leave_out
+from rlskip.hosts.verl.later_stages import REF, REWARD, leave_out, loaded_identity
 from rlskip.hosts.verl.names import MODE_KEY
 from rlskip.hosts.verl.no_engine import choose
 from rlskip.skip import SkipManager
@@ -53,7 +53,8 @@ def problems(
     config, verl = settings.facts.config, values_of(settings.facts.config)
     facts = with_steps(settings.facts, total)
     if here:  # the launcher process has verl's older keys of the reward still
-        facts = attrs.evolve(facts, called_with=identities(config))
+        called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
+        facts = attrs.evolve(facts, called_with=called_with)
     found = preflight(roles, facts, engine=settings.start_engine, here=here)
     if settings.start_engine:
         return found
