@@ -68,6 +68,8 @@ class Stage:
     ignore: Collection[str] | None = None
     #: What a call returns, made of the result that is replayed; None: the result itself.
     on_replay: Callable[[Any], Any] | None = None
+    #: Whether its prompts are what an earlier stage returned: those of no dump are then a miss.
+    derived: bool = False
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.
     step_of: Callable[..., int | None] | None = None

@@ -294,6 +294,7 @@ class SkipManager:
         rows: RowsSpec = None,
         totals: Mapping[str, Callable[[Any], Any]] | None = None,
         on_replay: Callable[[Any], Any] | None = None,
+        derived: bool = False,
         **options: Any,
     ) -> Callable[[F], F]:
         """Decorate the function that is stage `role`, plain or ``async``.
@@ -332,6 +333,9 @@ class SkipManager:
         on_replay
             A function of a replayed result that returns what the call returns: the result without
             the times that it took, say. Default: the result itself.
+        derived
+            Whether the prompts are what an earlier stage returned, such as sampled tokens: if that
+            stage had to run again, a call with others than the dumps have is no mismatch.
         options
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
@@ -352,7 +356,7 @@ class SkipManager:
             name = stage or named(func).__qualname__
             staged = Stage(
                 func, role, prompts, identity, name, lacks, rows, totals or {}, options, ignore,
-                on_replay,
+                on_replay, derived,
             )  # fmt: skip
             return decorated(cls, staged)  # type: ignore[return-value]
 

@@ -72,9 +72,9 @@ class CallMatching:
                 return kth
             return Mismatch(kth)
         nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
-        if nearest is None:
+        if nearest is None or (policy == "error" and _follows_new_rollouts(call, nearest[1])):
             damaged = "a dump of the step is missing, and the others were made for other calls"
-            call.reason = visit.why_not(identity) if call.place else damaged
+            call.reason = visit.why_not(identity) if call.place or nearest else damaged
             self._dumps.notices.generated(call, call.reason)
             return None
         found, differs = nearest
@@ -147,6 +147,11 @@ class CallMatching:
                 continue
             if not call.identity.differences(meta.identity)[0]:
                 yield found
+
+
+def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
+    """Whether nothing but the prompts differs, where these are what an earlier stage returned."""
+    return call.stage.derived and all(line.startswith("prompts: ") for line in differs)
 
 
 class PromptMatching(CallMatching):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.settings import read_skip
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
 from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, MAIN_PPO_SYNC
@@ -147,6 +148,30 @@ def begun(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
         return config
 
     return begin_with
+
+
+def test_tokens_that_were_sampled_again_are_computed_and_another_model_is_refused(
+    begun: Callable[..., DictConfig],
+) -> None:
+    """The dump of the rollouts was damaged, say, and that of their log-probs was not."""
+    computed: list[str] = []
+
+    @later_stages._computing_ref
+    def compute(self: Any, batch: Any) -> str:
+        computed.append(batch.batch["responses"])
+        return f"log-probs of {computed[-1]}"
+
+    def run(tokens: str, *more: str) -> str:
+        trainer = SimpleNamespace(config=begun(*more))
+        SkipManager.set_step(1)
+        batch = SimpleNamespace(batch={"responses": tokens}, non_tensor_batch={})
+        return str(compute(trainer, batch))
+
+    for tokens in ("a", "b", "b", "a"):
+        assert run(tokens) == f"log-probs of {tokens}"
+    assert computed == ["a", "b"]
+    with pytest.raises(MismatchError, match=r"actor_rollout_ref\.model\.path: 'other' now"):
+        run("b", "actor_rollout_ref.model.path=other")
 
 
 REPLAY = "skip.start_engine=false"

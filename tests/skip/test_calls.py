@@ -68,6 +68,30 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
     assert made == []
 
 
+def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
+    init: Callable[..., Path],
+) -> None:
+    """Its prompts are the tokens of another stage, whose dump may be lost."""
+
+    @SkipManager.annotate(role="reward", derived=True)
+    def score(tokens: str, scale: int = 1) -> int:
+        made.append(tokens)
+        return len(made)
+
+    def run(tokens: str, **changed: Any) -> int:
+        init("reward")
+        SkipManager.set_step(1)
+        return score(tokens, **changed)
+
+    assert run("old") == 1
+    with pytest.raises(MismatchError, match=r"prompts: .*scale"):
+        run("new", scale=2)
+    assert run("new") == 2
+    assert (run("old"), run("new")) == (1, 2)
+    with pytest.raises(MismatchError, match=r"of its 2 calls, .*: arguments.scale: 2"):
+        run("old", scale=2)
+
+
 def test_on_miss_error_refuses_what_is_not_served(dumped_calls: Any) -> None:
     dumped_calls({1: "ab"}, on_miss="error")
     assert step(1, *"ab") == ["a1", "b2"]

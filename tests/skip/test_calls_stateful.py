@@ -55,6 +55,7 @@ class Decorated:
 
     def __init__(self, role: str, plain: bool) -> None:
         self.role, self.own_steps, self.value = role, role == "async_rollout", 0
+        self.derived = role == "reward"
         self.ran = False
 
         def stage(prompts: str, greedy: bool, fails: bool, sample_id: str) -> int:
@@ -67,7 +68,9 @@ class Decorated:
             await asyncio.sleep(0)
             return stage(prompts, greedy, fails, sample_id)
 
-        annotate = SkipManager.annotate(role=role, stage="generate", ignore=["fails"])
+        annotate = SkipManager.annotate(
+            role=role, stage="generate", ignore=["fails"], derived=self.derived
+        )
         self.stage = annotate(stage if plain else async_stage)
         self.plain = plain
 
@@ -119,7 +122,8 @@ class Ranks(Decorated):
                     raise Failure
                 return self.value
 
-            call = Call(Stage(stage, self.role, ignore=()), (prompts, greedy), {}, step)
+            made = Stage(stage, self.role, ignore=(), derived=self.derived)
+            call = Call(made, (prompts, greedy), {}, step)
             with call.cleanup:
                 try:
                     result = replay(role, call)
@@ -320,10 +324,13 @@ class Visits(RuleBasedStateMachine):
         gap = there != [*range(calls)] or self.listed != [*range(len(self.listed))]
         if self.calls or gap or self.halves[self.step]:
             return None  # the step was cut off, or has lost a dump
+        made_for = {n: self.disk[self.step][n].made_for for n in there}
+        differs = {n: self.differs(made_for[n], wanted) for n in there}
+        nearest = min(there, key=lambda n: (differs[n], n))
         if self.skip["on_mismatch"] == "error":
-            return MismatchError
-        differs = {n: self.differs(self.disk[self.step][n].made_for, wanted) for n in there}
-        self.quarantine(self.step, min(there, key=lambda n: (differs[n], n)), whole=True)
+            only_prompts = made_for[nearest][1] == wanted[1]
+            return None if self.stage.derived and only_prompts else MismatchError
+        self.quarantine(self.step, nearest, whole=True)
         return None
 
     def repeated(self) -> tuple[int, int] | None:
@@ -465,7 +472,7 @@ def test_what_one_rank_has_left_of_a_dump_tells_all_that_it_is_missing() -> None
     ("role", "plain", "ranks", "background"),
     [
         ("rollout", True, 1, False),
-        ("rollout", False, 1, True),
+        ("reward", False, 1, True),
         ("rollout", True, 2, False),
         ("reward", True, 2, True),
         ("rollout", True, 3, False),

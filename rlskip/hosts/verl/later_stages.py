@@ -276,6 +276,7 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
         prompts=prompts,
         identity=lambda self, *_, **__: loaded_identity(role, self.config),
         ignore=[ALL],
+        derived=True,
     )
 
 
