@@ -8,6 +8,7 @@ method up, `_generate_and_score_completions`, would replay the rewards too.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections import defaultdict
@@ -238,12 +239,18 @@ class _Generation:
             raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
     def _evaluated(self, first: int, last: int) -> list[int]:
-        """The steps that are known to end in an evaluation (transformers' DefaultFlowCallback)."""
+        """The steps that are known to end in an evaluation that generates: transformers says it."""
         args = self.trainer.args
-        if _eval_strategy(args) != "steps":
+        if not self._seam.evaluates or _eval_strategy(args) == "no":
             return []
-        every = self.trainer.state.eval_steps
-        return [s for s in range(first, last + 1) if s % every == 0 and s >= args.eval_delay]
+        from transformers import DefaultFlowCallback, TrainerControl
+
+        flow, state, found = DefaultFlowCallback(), copy.copy(self.trainer.state), []
+        for step in range(first, last + 1):
+            state.global_step = step
+            if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
+                found.append(step)
+        return found
 
     def _prompts(self, *args: Any, **kwargs: Any) -> Any:
         """What the trainer asks completions for: text or tokens, and images."""

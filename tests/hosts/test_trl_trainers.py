@@ -50,6 +50,11 @@ def runs(folder: Path, trl_jobs: Any) -> dict[str, Any]:
     jobs |= {
         name: {"trainer": name, "skip": skip("others")} for name in ("A2POTrainer", "SFTTrainer")
     }
+    # Evaluation that generates nothing needs no dumps.
+    for on_miss in ("generate", "error"):
+        replayed = {**skip("evaluates"), "validation": "replay", "on_miss": on_miss}
+        args = {"lmbda": 1.0, "eval_strategy": "steps", "eval_steps": 1}
+        jobs[f"evaluates {on_miss}"] = {"trainer": "GKDTrainer", "skip": replayed, "args": args}
     jobs |= {f"same place {name}": {"trainer": name, "skip": skip("same")} for name in SAME_PLACE}
     results: list[dict[str, Any]] = trl_jobs("trl_trainers_app.py", folder, jobs)
     return results[0]
@@ -91,6 +96,13 @@ def test_a_trainer_without_a_method_to_replace_is_refused_by_name(runs: dict[str
 def test_a_trainer_that_never_generates_is_left_alone(runs: dict[str, Any]) -> None:
     assert runs["SFTTrainer"]["error"] is None
     assert len(runs["SFTTrainer"]["log"]) == 3
+
+
+def test_an_evaluation_that_never_generates_is_not_looked_for(runs: dict[str, Any]) -> None:
+    first, second = (runs[f"evaluates {on_miss}"] for on_miss in ("generate", "error"))
+    assert first["error"] is second["error"] is None
+    assert (first["generated"], second["generated"]) == (4, 0)
+    assert [line["step"] for line in second["log"] if "eval_loss" in line] == [1, 2]
 
 
 def test_one_trainers_rollouts_are_not_anothers(runs: dict[str, Any]) -> None:

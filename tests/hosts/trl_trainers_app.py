@@ -56,7 +56,7 @@ def make(name: str, args: dict[str, Any]) -> Any:
     if name == "SFTTrainer":
         del given["max_completion_length"]
     if name == "GKDTrainer":
-        given |= {"lmbda": 0.5, "max_length": 64}
+        given = {"lmbda": 0.5, "max_length": 64, **given}
     if name == "SDFTTrainer":
         given["distillation_topk"] = 5
     model: Any = tiny_model()
@@ -76,6 +76,8 @@ def make(name: str, args: dict[str, Any]) -> Any:
         if name in ("SDFTTrainer", "SDPOTrainer")
         else PROMPTS
     )
+    if given.get("eval_strategy"):
+        more["eval_dataset"] = Dataset.from_list(rows[:4])
     words = tokenizer()
     words.chat_template = CHAT
     return getattr(module, name)(
