@@ -79,12 +79,16 @@ def config(tmp_path: Path, verl_process: None, monkeypatch: pytest.MonkeyPatch) 
     parts = types.SimpleNamespace(DataProto=DataProtoParts)
     monkeypatch.setitem(sys.modules, "verl.protocol", parts)
     return lambda **rollout: {
-        "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}},
+        "skip": {
+            "dump_dir": str(tmp_path),
+            "validation": "replay",
+            "rollout": {"enable": True},
+        },
         "actor_rollout_ref": {"rollout": {**ROLLOUT, **rollout}},
     }
 
 
-def generate(config: Any, *fields: str) -> Any:
+def generate(config: Any, *fields: str, role: str = "rollout") -> Any:
     """A call of a verl stage at step 1 in a run of `config`."""
 
     async def stage(prompts: Any) -> Any:
@@ -92,8 +96,9 @@ def generate(config: Any, *fields: str) -> Any:
 
     begin(config)
     SkipManager.set_step(1)
-    prompts = DataProtoParts(None, {"raw_prompt": np.array(["x"], dtype=object)}, {})
-    return asyncio.run(rollout_stage("rollout")(stage)(prompts))
+    meta = {"validate": role == "rollout_val"}
+    prompts = DataProtoParts(None, {"raw_prompt": np.array(["x"], dtype=object)}, meta)
+    return asyncio.run(rollout_stage(role)(stage)(prompts))
 
 
 def test_a_replayed_step_does_not_log_the_times_of_the_dumps_run(config: Any) -> None:
@@ -109,6 +114,12 @@ def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(conf
     generate(config())
     with pytest.raises(MismatchError, match=r"rollout_log_probs \(actor_rollout_ref\.rollout\.cal"):
         generate(config(calculate_log_probs=True), "rollout_log_probs")
+
+
+def test_validation_needs_none_of_what_is_trained_on(config: Any) -> None:
+    generate(config(), role="rollout_val")
+    replayed = generate(config(calculate_log_probs=True), "rollout_log_probs", role="rollout_val")
+    assert "rollout_log_probs" not in field_names(replayed)
 
 
 def test_log_probs_that_nobody_needs_are_no_mismatch(config: Any) -> None:

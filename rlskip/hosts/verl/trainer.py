@@ -163,7 +163,7 @@ def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     return SkipManager.annotate(
         role=role,
         stage="verl.generate",
-        lacks=lacking_now,
+        lacks=None if role == VALIDATION_ROLE else lacking_now,
         totals={"timing": lambda rows: {}},
         ignore=[ALL],
         on_replay=without_times,
@@ -171,7 +171,7 @@ def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def lacking_now(rollouts: Any) -> list[str]:
-    """What the installed config needs and `rollouts` do not have."""
+    """What the installed config needs and `rollouts`, of training, do not have."""
     return lacking(_installed, rollouts)
 
 

@@ -88,9 +88,10 @@ def submit_stages(
     submit: Callable[..., Any], role: str, stage: str, queue: Callable[..., Any], **options: Any
 ) -> dict[str, Callable[..., Any]]:
     """`submit` as a stage, for the first batch of a step and for its refills."""
+    lacks = None if role == VALIDATION_ROLE else lacking_now
     return {
         phase: SkipManager.annotate(
-            role, stage=stage, queue=queue, lacks=lacking_now, phase=phase, ignore=[ALL], **options
+            role, stage=stage, queue=queue, lacks=lacks, phase=phase, ignore=[ALL], **options
         )(submit)
         for phase in ("submit", "refill")
     }
