@@ -103,6 +103,19 @@ def test_validation_needs_a_dump_at_each_step_that_validates(
     assert "set skip.rollout_val.steps=all" in refused(unlisted)
 
 
+def test_epochs_may_end_before_the_last_step(verl: Callable[..., DictConfig]) -> None:
+    """verl validates at the step that it takes for its last, and not at that of the epochs."""
+    replay = ("trainer.test_freq=3", "skip.validation=replay", "trainer.total_epochs=1")
+    config = verl(*replay, dumped=(1, 2))
+    launch(config)
+    before_workers(config, 4, 2)
+    assert is_chosen(config)
+    with pytest.raises(ConfigError) as error:
+        before_workers(config, 4, 3)
+    for role in ("rollout", "rollout_val"):
+        assert f"skip.{role}.on_miss=error: steps 3 have no usable dump" in str(error.value)
+
+
 def test_a_run_that_only_validates_needs_no_dump_of_training(
     verl: Callable[..., DictConfig],
 ) -> None:

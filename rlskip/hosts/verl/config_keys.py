@@ -20,8 +20,9 @@ _KEYS = (
     "async_training", "trainer.use_v1", MODE_KEY, "actor_rollout_ref.hybrid_engine",
     "ray_kwargs.ray_init.address",
     # Which steps it takes, and at which it validates.
-    TOTAL_STEPS, "trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir",
-    "trainer.val_before_train", "trainer.test_freq", "trainer.val_only",
+    TOTAL_STEPS, "trainer.total_epochs", "trainer.resume_mode", "trainer.resume_from_path",
+    "trainer.default_local_dir", "trainer.val_before_train", "trainer.test_freq",
+    "trainer.val_only",
     # How it computes reference log-probs and scores.
     "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward",
     "actor_rollout_ref.model.lora.rank", "actor_rollout_ref.model.lora_rank",

@@ -43,15 +43,20 @@ def without_effect(config: Any) -> list[Problem]:
 
 
 def problems(
-    settings: SkipSettings, roles: Roles, total: int | None = None, *, here: bool = False
+    settings: SkipSettings,
+    roles: Roles,
+    total: int | None = None,
+    per_epoch: int | None = 1,
+    *,
+    here: bool = False,
 ) -> list[Problem]:
     """All that a run of verl with these `roles` would have to generate although it must not.
 
-    `total` is the number of the last step; None: ``trainer.total_training_steps``, if it is set.
-    `here` tells whether this process trains.
+    `total` and `per_epoch` are those of :func:`with_steps`: without a data loader it is certain
+    that an epoch has one step. `here` tells whether this process trains.
     """
     config, verl = settings.facts.config, values_of(settings.facts.config)
-    facts = with_steps(settings.facts, total)
+    facts = with_steps(settings.facts, total, per_epoch)
     if here:  # the launcher process has verl's older keys of the reward still
         called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
         facts = attrs.evolve(facts, called_with=called_with)
@@ -72,16 +77,25 @@ def problems(
     return found
 
 
-def with_steps(facts: HostFacts, total: int | None = None) -> HostFacts:
-    """The facts of a run with the steps that it will take: those after its checkpoint."""
+def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> HostFacts:
+    """The facts of a run with the steps that it will take: those after its checkpoint.
+
+    Parameters
+    ----------
+    total
+        The step that is verl's last; None: ``trainer.total_training_steps``, if it is set.
+    per_epoch
+        The steps of an epoch, as the epochs may end before; None: they do not.
+    """
     verl = values_of(facts.config)
     total, first = total or verl[TOTAL_STEPS] or 0, _first_step(verl)
-    trains = not verl["trainer.val_only"]
-    steps = range(first, total + 1) if trains else range(0)
+    epochs = verl["trainer.total_epochs"]
+    end = total if None in (epochs, per_epoch) else min(total, epochs * per_epoch)
+    steps = range(0) if verl["trainer.val_only"] else range(first, end + 1)
     return attrs.evolve(
         facts,
         steps=steps,
-        validated=_validated(verl, first, steps),
+        validated=_validated(verl, first, steps, total),
         validates={key: off for key, does, off in _VALIDATES if does(verl[key])},
     )
 
@@ -106,8 +120,10 @@ def before_ray(settings: SkipSettings) -> None:
     raise_all(problems(settings, roles))
 
 
-def before_workers(config: Any, total: int | None) -> None:
-    """Refuse the same in the process that trains, which now knows its last step; choose the engine.
+def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
+    """Refuse the same in the process that trains, which now knows its steps; choose the engine.
+
+    `total` and `per_epoch` are those of :func:`with_steps`.
 
     Raises
     ------
@@ -117,18 +133,18 @@ def before_workers(config: Any, total: int | None) -> None:
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
-    raise_all(problems(settings, SkipManager.skip_instances, total, here=True))
-    facts = with_steps(settings.facts, total)
+    raise_all(problems(settings, SkipManager.skip_instances, total, per_epoch, here=True))
+    facts = with_steps(settings.facts, total, per_epoch)
     leave_out(config, facts.steps, facts.validated)
     if not settings.start_engine:
         choose(config)
 
 
-def _validated(verl: Values, first: int, steps: Sequence[int]) -> list[int]:
-    """The steps at which verl validates, of a run that trains `steps`."""
+def _validated(verl: Values, first: int, steps: Sequence[int], last: int) -> list[int]:
+    """The steps at which verl validates, of a run that trains `steps`; it does so at its `last`."""
     before = [first - 1] if verl["trainer.val_before_train"] is not False else []
     every = verl["trainer.test_freq"] or 0
-    return before + [s for s in steps if every > 0 and (s % every == 0 or s == steps[-1])]
+    return before + [s for s in steps if every > 0 and (s % every == 0 or s == last)]
 
 
 def _first_step(verl: Values) -> int:

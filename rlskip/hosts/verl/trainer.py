@@ -220,18 +220,11 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
     # The fully async application has two such trainers, and only one generates.
     if look_up(self.config, "async_training") is None:
         begin(self.config)
-        before_workers(self.config, _last_step(self))
+        loader = getattr(self, "train_dataloader", None)
+        per_epoch = None if loader is None else len(loader)
+        before_workers(self.config, getattr(self, "total_training_steps", None), per_epoch)
     with without_reference(self):
         init(self, *args, **kwargs)
-
-
-def _last_step(trainer: Any) -> int | None:
-    """The number of the last step, as far as `trainer` knows it."""
-    total: int | None = getattr(trainer, "total_training_steps", None)
-    epochs: int | None = look_up(trainer.config, "trainer.total_epochs")
-    if total is None or epochs is None:
-        return total
-    return min(total, len(trainer.train_dataloader) * epochs)
 
 
 def _set_step_of(prompts: Any) -> None:

@@ -81,7 +81,7 @@ def _beginning(
 def _loading(load: Callable[..., None], self: Any) -> None:
     """The number of steps is known: steps without a dump are refused, an engine is left out."""
     load(self)
-    before_workers(self.config, self.total_training_steps)
+    before_workers(self.config, self.total_training_steps, self.steps_per_epoch)
 
 
 def submit_stages(
