@@ -42,39 +42,46 @@ def write_parquet(target: Scope, out: Path, by: By) -> int:
     ExportError
         A column has types that no one type holds.
     """
-    pa = extra("pyarrow")
-    try:
-        return _write_tables(target, out, by, None)
-    except pa.ArrowException:
-        schema = None
-    for table in _tables(target, by):
-        both = [table.schema] if schema is None else [schema, table.schema]
-        try:
-            schema = pa.unify_schemas(both, promote_options="permissive")
-        except pa.ArrowException as error:
-            what = f"its columns do not fit those before: {str(error).partition(chr(10))[0]}"
-            step = table["step"][0].as_py() if table.num_rows else "?"
-            raise ExportError(what, f"step {step}", "export the steps in several files") from error
-    return _write_tables(target, out, by, schema)
+    schema: pa.Schema | None = None
+    while True:
+        rows, written, schema = _write_tables(target, out, by, schema)
+        if written == schema:
+            return rows
 
 
-def _write_tables(target: Scope, out: Path, by: By, schema: pa.Schema | None) -> int:
-    """Raises ArrowException where a table does not fit the schema."""
+def _write_tables(
+    target: Scope, out: Path, by: By, schema: pa.Schema | None
+) -> tuple[int, pa.Schema | None, pa.Schema | None]:
+    """How many rows were written, with which schema (by default the first table's), and all's.
+
+    From the first table on that the schema does not hold, nothing is written.
+    """
     pa, pq, writer, rows = extra("pyarrow"), extra("pyarrow.parquet"), None, 0
+    every = schema
     try:
         for table in _tables(target, by):
-            schema = schema or table.schema
+            schema, every = schema or table.schema, every or table.schema
+            try:
+                both = [every, table.schema]
+                every = pa.unify_schemas(both, promote_options="permissive")
+                if every != schema:
+                    continue
+                for name in set(schema.names) - set(table.column_names):
+                    nulls = pa.nulls(table.num_rows, schema.field(name).type)
+                    table = table.append_column(name, nulls)
+                table = table.select(schema.names).cast(schema)
+            except pa.ArrowException as error:
+                what = f"its columns do not fit those before: {str(error).partition(chr(10))[0]}"
+                step = table["step"][0].as_py() if table.num_rows else "?"
+                remedy = "export the steps in several files"
+                raise ExportError(what, f"step {step}", remedy) from error
             writer = writer or pq.ParquetWriter(out, schema)
-            if more := set(table.column_names) - set(schema.names):
-                raise pa.ArrowInvalid(f"more columns: {', '.join(sorted(more))}")
-            for name in set(schema.names) - set(table.column_names):
-                table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
-            writer.write_table(table.select(schema.names).cast(schema))
+            writer.write_table(table)
             rows += table.num_rows
     finally:
         if writer is not None:
             writer.close()
-    return rows
+    return rows, schema, every
 
 
 def _tables(target: Scope, by: By) -> Iterator[pa.Table]:

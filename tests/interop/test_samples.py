@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -284,6 +285,35 @@ def test_hugging_face_and_pandas_open_parquet(
     said = rlskip("export", run, "--to", "parquet", "--by", by, "--out", out)
     assert (said.code, "step 7" in said.err) == (2, True)
     assert not out.exists()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        ([{"a": 1}], [{"b": [2]}], [{"a": 1, "b": None}, {"a": None, "b": [2]}]),
+        ([[{"a": 1}]], [[{"a": 2, "b": "x"}]], [[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]]),
+        (np.float32([0.5]), np.array([0.1]), [0.5, 0.1]),
+        ([[1]], [[0.5]], [[1.0], [0.5]]),
+        ([1], ["007"], None),
+        (["07"], [7], None),
+        ([True], [2], None),
+        ([0.5], [2**60 + 1], None),
+    ],
+)
+def test_parquet_has_what_later_dumps_hold_or_refuses_it(
+    rlskip: Any, tmp_path: Path, first: Any, then: Any, kept: list[Any] | None
+) -> None:
+    import pyarrow.parquet
+
+    for step, own in enumerate((first, then), 1):
+        StepStore(tmp_path / RUN).save(step, {"own": own})
+    out = tmp_path / "rows.parquet"
+    said = rlskip("export", tmp_path / RUN, "--to", "parquet", "--out", out)
+    if kept is None:
+        assert (said.code, "step 2" in said.err, out.exists()) == (2, True, False)
+    else:
+        assert pyarrow.parquet.read_table(out)["own"].to_pylist() == kept
 
 
 @pytest.mark.data
