@@ -54,7 +54,8 @@ def rescore(
 ) -> int:
     """Run a reward function over cached rollouts.
 
-    Each verdict is asked for once, by all jobs. Exit code 1 if a session has no new score.
+    Each verdict is asked for once, by all jobs. Exit code 1 if a session has no new score, or a
+    dump cannot be read.
     """
     from rlskip.rescore.arguments import read_data
     from rlskip.rescore.scoring import Rescoring
@@ -66,7 +67,8 @@ def rescore(
     out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
     chosen: list[Scope] = [target]
     if isinstance(target, Run):
-        chosen = [target[step] for step in target.steps() if step in wanted]
+        # Each as a run of that step alone, which is empty where a live run removes it meanwhile.
+        chosen = [target[step : step + 1] for step in target.steps() if step in wanted]
     more = None if data is None else read_data(data)
     how = Rescoring(judge, only_failed, repeat, workers, more, out)
     outcome = how.run(chosen, lambda some: progress(some, "scoring"))
@@ -81,8 +83,10 @@ def rescore(
         **outcome.changes.result(),
         "written": outcome.written,
         "left_out": outcome.left_out,
+        "unreadable": [{"dump": k, "problem": v} for k, v in outcome.unreadable.items()],
     }
-    return put(as_json, found, _view(found, outcome, write), failed=outcome.failed)
+    failed = outcome.failed or outcome.unreadable
+    return put(as_json, found, _view(found, outcome, write), failed=failed)
 
 
 def _judge(reward: str, cache: Path | None) -> Judge:
@@ -150,6 +154,8 @@ def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Ce
             f"{short(one.error, 200)}"
             for one in outcome.failures
         ]
+    for name, problem in outcome.unreadable.items():
+        view.append(text(f"step {name} cannot be read: {problem}", "red"))
     if write is not None:
         view += ["", f"{len(outcome.written)} dumps in {write}"]
     if outcome.left_out:

@@ -151,7 +151,7 @@ def compare_rollouts(
     Raises
     ------
     NoSuchPlaceError
-        Neither has such a step.
+        Neither has such a step, or one that was named has no dump.
     """
     mine, theirs = _steps(a, wanted), _steps(b, wanted)
     if not mine and not theirs:
@@ -167,7 +167,7 @@ def compare_rollouts(
     for step in progress(sorted(mine.keys() & theirs.keys())):
         try:
             parts = list(mine[step].rollouts()), list(theirs[step].rollouts())
-        except DumpError as error:
+        except (DumpError, NoSuchPlaceError) as error:  # a live run may have removed it meanwhile
             problem = str(error).partition("\n")[0]
             found.unreadable.append({"step": step, "problem": problem})
             continue
@@ -180,6 +180,7 @@ def compare_rollouts(
 def _steps(target: Target, wanted: Steps) -> dict[int, Scope]:
     if isinstance(target, Run):
         return {step.number: step for step in target if step.number in wanted}
+    next(target.iter_dumps())  # which raises where there is none
     step = target if isinstance(target, Step) else target.step
     return {step.number: target}
 

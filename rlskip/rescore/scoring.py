@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
 
 from rlskip.batch.decoding import decoder_at
+from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
 from rlskip.rescore.figures import Change, Changes
 from rlskip.rescore.writing import RescoredRun
@@ -22,6 +23,7 @@ from rlskip.runs.scope import Scope
 from rlskip.verdicts.judge import Judge, RewardError
 
 _KEPT_ERRORS = 20
+_REWARDS = ("group", "session", "turn", "reward")
 
 
 @attrs.frozen
@@ -47,6 +49,8 @@ class Outcome:
         Of those without a new score how many, and the first of them.
     written, left_out
         The dumps that were written, and those with a failure.
+    unreadable
+        Why a dump cannot be read, by its name.
     """
 
     changes: Changes = attrs.field(factory=Changes)
@@ -55,6 +59,7 @@ class Outcome:
     failures: list[Failure] = attrs.field(factory=list)
     written: list[str] = attrs.field(factory=list)
     left_out: list[str] = attrs.field(factory=list)
+    unreadable: dict[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -92,7 +97,7 @@ class Rescoring:
         Raises
         ------
         RlskipError
-            A dump cannot be read, or does not record what the function takes.
+            A dump does not record what the function takes.
         """
         return asyncio.run(self._run(steps, progress))  # an async function has one loop for all
 
@@ -104,11 +109,12 @@ class Rescoring:
         outcome = Outcome()
         best = None
         if self.only_failed:
-            earned = (one.reward for step in steps for one in step.sessions(["reward"]))
+            read = (part for step in steps for _, part in _readable(step, _REWARDS, outcome))
+            earned = (one.reward for part in read for one in part.sessions)
             best = max((reward for reward in earned if reward is not None), default=0.0)
         for step in progress(steps):
-            for dump in step.iter_dumps():
-                await self._score(step.read(dump), dump, best, outcome)
+            for dump, rollouts in _readable(step, None, outcome):
+                await self._score(rollouts, dump, best, outcome)
         return outcome
 
     async def _score(
@@ -178,6 +184,19 @@ class Rescoring:
                 errors = [score for score in scores if isinstance(score, Exception)]
                 found.append(errors[0] if errors else list(scores))
         return found
+
+
+def _readable(
+    step: Scope, fields: Sequence[str] | None, outcome: Outcome
+) -> Iterator[tuple[Dump, Rollouts]]:
+    """The dumps of a step, read; of those that cannot be the reason is noted."""
+    for dump in step.iter_dumps():
+        try:
+            rollouts = step.read(dump, fields)
+        except DumpError as error:
+            outcome.unreadable[dump.name] = str(error).partition("\n")[0]
+        else:
+            yield dump, rollouts
 
 
 def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:

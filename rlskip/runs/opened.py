@@ -6,7 +6,6 @@ reads the dump that it is in, and of that only the fields that are asked for.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -23,8 +22,8 @@ from rlskip.runs import on_disk
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.scope import Scope
 from rlskip.store.layout import (
-    Place,
     as_step,
+    has_dump,
     journal_name,
     journaled_step,
     journaled_steps,
@@ -123,18 +122,27 @@ class Run(Scope):
         return self.directory.parents[self.name.count("/")]
 
     def steps(self) -> list[int]:
-        """The numbers of the steps that have a directory, ascending."""
+        """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
+        return [step.number for step in self]
+
+    def _listed(self) -> list[int]:
+        """The steps that have a directory, without a look into it."""
         found = steps_among(on_disk.folder_names(self.directory))
-        return [step for step in found if all(step in one for one in self._within)]
+        return [step for step in found if self._covers(step)]
+
+    def _covers(self, step: int) -> bool:
+        return all(step in one for one in self._within)
 
     def __len__(self) -> int:
         return len(self.steps())
 
     def __iter__(self) -> Iterator[Step]:
-        return (Step(self, number) for number in self.steps())
+        return (Step(self, step) for step in self._listed() if has_dump(self.directory, step))
 
     def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and step in self.steps()
+        if not isinstance(step, int):
+            return False
+        return self._covers(step) and has_dump(self.directory, step)
 
     @overload
     def __getitem__(self, steps: int) -> Step: ...
@@ -147,12 +155,12 @@ class Run(Scope):
             if min(within.start, within.stop) < 0 or within.step < 1:
                 raise ValueError(f"{steps} does not name steps: they are counted upwards from 0")
             return attrs.evolve(self, within=(*self._within, within))
-        if not os.path.isdir(Place(self.directory, steps).directory):
+        if steps not in self:
             raise self._no_step(steps)
         return Step(self, steps)
 
     def iter_dumps(self) -> Iterator[Dump]:
-        for step in self.steps():
+        for step in self._listed():
             yield from on_disk.dumps_of(self.directory, step)
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
@@ -160,7 +168,7 @@ class Run(Scope):
 
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
-        steps = (self.directory / str(step) for step in self.steps())
+        steps = (self.directory / str(step) for step in self._listed())
         parents = (self.directory, *steps)
         folders = [one / name for one in parents for name in on_disk.folder_names(one)]
         files = [self.directory / name for name in on_disk.names_in(self.directory)]

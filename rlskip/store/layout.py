@@ -17,6 +17,7 @@ Whatever is not a dump has a name that is not an integer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -27,7 +28,7 @@ from pathlib import Path
 import attrs
 import xxhash
 
-from rlskip._files import guard
+from rlskip._files import guard, open_folder
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 
@@ -243,3 +244,20 @@ class Place:
             if rank < size > 1
         ]
         return [self, *shards] if {self.dump, self.meta} & names else shards
+
+
+def has_dump(directory: Path, step: int) -> bool:
+    """Whether a step of a run has files of a dump, its own or a part's, as far as can be read.
+
+    Its directory may be there without one: all of its parts may be quarantined.
+    """
+    itself = Place(directory, step)
+    names = _names_at(itself)
+    parts = (attrs.evolve(itself, part=part) for part in steps_among(names))
+    return bool(itself.among(names)) or any(part.among(_names_at(part)) for part in parts)
+
+
+def _names_at(place: Place) -> list[str]:
+    with contextlib.suppress(OSError), open_folder(place.root, *place.parts) as folder:
+        return folder.names()
+    return []

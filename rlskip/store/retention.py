@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from rlskip.store import commit
+from rlskip.store.layout import has_dump
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,10 @@ class Retention:
             if removed:
                 logger.info("removed the dumps of steps %s to stay within limits", removed)
 
+    def forget(self, step: int) -> None:
+        """Measure a step anew, because something of it was quarantined."""
+        self._known.pop(step, None)
+
     def _remove(self, steps: list[int], just_written: int, later_call: int | None) -> list[int]:
         known = self._known.pop(just_written, None)
         if known is not None and later_call is not None:
@@ -114,12 +119,8 @@ class Retention:
         return removed
 
     def _measured(self, step: int) -> Written | None:
-        """None without a file: another process may just have made the directory."""
-        folder = self._root / str(step)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if not folder.is_symlink() and os.listdir(folder):
-                return Written.of(folder)
-        return None
+        """None without a dump: all of it may be quarantined, or about to be written."""
+        return Written.of(self._root / str(step)) if has_dump(self._root, step) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -392,6 +392,7 @@ class StepStore:
                 place.directory, reason, error,
             )  # fmt: skip
             return None
+        self._retention.forget(step)
         logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
         return place.directory.with_name(kept)
 

@@ -169,6 +169,18 @@ def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> 
     assert not (judges / "new").exists()
 
 
+def test_a_damaged_dump_is_listed_and_the_others_are_scored(judges: Path, rlskip: Any) -> None:
+    save(judges / "dumps", steps=2)
+    file = judges / "dumps" / RUN / "1" / "gen_batch.dp"
+    file.write_bytes(file.read_bytes()[:-1])
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
+    for options, sessions in (((), ROWS), (("--only-failed",), ROWS - GROUPS)):
+        found = rlskip(*command, *options, "--json")
+        assert (found.code, found.json["sessions"], found.json["failed"]) == (1, sessions, 0)
+        assert [one["dump"] for one in found.json["unreadable"]] == ["1"]
+    assert "step 1 cannot be read" in rlskip(*command).out
+
+
 @pytest.mark.parametrize(
     ("reward", "word"),
     [

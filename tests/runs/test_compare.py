@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip.compare.rollouts import Difference, compare_sessions
+from rlskip.compare.rollouts import Difference, compare_rollouts, compare_sessions
+from rlskip.config.steps import Steps
 from rlskip.runs.columns import rollout_columns
+from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Rollouts
 from rlskip.store import StepStore
 
@@ -76,6 +79,22 @@ def test_steps_that_one_side_lacks_are_a_difference(rlskip: Any, dumps: Path, la
     chosen = rlskip("compare", *sides.values(), "--steps", "1-2", "--json")
     assert (chosen.code, [step["step"] for step in chosen.json["steps"]]) == (0, [1, 2])
     assert rlskip("compare", *sides.values(), "--steps", "7").code == 2
+
+
+def test_a_step_that_a_live_run_removes_meanwhile_is_listed(dumps: Path) -> None:
+    run = Run(dumps / "grpo_tiny" / "GBS4_N2_in6_out8")
+
+    def progress(steps: Sequence[int]) -> Iterator[int]:
+        for step in steps:
+            if step == 2:
+                shutil.rmtree(run.directory / "2")
+            yield step
+
+    found = compare_rollouts(run, run, 0.0, Steps.parse("all"), progress)
+    assert [one.step for one in found.steps] == [1, 3]
+    assert [one["step"] for one in found.unreadable] == [2]
+    with pytest.raises(NoSuchPlaceError, match="no dump"):
+        compare_rollouts(Step(run, 2), run[1], 0.0, Steps.parse("all"))
 
 
 def rollouts(rows: Any) -> Rollouts:

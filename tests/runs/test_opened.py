@@ -149,6 +149,24 @@ def test_a_field_reads_that_field_alone(
     assert sum(read) > 2_000_000
 
 
+def test_a_step_has_a_dump_that_is_not_quarantined(directory: Path) -> None:
+    store = StepStore(directory)
+    for step, part in ((1, None), (1, 1), (2, 0), (3, 0), (3, 1), (4, None)):
+        store.save(step, KINDS["mapping"], part=part)
+    for step, part in ((2, 0), (3, 0)):
+        store.quarantine(step, "for a test", part)
+    (directory / "5").mkdir()
+    run = rlskip.open(directory).run
+    assert run.steps() == [step.number for step in run] == [1, 3, 4]
+    assert [step in run for step in range(6)] == [False, True, False, True, True, False]
+    assert [len(list(step.iter_rows(["reward"]))) for step in run] == [6, 3, 3]
+    for missing in (2, 5):
+        with pytest.raises(NoSuchPlaceError, match="no dump"):
+            run[missing]
+    kept = [path.relative_to(directory).parts for path in run.quarantine()]
+    assert [(step, part[:6]) for step, part in kept] == [("2", "0.bad-"), ("3", "0.bad-")]
+
+
 def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> None:
     for step in (1, 5_000):
         StepStore(directory).save(step, KINDS["mapping"])
@@ -157,10 +175,10 @@ def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> Non
     with FaultyFiles(directory.parents[1]) as files:
         runs = rlskip.open(directory.parents[1])
         opened = len(files.operations)
-        assert len(runs[0]) == 10_000
         assert next(iter(runs[0][5_000:].iter_rows()))["step"] == 5_000
     assert opened < 30
     assert len(files.operations) < opened + 60
+    assert runs[0].steps() == [1, 5_000]
 
 
 def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:

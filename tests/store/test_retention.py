@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlskip.store import StepStore, commit
@@ -129,28 +129,40 @@ _LIMITS = st.sampled_from([("keep_last", 1), ("keep_last", 3), ("max_size", 0), 
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), _LIMITS, st.integers(0, 3))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    _LIMITS,
+    st.integers(0, 3),
+    st.sampled_from([None, 0]),
+)
+@example([1, 2, 2, 3, 4], ("keep_last", 3), 0, 0)
 def test_limits_hold_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,
     no_fsync: None,
     steps: list[int],
     limit: tuple[str, float],
     others: int,
+    part: int | None,
 ) -> None:
-    """Those written last stay, up to the limit, and the one just written in any case."""
+    """Those written last stay, up to the limit, and the one just written in any case.
+
+    A step of which all parts are quarantined is none.
+    """
     folder, (name, most) = tmp_path_factory.mktemp("run"), limit
     rollouts = torch.rand(10_000)
+    by_size = name == "max_size"
+    part = None if by_size else part  # bytes of quarantined parts count with their step
     size = StepStore(folder / "one").save(1, rollouts).stored
     kept = [*range(20, 20 + others)]
     for step in kept:
-        StepStore(folder / "run").save(step, rollouts)
-    by_size = name == "max_size"
+        StepStore(folder / "run").save(step, rollouts, part=part)
     store = StepStore(folder / "run", **{name: int(most * (size + 1000)) if by_size else int(most)})
     for step in steps:
         if step in kept:
-            store.quarantine(step, "for a test")
+            store.quarantine(step, "for a test", part)
             kept.remove(step)
-        store.save(step, rollouts)
+            continue
+        store.save(step, rollouts, part=part)
         kept = [*kept, step][-max(1, int(most)) :]
-        assert store.steps() == sorted(kept)
+        assert store.steps(part) == sorted(kept)
         assert not list((folder / "run" / commit.WORK).iterdir()), "removed for good"
