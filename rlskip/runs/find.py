@@ -45,12 +45,16 @@ def open(
     >>> for row in run[1:10].iter_rows(["group", "reward"]):
     ...     print(row["step"], row["group"], row["reward"])
     """
-    where = Path(path).expanduser()
     decode = None
     if tokenizer is not None:
         from rlskip.batch.decoding import Decoder
 
         decode = Decoder(tokenizer)
+    return _opened(Path(path).expanduser(), decode)
+
+
+def _opened(where: Path, decode: Decode | None) -> Run | Runs:
+    """The run of that very directory, whatever roles have runs below it; else all that are below."""
     runs = find_runs(where, decode)
     itself = next((run for run in runs if run.directory == where.resolve()), None)
     return Runs(where, tuple(runs)) if itself is None else itself
@@ -73,11 +77,13 @@ def _runs_in(path: Path, levels: int) -> Iterator[Path]:
     names = on_disk.folder_names(path)
     if is_run := on_disk.is_run(path, names):
         yield path
-    if levels and path.name not in (FOLDER, STAGES):
-        for name in names:
-            # Below a run there are only those of its roles.
-            if as_step(name) is None and not name.startswith("."):
-                yield from _runs_in(path / name, 0 if is_run else levels - 1)
+    if not levels:
+        return
+    # Below a run there are only those of its roles, which may have any name.
+    others = () if is_run else (FOLDER, STAGES)
+    for name in names:
+        if as_step(name) is None and not name.startswith(".") and name not in others:
+            yield from _runs_in(path / name, 0 if is_run else levels - 1)
 
 
 def _natural(name: str) -> list[str | int]:
@@ -116,5 +122,5 @@ def _below(run: Run, numbers: Sequence[int]) -> Step | Call:
 
 
 def the_run(within: Path, decode: Decode | None = None) -> Run:
-    """The only run at or below a directory; raises NoSuchPlaceError for none or several."""
-    return Runs(within, tuple(find_runs(within, decode))).run
+    """The run of a directory, or the only one below it; raises NoSuchPlaceError without one."""
+    return _opened(within, decode).run

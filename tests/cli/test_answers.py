@@ -110,6 +110,25 @@ def test_the_dumps_of_a_custom_role_are_a_run_of_their_own(rlskip: Any, dumps: P
     assert shown[RUN] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("name", ["dumps", "records", "stages"])
+def test_a_run_with_roles_is_named_by_its_directory(
+    rlskip: Any, dumps: Path, tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / "other" / name
+    for role in ("", "critic", "stages"):
+        shutil.copytree(dumps / RUN / "1", root / RUN / role / "1")
+    runs = [run["run"] for run in rlskip("ls", root, "--json").json]
+    assert runs == [RUN, f"{RUN}/critic", f"{RUN}/stages"]
+    for run in runs:
+        (shown,) = rlskip("show", 1, "-d", root / run, "--json").json
+        assert shown["directory"] == str(root / run / "1")
+        assert len(rlskip("export", root / run, "--to", "jsonl").out.splitlines()) == 8
+        assert rlskip("compare", root / run, root / RUN).code == 0
+    page = tmp_path / "page.html"
+    assert rlskip("report", root / RUN, "--html", page, "--json").json["steps"] == 1
+    assert rlskip("show", 1, "-d", root).code == 2, "there are three"
+
+
 def test_compare_labels_its_sides_and_survives_a_damaged_dump(
     rlskip: Any, dumps: Path, tmp_path: Path
 ) -> None:
