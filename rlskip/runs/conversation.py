@@ -95,19 +95,39 @@ def messages_of(
     """A session's chat messages; None where the run recorded none and no tokenizer makes text.
 
     The first prompt's are those that the run recorded, else one message of a user. What was
-    observed between the turns is a message of a user, too, because no run says who wrote it.
+    observed between the turns is what a later prompt's messages have beyond those before it. Where
+    none say so, its tokens are a message of a user, because nothing says who wrote it.
     """
     found = _chat(recorded(turns[0], "user"), "user")
     if found is None:
         return None
     for number, (turn, piece) in enumerate(zip_longest(turns, pieces_of(turns))):
-        if number and piece and piece.continues and piece.added and text is not None:
-            found.append({"role": "user", "content": text(piece.added)})
+        if number:
+            found += _observed(found, turn, piece, text)
         messages = _chat(recorded(turn, "assistant"), "assistant")
         if messages is None:
             return None
         found += messages
     return found
+
+
+def _observed(
+    before: Sequence[Mapping[str, Any]],
+    turn: Mapping[str, Any],
+    piece: Piece | None,
+    text: Callable[[Sequence[int]], str] | None,
+) -> list[dict[str, Any]]:
+    chat = recorded(turn, "user")
+    if isinstance(chat, list) and _said(chat[: len(before)]) == _said(before):
+        return [dict(one) for one in chat[len(before) :]]
+    if piece and piece.continues and piece.added and text is not None:
+        return [{"role": "user", "content": text(piece.added)}]
+    return []
+
+
+def _said(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Who said what: a message that is quoted may have other entries, or "" for None."""
+    return [(one["role"], one.get("content") or "") for one in messages]
 
 
 def recorded(turn: Mapping[str, Any], role: str) -> str | list[dict[str, Any]] | None:

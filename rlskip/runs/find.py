@@ -54,7 +54,7 @@ def open(
 
 
 def _opened(where: Path, decode: Decode | None) -> Run | Runs:
-    """The run of that very directory, whatever roles have runs below it; else all that are below."""
+    """The run of that very directory, whatever its roles have below it; else all runs below it."""
     runs = find_runs(where, decode)
     itself = next((run for run in runs if run.directory == where.resolve()), None)
     return Runs(where, tuple(runs)) if itself is None else itself

@@ -80,6 +80,42 @@ def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     assert [len(row["response"]) for row in padded] == padded.tokens.lengths == [3, 5]
 
 
+ASKED = {"role": "user", "content": "Q?"}
+CALL = {"role": "assistant", "content": None, "tool_calls": ["f()"]}
+TOOL = {"role": "tool", "content": "42"}
+QUOTED = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("later", "observed"),
+    [
+        ([ASKED, QUOTED, TOOL], [TOOL]),
+        ([ASKED, CALL, TOOL, ASKED], [TOOL, ASKED]),
+        ([ASKED, CALL], []),
+        ([ASKED], [{"role": "user", "content": "<20>"}]),  # as verl repeats a prompt
+        ("Q?", [{"role": "user", "content": "<20>"}]),
+        ([ASKED, TOOL], [{"role": "user", "content": "<20>"}]),  # rewritten
+    ],
+)
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_messages_between_turns_are_those_that_were_recorded(
+    later: Any, observed: list[Any], has_tokens: bool
+) -> None:
+    said = {"role": "assistant", "content": "42"}
+    rows = [
+        {"uid": "u", "session": 0, "turn": 0, "raw_prompt": [ASKED], "completions": [CALL]},
+        {"uid": "u", "session": 0, "turn": 1, "raw_prompt": later, "completions": [said]},
+    ]
+    if has_tokens:
+        rows[0] |= {"prompt_ids": [1], "completion_ids": [10]}
+        rows[1] |= {"prompt_ids": [1, 10, 20], "completion_ids": [12]}
+    elif observed and observed[0]["role"] == "user":
+        observed = []
+    rollouts = Rollouts(rollout_columns(rows), decode=lambda ids: "".join(f"<{i}>" for i in ids))
+    (session,) = rollouts.sessions
+    assert session.messages == [ASKED, CALL, *observed, said]
+
+
 def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:
     StepStore(tmp_path / "e_p" / "s").save(1, [{"text": "\x1b[2J[red]boo[/red]\x07"}])
     out = rlskip("show", 1, "-d", tmp_path).out
