@@ -16,7 +16,7 @@ from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import loaded
 from rlskip.format.arrays import size_of
 from rlskip.format.codec import Kind, Maker, NBytes, Node, Packer, Unpacker, pack_entries
-from rlskip.format.dump_errors import UnknownTypeError
+from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
 from rlskip.format.plain import IN_MAPPING, places_in
 
 if TYPE_CHECKING:
@@ -144,6 +144,12 @@ def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
 
 # -- tensordict --------------------------------------------------------------------------
 
+_EMPTY = "empty"
+"""In place of the parts of a stack that has none, with the size that each would have.
+
+To an rlskip that does not know it, this is a value of a kind unknown to it, so the dump stays.
+"""
+
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
     device = None if value.device is None else value.device.type
@@ -177,25 +183,36 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     name = [] if dim_name is None else [dim_name]
     wraps = type(value) is loaded("tensordict", "NonTensorStack")
     wrapper = loaded("tensordict", "NonTensorData")
-    if wraps and all(type(p) is wrapper and not p.batch_size for p in parts):
+    if parts and wraps and all(type(p) is wrapper and not p.batch_size for p in parts):
         return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
     form = "nontensor" if wraps else "lazy"
     nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
+    if not parts:
+        sizes = list(value.batch_size)
+        del sizes[value.stack_dim]
+        nodes = [[_EMPTY, sizes]]
     return [form, value.stack_dim, nodes, *name]
 
 
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     form, dim, content, *name = parts
+    sizes: list[int] = []
     if form == "data":
         wrap = unpacker.make.wrapped
         stacked = [unpacker.outside(wrap, data, []) for data in unpacker.list_of(content)]
+    elif content and content[0][:1] == [_EMPTY]:
+        stacked, ((_, sizes),) = [], content
+        size_of(sizes)
     else:
         stacked = [unpacker.node(node) for node in content]
-    if not stacked or not all(map(unpacker.make.is_batch, stacked)) or type(dim) is not int:
+    if not all(map(unpacker.make.is_batch, stacked)) or type(dim) is not int:
         raise ValueError("a part of a stack is not a TensorDict")
     if form not in ("data", "nontensor", "lazy"):
         raise ValueError(f"a stack of the form {form!r}")
-    return unpacker.outside(unpacker.make.stack, form, stacked, dim, name[0] if name else None)
+    if not stacked and not 0 <= dim <= len(sizes):
+        raise UnreadableDumpError("it holds a stack of no parts, and not the size of one")
+    dim_name = name[0] if name else None
+    return unpacker.outside(unpacker.make.stack, form, stacked, dim, dim_name, sizes)
 
 
 def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:

@@ -61,7 +61,9 @@ class NumpyMaker:
     ) -> Table:
         return Table(entries, batch_size)
 
-    def stack(self, form: str, parts: list[Any], dim: int, name: Any) -> Any:
+    def stack(self, form: str, parts: list[Any], dim: int, name: Any, sizes: list[int]) -> Any:
+        if not parts:
+            return Table({}, [*sizes[:dim], 0, *sizes[dim:]]) if form == "lazy" else []
         return _stacked(parts, dim)
 
     def wrapped(self, data: Any, batch_size: list[int]) -> Whole:

@@ -210,7 +210,7 @@ class Rebuilder:
         batch_size = self._budget.shape(batch_size, 1)
         for value in fields.values():
             check_entry(_TORCH, value, list(batch_size))
-        return TensorDict(fields, batch_size=batch_size, names=names)
+        return _TORCH.tensordict(fields, list(batch_size), None, names)
 
     def _wrapped(self, made: Pickled) -> NonTensorData:
         state = made.state

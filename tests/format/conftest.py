@@ -128,9 +128,12 @@ def _tensordicts(draw: st.DrawFn, inner: st.SearchStrategy) -> TensorDict:
     if draw(st.booleans()):
         batch.set("each", NonTensorStack(*(NonTensorData(data=draw(inner)) for _ in range(rows))))
     if draw(st.booleans()):
-        batch["nested"] = TensorDict({"x": torch.randn(rows)}, [rows], names=["row"])
+        batch["nested"] = TensorDict({"x": torch.randn(rows)}, [rows])
+        batch["nested"].names = ["row"]  # those of the whole have no names
     if draw(st.booleans()):
         return LazyStackedTensorDict(batch, batch.clone(), stack_dim=0)
+    if "jagged" not in list(batch.keys()) and draw(st.booleans()):
+        return batch[torch.zeros(rows, dtype=torch.bool)]  # no row
     return batch
 
 
@@ -167,7 +170,8 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, NonTensorData):
         return a.batch_size == b.batch_size and _same(a.data, b.data)
     if hasattr(a, "tensordicts"):
-        return a.stack_dim == b.stack_dim and _same(list(a.tensordicts), list(b.tensordicts))
+        fits = (a.stack_dim, a.batch_size) == (b.stack_dim, b.batch_size)
+        return fits and _same(list(a.tensordicts), list(b.tensordicts))
     if isinstance(a, TensorDict):
         return (
             a.batch_size == b.batch_size

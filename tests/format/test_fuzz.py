@@ -157,6 +157,8 @@ _KINDS: list[Callable[[_Grammar], list]] = [
     lambda g: ["tensordictstack", g.any_of("lazy", "nontensor"), g.any_of(0, 1), g.nodes(),
                *g.any_of([], ["name"])],
     lambda g: ["tensordictstack", "lazy", 0, [["tensordict", [], None, None, []]] * 2],
+    lambda g: ["tensordictstack", g.any_of("lazy", "nontensor"), g.any_of(0, 1, 3),
+               [["empty", g.shape()]]],
     lambda g: ["nontensor", g.node(), g.any_of([], [8], [2**40])],
     lambda g: ["dataproto", g.node(), g.entries(), g.node()],
     lambda g: ["image", g.any_of(*_MODES), g.size(), g.array(),

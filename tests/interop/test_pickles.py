@@ -201,11 +201,12 @@ def test_images_and_batches_of_every_kind_are_read(tmp_path: Path) -> None:
         [2],
     )
     lazy = LazyStackedTensorDict(*(TensorDict({"x": x}, []) for x in lists))
+    none = TensorDict({"texts": NonTensorStack("a", "b")}, [2])[torch.zeros(2, dtype=torch.bool)]
     images = np.empty(1, object)
     images[0] = {"image": [image]}
     file = tmp_path / "gen_batch.dp"
     for packed in (batch, saved(batch)):
-        file.write_bytes(proto((packed, {"images": images}, {"lazy": lazy})))
+        file.write_bytes(proto((packed, {"images": images}, {"lazy": lazy, "none": none})))
         found, others, meta_info = parts(file)
         assert [len(x) for x in found["ragged"].unbind()] == [2, 3]
         assert [len(x) for x in found["strided"].unbind()] == [2, 3]
@@ -215,6 +216,7 @@ def test_images_and_batches_of_every_kind_are_read(tmp_path: Path) -> None:
         assert type(found["parameter"]) is torch.Tensor
         assert others["images"][0]["image"][0].tobytes() == bytes(range(12))
         assert meta_info["lazy"][1]["x"].tolist() == [1, 1, 1]
+        assert meta_info["none"]["texts"] == []
 
 
 # -- small files that would make large values ----------------------------------------------------
