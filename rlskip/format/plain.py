@@ -28,9 +28,11 @@ from rlskip.format.codec import (
     check_hashes,
     pack_entries,
 )
+from rlskip.format.dump_errors import UnknownTypeError
 
-_TWIN = 1 << 16  # as much as it takes time
-_FIELD = 1 << 13
+# Bytes that making a class of a named tuple takes, those for each field, and those for all that a
+# file may have: whether the program has the class, its writer cannot know.
+_TWIN, _FIELD, _TWINS = 1 << 14, 1 << 11, 1 << 24
 
 # Bytes of an object, with its place in a list and in a slice of that list, for each byte of the
 # array that it is made from. A run is a list, and the number that is its end.
@@ -175,18 +177,28 @@ def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
     names = tuple(fields)
     kind = program_class(module, qualname)
     if members_of(kind).get("_fields") != names or kind.__bases__ != (tuple,):
-        kind = _twin(qualname, names, unpacker)
+        kind = _twin(module, qualname, names, unpacker)
     if len(nodes) != len(names):
         raise ValueError("a named tuple of another length")
     return tuple.__new__(kind, [unpacker.node(node) for node in nodes])
 
 
-def _twin(qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
+def _twin(module: str, qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
     """A class like the one of that name, which this program has not imported."""
-    if (qualname, names) not in unpacker.twins:
-        unpacker.spend(_TWIN + _FIELD * len(names))
-        unpacker.twins[qualname, names] = namedtuple(qualname.rsplit(".", 1)[-1], names)  # type: ignore[misc]
-    return unpacker.twins[qualname, names]
+    twins = unpacker.twins
+    if (qualname, names) not in twins:
+        name = qualname.rsplit(".", 1)[-1]
+        twin: Any = None
+        taken = sum(_TWIN + _FIELD * len(fields) for _, fields in (*twins, (qualname, names)))
+        if taken <= _TWINS:
+            twin = unpacker.outside(namedtuple, name, names, rename=True, module=module)
+        if twin is None or twin._fields != names:
+            raise UnknownTypeError(
+                f"it holds a {module}.{qualname}, which is not known here as a named tuple",
+                remedy=f"import {module} before the step",
+            )
+        twins[qualname, names] = twin
+    return twins[qualname, names]
 
 
 def program_class(module: str, qualname: str) -> Any:

@@ -26,6 +26,7 @@ from rlskip.store import (
     CorruptDumpError,
     DumpError,
     StepStore,
+    UnknownTypeError,
     UnsupportedTypeError,
     register_codec,
 )
@@ -96,9 +97,10 @@ def test_a_cuda_tensor_loads_where_there_is_no_cuda(
 
 def test_a_namedtuple_is_looked_up_and_never_imported(store: StepStore) -> None:
     module = types.ModuleType("store_codec_turns")
-    module.Turn = namedtuple("Turn", ["role", "tokens"])  # type: ignore[attr-defined]
+    names = ["role", "pass rate", "class"]  # as pandas.DataFrame.itertuples() renames a column
+    module.Turn = namedtuple("Turn", names, rename=True)  # type: ignore[attr-defined]
     module.Turn.__module__ = module.__name__
-    turn = module.Turn("user", torch.arange(3))
+    turn = module.Turn("user", 0.5, torch.arange(3))
     sys.modules[module.__name__] = module
     try:
         store.save(1, turn)
@@ -107,9 +109,19 @@ def test_a_namedtuple_is_looked_up_and_never_imported(store: StepStore) -> None:
         del sys.modules[module.__name__]
     twin = store.load(1)
     assert type(twin).__name__ == "Turn"
-    assert twin._fields == ("role", "tokens")
+    assert twin._fields == ("role", "_1", "_2")
     assert twin.role == "user"
     assert module.__name__ not in sys.modules
+
+
+def test_a_class_of_named_tuples_that_cannot_be_made_again_is_named(store: StepStore) -> None:
+    own = type("Own", (tuple,), {"_fields": ("_x",)})
+    wide = namedtuple("Wide", [f"f{i}" for i in range(10_000)])  # type: ignore[misc]
+    for step, value in enumerate((own([1]), wide(*range(10_000)))):
+        store.save(step, [value])
+        with pytest.raises(UnknownTypeError, match=type(value).__name__):
+            store.load(step)
+    assert store.steps() == [0, 1], "they are sound: they stay"
 
 
 def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
