@@ -230,7 +230,7 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
         try:
             if checksum == _checksum(text):
                 entry = _entry(text, where)
-        except (UnreadableDumpError, UnknownTypeError, MemoryError) as error:
+        except (UnreadableDumpError, UnknownTypeError, MemoryError, RecursionError) as error:
             # The frame is sound: its session is not resumed now, and there is no damage to keep.
             logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
             continue

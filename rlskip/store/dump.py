@@ -42,7 +42,7 @@ def opened(place: Place) -> Iterator[OpenDump]:
     AbsentDumpError
         There is no such directory or file (any more).
     UnreadableDumpError
-        The file system does not let it be read, or there is not enough memory.
+        The file system does not let it be read, or there is not enough memory, or stack.
     CorruptDumpError
         Something else has the directory's name: a file, a link.
     """
@@ -51,6 +51,8 @@ def opened(place: Place) -> Iterator[OpenDump]:
             yield OpenDump(place, folder)
     except RefusedFileError as error:
         raise CorruptDumpError(error.what, error.where) from error
+    except RecursionError as error:
+        raise UnreadableDumpError.by_process(error, str(place.directory)) from error
     except (OSError, MemoryError) as error:
         where = str(place.directory)
         # ESTALE: another host has removed what is open here (NFS).

@@ -32,6 +32,7 @@ _META = "extra.meta_info."
 _OLDER_META = (
     "temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos",
 )  # fmt: skip
+_LONG = 1 << 16  # characters
 _NAN = math.nan  # one object for all, so that equal identities are equal
 _REMEDY = (
     "give numbers, strings, arrays, or lists and mappings of these; or register a codec for its "
@@ -125,9 +126,32 @@ def to_comparable(value: Any, where: str) -> Any:
     return _plain(value, where, Sharing(), MAX_DEPTH)
 
 
+def _shortened(value: Any) -> Any:
+    """Plain JSON with a hash of each long text and list, because each dump records it."""
+    if isinstance(value, dict):
+        return {key: _shortened(part) for key, part in value.items()}
+    if isinstance(value, str | list):
+        text = json.dumps(_as_compared(value), sort_keys=True)
+        if len(text) > _LONG:
+            sort, digest = type(value).__name__, xxhash.xxh3_128_hexdigest(text.encode())
+            return f"<{sort} of {len(value)}: {digest}>"
+    return value
+
+
+def _as_compared(value: Any) -> Any:
+    """Plain JSON with one form for numbers that are equal, as `1` and `1.0` are."""
+    if isinstance(value, dict):
+        return {key: _as_compared(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_as_compared, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _field(name: str, default: Any = None, **options: Any) -> Any:
     return attrs.field(
-        default=default, converter=lambda value: to_comparable(value, name), **options
+        default=default,
+        converter=lambda value: _shortened(to_comparable(value, name)),
+        **options,
     )
 
 
@@ -140,7 +164,8 @@ class Identity:
     """What a step was generated from.
 
     All values are plain JSON once constructed. Python's, numpy's and 0-d scalars of one value are
-    the same; an array or another object that JSON lacks becomes its type and a hash of its content.
+    the same; an array or another object that JSON lacks becomes its type and a hash of its content,
+    and so does a text or a list of more than 64 KiB.
 
     Parameters
     ----------
@@ -251,6 +276,8 @@ class Identity:
             `data` is not an identity.
         NewerFormatError
             A newer rlskip wrote it.
+        RecursionError
+            The stack of this process is exhausted, which says nothing about `data`.
         """
         if not isinstance(data, Mapping) or "prompts" not in data or "ignored" in data:
             raise ValueError("not an identity")
@@ -263,7 +290,12 @@ class Identity:
                 remedy="install the rlskip that wrote it or a newer one",
             )
         others = {key: value for key, value in data.items() if key not in ("prompts", "version")}
-        return cls(prompts_hash=data["prompts"], **others)
+        try:
+            return cls(prompts_hash=data["prompts"], **others)
+        except UnsupportedTypeError as error:
+            if isinstance(error.__cause__, RecursionError):
+                raise error.__cause__ from error
+            raise
 
 
 def _is_recorded_since(key: str) -> bool:

@@ -20,7 +20,9 @@ from rlskip.format.version import VERSION, check_version
 if TYPE_CHECKING:
     from rlskip.store.identity import Identity
 
-MAX_META = 1 << 24
+MAX_META = 1 << 26
+"""Bytes of a ``meta.json`` that is read; one that is written has a quarter of them at most."""
+_INDENTED = 1 << 20
 _COUNT = [instance_of(int), ge(0), lt(1 << 63)]
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 # Names of format 1 on disk that differ from those in Python.
@@ -83,24 +85,31 @@ class DumpMeta:
         plain = {_ON_DISK.get(name, name): v for name, v in attrs.asdict(self).items()}
         if self.identity is not None:
             plain["identity"] = self.identity.as_json()
-        plain["seal"] = _seal(plain)
-        return json.dumps(plain, indent=2, allow_nan=True).encode() + b"\n"
+        text = _canonical(plain)
+        plain["seal"] = _seal(text)
+        indent = 2 if len(text) < _INDENTED else None
+        return json.dumps(plain, indent=indent, allow_nan=True).encode() + b"\n"
 
     @classmethod
     @functools.lru_cache(maxsize=4)  # a hit reads it twice: to look and to load
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
         """Read it back; without its `identity` torch is not needed.
 
-        Raises :class:`CorruptDumpError` or :class:`NewerFormatError`.
+        Raises :class:`CorruptDumpError` or :class:`NewerFormatError`; RecursionError if the stack
+        of this process is exhausted.
         """
         try:
             plain = json.loads(data)
             version = plain["version"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except RecursionError as error:
+            if data.endswith(b"}\n"):  # as a whole one does
+                raise
+            raise CorruptDumpError("meta.json is nested without an end", where=where) from error
+        except (ValueError, KeyError, TypeError) as error:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         check_version(version, where)
         try:
-            if plain.pop("seal", None) != _seal(plain):
+            if plain.pop("seal", None) != _seal(_canonical(plain)):
                 raise CorruptDumpError("meta.json was altered", where=where)
             if not identity:
                 plain["identity"] = None
@@ -113,10 +122,13 @@ class DumpMeta:
             raise NewerFormatError(error.what, where, error.remedy) from error
         except CorruptDumpError:
             raise
-        except (*DAMAGE, RecursionError) as error:  # a file's entries may be anything
+        except DAMAGE as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
 
 
-def _seal(plain: Mapping[str, Any]) -> str:
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+def _canonical(plain: Mapping[str, Any]) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _seal(canonical: str) -> str:
     return xxhash.xxh3_128_hexdigest(canonical.encode())

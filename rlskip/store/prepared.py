@@ -17,7 +17,10 @@ from rlskip.store import commit
 from rlskip.store.dump import whose
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Place
-from rlskip.store.meta import DumpMeta, check_info
+from rlskip.store.meta import MAX_META, DumpMeta, check_info
+
+# rlskip 0.3.0 and older read no larger meta.json. What else it has takes less than the rest.
+_MAX_BOTH = MAX_META // 4 - (1 << 12)
 
 
 @attrs.frozen(eq=False)
@@ -68,11 +71,22 @@ class Prepared:
         return meta
 
 
-def as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """`info` as ``meta.json`` keeps it; raises UnsupportedTypeError for what it cannot keep."""
+def as_json(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
+    """`info` as ``meta.json`` keeps it beside `identity`.
+
+    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
+    """
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(info)))
+        text = json.dumps(dict(info))
+        plain: dict[str, Any] = json.loads(text)
         check_info(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
+    if nbytes > _MAX_BOTH:
+        raise UnsupportedTypeError(
+            f"the identity and the info take {nbytes} bytes, and meta.json holds {_MAX_BOTH}",
+            "info" if 2 * len(text) > nbytes else "identity",
+            "record a hash of what is large, or store it with the rollouts",
+        )
     return plain

@@ -224,7 +224,7 @@ class StepStore:
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        place, plain = self._place(step, part), as_json(info or {})
+        place, plain = self._place(step, part), as_json(info or {}, identity)
         return Prepared(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:

@@ -64,6 +64,25 @@ def test_differences_are_named(changes: dict, must: list[str], warn: list[str]) 
     assert _identity(**changes).differences(_identity()) == (must, warn)
 
 
+@pytest.mark.parametrize("where", ["sampling", "extra", "arguments", "defaults"])
+def test_a_long_value_is_recorded_as_a_hash(where: str) -> None:
+    """Else each dump's meta.json would hold a critic's weights, for example."""
+    rows = [[float(i), float("nan")] for i in range(10_000)]
+    for long in (rows, "word " * 20_000):
+        made = Identity(**{where: {"x": {"y": long, "z": [1]}}})
+        plain = getattr(made, where)["x"]
+        assert plain["y"].startswith(f"<{type(long).__name__} of {len(long)}: ")
+        assert plain["z"] == [1]
+        # An older rlskip recorded the whole.
+        older = Identity.from_json({**made.as_json(), where: {"x": {"y": long, "z": [1]}}})
+        assert made.differences(older) == ([], [])
+    same, other = ([[kind(i), float("nan")] for i in range(10_000)] for kind in (int, str))
+    made, equal, differs = (Identity(extra={"x": value}) for value in (rows, same, other))
+    assert made.differences(equal) == ([], [])
+    ((line,), _) = made.differences(differs)
+    assert line.startswith("extra.x: ")
+
+
 @pytest.mark.parametrize(
     ("now", "then", "must", "warn"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
 import pickle
 import secrets
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import torch
 import xxhash
 
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.store import (
     AbsentDumpError,
     CorruptDumpError,
@@ -24,7 +27,9 @@ from rlskip.store import (
     Identity,
     NewerFormatError,
     StepStore,
+    UnsupportedTypeError,
 )
+from rlskip.store.meta import MAX_META
 
 
 def _flip(path: Path, at: int) -> None:
@@ -213,6 +218,45 @@ def test_a_dump_too_large_for_the_memory_is_absent_and_stays(
         store.load(1)
     assert isinstance(caught.value.__cause__, MemoryError)
     monkeypatch.undo()
+    assert store.load(1) == "x"
+
+
+def test_a_stack_that_is_exhausted_is_no_damage(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever on the way through both files that happens."""
+    identity = Identity(prompts_hash="x", sampling={"temperature": 1.0, "stop": ["a"]})
+    store.save(1, {"a": [{"b": list(range(20))}]}, identity=identity)
+    raised = set()
+
+    def load(depth: int) -> Any:
+        return load(depth - 1) if depth else store.load(1)
+
+    here = len(inspect.stack())
+    for depth in range(sys.getrecursionlimit() - here - 200, sys.getrecursionlimit() - here):
+        DumpMeta.from_bytes.cache_clear()
+        try:
+            load(depth)
+        except (RecursionError, AbsentDumpError) as error:
+            raised.add(type(error))
+    assert raised
+    assert raised <= {RecursionError, UnreadableDumpError}
+    assert (store.steps(), list(store.directory.glob("*.bad-*"))) == ([1], [])
+    assert len(store.load(1)["a"]) == 1
+
+
+def test_a_meta_that_could_not_be_read_back_is_not_written(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"name{i}": "x" * 1000 for i in range(17_000)}
+    of_all = Identity(extra=many)
+    for where, about in (("info", {"info": many}), ("identity", {"identity": of_all})):
+        with pytest.raises(UnsupportedTypeError) as caught:
+            store.save(1, "x", **about)
+        assert caught.value.where == where
+    assert not store.directory.exists()
+    monkeypatch.setattr("rlskip.store.prepared._MAX_BOTH", MAX_META)  # as it was before that limit
+    store.save(1, "x", info=many)
     assert store.load(1) == "x"
 
 
