@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import operator
 import pathlib
 import types
 import uuid
 from typing import Any
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
-from rlskip.format.dump_errors import UnknownTypeError
+from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError
 from rlskip.format.plain import cost_of_mapping, members_of, program_class
 
 # -- dataclasses -------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def _pack_member(value: enum.Enum, packer: Packer) -> list[Node]:
     _check_findable(value, packer)
     if kind._member_map_.get(value.name) is not value:
         raise packer.unsupported(value, "it is a combination of members")
-    return [kind.__module__, kind.__qualname__, value.name, packer.node(value.value, ".value")]
+    return [kind.__module__, kind.__qualname__, value.name, packer.node(value._value_, ".value")]
 
 
 def _unpack_member(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -96,9 +95,23 @@ def _unpack_member(parts: list[Node], unpacker: Unpacker) -> Any:
     kind = program_class(module, qualname)
     known = members_of(kind).get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
     member = known.get(name)
-    if member is None or unpacker.outside(operator.eq, member._value_, value) is not True:
+    if member is None or not _is_same(member._value_, value):
         raise _unknown(module, qualname, f"an enum with {name} = {value!r:.60}")
     return member
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether a dump would hold the same of both: not every value is equal to itself."""
+    try:
+        return _stored(a) == _stored(b)
+    except UnsupportedTypeError:
+        return False
+
+
+def _stored(value: Any) -> list[Any]:
+    packer = Packer()
+    node = packer.node(value)
+    return [node, *([a.spec, *(part.tobytes() for part in a.parts)] for a in packer.arrays)]
 
 
 # -- both --------------------------------------------------------------------------------

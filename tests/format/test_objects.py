@@ -29,6 +29,22 @@ class Stop(enum.Enum):
     EOS = ("eos", 2)
 
 
+class Odd(enum.Enum):
+    """Of values that `==` does not find equal, or not with one answer."""
+
+    ARRAY = np.arange(3)
+    SCALAR = np.float32(1.0)
+    NAN = float("nan")
+    TENSOR = torch.ones(2)
+    PAIR = (np.zeros(2).tobytes(), torch.zeros(2))
+    OWN = 1
+
+    @property
+    def value(self) -> Any:
+        ran.append("value")
+        return self.name
+
+
 class Mode(str, enum.Enum):
     GREEDY = "greedy"
 
@@ -74,6 +90,7 @@ class Ender:
 
 VALUES: dict[str, Any] = {
     "members": [Stop.LENGTH, Stop.EOS, Mode.GREEDY, Flags.B, Rollouts.Inner.ONE],
+    "members of odd values": list(Odd),
     "paths": [Path("/a/b"), Path(), pathlib.PurePosixPath("x/y"), pathlib.PureWindowsPath("c:/x")],
     "uuids": [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)],
     "a dataclass": Rollouts([1, 2], 0.5, [Frozen(Stop.EOS, Path("z"))]),
