@@ -7,6 +7,7 @@ reader asks for no host's classes, a dataclass comes as a mapping, and a member 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -42,13 +43,25 @@ def _fields_of(kind: Any) -> list[str] | None:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+def _slots_of(value: Any) -> list[str]:
+    """The names in ``__slots__`` of its class, or of a base, that have a value."""
+    found = []
+    for base in type(value).__mro__:
+        for name, member in members_of(base).items():
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):
+                    object.__getattribute__(value, name)
+                    found.append(name)
+    return found
+
+
 def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
     _check_findable(value, packer)
     names = _fields_of(kind) or []
     others = {
         name
-        for name in getattr(value, "__dict__", ())
+        for name in (*getattr(value, "__dict__", ()), *_slots_of(value))
         if not isinstance(_attribute(kind, name), functools.cached_property)
     } - set(names)
     if others:

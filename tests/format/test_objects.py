@@ -84,6 +84,12 @@ class Rollouts(Base, Generic[T]):
 
 
 @dataclass
+class Slotted:
+    __slots__ = ("cache", "tokens")
+    tokens: Any
+
+
+@dataclass
 class Ender:
     x: int
 
@@ -94,6 +100,7 @@ VALUES: dict[str, Any] = {
     "paths": [Path("/a/b"), Path(), pathlib.PurePosixPath("x/y"), pathlib.PureWindowsPath("c:/x")],
     "uuids": [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)],
     "a dataclass": Rollouts([1, 2], 0.5, [Frozen(Stop.EOS, Path("z"))]),
+    "a dataclass of slots": Slotted([1, 2]),
     "keys": {Mode.GREEDY: 1, Frozen(Stop.EOS, Path("z")): {Stop.LENGTH}},
 }
 
@@ -186,11 +193,14 @@ def test_what_is_not_plain_is_refused_with_its_place_and_the_alternatives(store:
 
     more = Base([1])
     more.note = "kept nowhere"  # type: ignore[attr-defined]
+    slotted = Slotted([1])
+    slotted.cache = "kept nowhere"
     refused: dict[str, tuple[Any, str]] = {
         "a local class": (Local(1), "where its name says"),
         "its own __new__": (Own(1), "Own"),
         "its own __del__": (Ends(1), "Ends"),
         "an attribute that is no field": (more, "note"),
+        "a slot that is no field": (slotted, "cache"),
         "a combination of flags": (Flags.A | Flags.B, "combination"),
         "a part of it": (Base(tokens=object()), "object"),
     }
