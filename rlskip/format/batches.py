@@ -7,6 +7,8 @@ This module loads none of these libraries: without them there is no value of the
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,11 @@ from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import loaded
 from rlskip.format.arrays import size_of
 from rlskip.format.codec import Kind, Maker, NBytes, Node, Packer, Unpacker, pack_entries
-from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
+from rlskip.format.dump_errors import (
+    UnknownTypeError,
+    UnreadableDumpError,
+    UnsupportedTypeError,
+)
 from rlskip.format.plain import IN_MAPPING, places_in
 
 if TYPE_CHECKING:
@@ -266,8 +272,32 @@ def _pack_image(value: Any, packer: Packer) -> list[Node]:
         list(value.size),
         packer.array(pixels, "x"),
         packer.node(palette),
-        packer.node(dict(value.info), ".info"),
+        packer.node(_notes_of(value), ".info"),
     ]
+
+
+def _notes_of(image: Any) -> dict[Any, Any]:
+    """What an image notes besides its pixels, but what no codec keeps: it is no part of them."""
+    notes: dict[Any, Any] = {}
+    for name, value in image.info.items():
+        note = _plain_note({name: value})
+        with contextlib.suppress(UnsupportedTypeError):
+            Packer().node(note)
+            notes |= note
+    return notes
+
+
+def _plain_note(value: Any) -> Any:
+    """A note without the classes that PIL has for its texts, numbers and fractions."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain_note, value))
+    if type(value) is dict:
+        return {_plain_note(name): _plain_note(part) for name, part in value.items()}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return value if type(value) is bool else int.__index__(value)
+    return float(value) if isinstance(value, numbers.Rational) else value
 
 
 def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fractions
+import importlib
+import io
 import sys
 import types
 from collections import defaultdict, namedtuple
@@ -74,6 +76,29 @@ def test_images_keep_their_pixels(store: StepStore) -> None:
         assert (loaded.mode, loaded.size, loaded.info) == (mode, picture.size, picture.info)
         assert loaded.tobytes() == picture.tobytes()
         assert loaded.getpalette() == picture.getpalette()
+
+
+def test_images_keep_the_notes_of_their_files(store: StepStore) -> None:
+    """PIL has classes of its own for texts and fractions."""
+    image = pytest.importorskip("PIL.Image")
+    png, info, tiff = io.BytesIO(), importlib.import_module("PIL.PngImagePlugin"), io.BytesIO()
+    texts = info.PngInfo()
+    texts.add_itxt("Title", "t\u00e9")
+    image.new("L", (2, 2)).save(png, "PNG", pnginfo=texts)
+    image.new("L", (2, 2)).save(tiff, "TIFF", dpi=(72, 72.5))
+    pictures = [image.open(png), image.open(tiff)]
+    for picture in pictures:
+        picture.load()
+        picture.info |= {"blend": info.Blend.OP_OVER, "of": {"b": [(True, np.float32(1))]}}
+    assert {type(note) for picture in pictures for note in picture.info.values()} >= {info.iTXt}
+    noted = [dict(picture.info) for picture in pictures]
+    pictures[0].info["lost"] = object()
+    store.save(1, pictures)
+    loaded = store.load(1)
+    assert [picture.info for picture in loaded] == noted
+    assert type(loaded[0].info["Title"]) is str
+    assert list(map(type, loaded[1].info["dpi"])) == [float, float]
+    assert type(loaded[1].info["blend"]) is int
 
 
 def test_a_cuda_tensor_loads_where_there_is_no_cuda(
