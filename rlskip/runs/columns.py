@@ -111,6 +111,10 @@ def values(column: Column) -> Sequence[Any]:
 
 def plain(value: Any) -> Any:
     """A cell as plain values of Python: numbers, text, lists and dicts."""
+    if isinstance(value, np.floating):  # a long double's own tolist() is a long double
+        return float(value)
+    if isinstance(value, np.complexfloating):
+        return str(complex(value))
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, Mapping):

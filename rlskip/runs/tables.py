@@ -11,6 +11,7 @@ import numpy as np
 from rlskip._human import finite
 from rlskip.batch.tables import Ragged
 from rlskip.errors import RlskipError
+from rlskip.format.scalars import is_number
 from rlskip.runs.columns import Column, plain, values
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, TOKENS, Rollouts
 
@@ -55,7 +56,7 @@ def tables(
     made["completion_text"] = *_CONVERSATION, "response_text"
     others = [field for field in fields if field not in _OF_A_SESSION]
     needed = [name for field in others for name in made.get(field, [field])]
-    kept = {*_OF_A_SESSION, *fields}
+    kept = {*_OF_A_SESSION, *map(_name, fields)}
 
     def chosen(rollouts: Rollouts) -> pa.Table:
         table = _sessions(rollouts)
@@ -92,7 +93,7 @@ def _turns(rollouts: Rollouts) -> pa.Table:
             columns[name] = _array(pa, cells, _types(pa)[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
-    return pa.table(columns)
+    return _table(pa, columns)
 
 
 def _sessions(rollouts: Rollouts) -> pa.Table:
@@ -121,7 +122,16 @@ def _sessions(rollouts: Rollouts) -> pa.Table:
         if name not in columns and name not in types and name not in TOKENS:
             first = [rollouts.cell(name, one.rows[0]) for one in sessions]
             columns[name] = _cells(pa, first)
-    return pa.table(columns)
+    return _table(pa, columns)
+
+
+def _table(pa: Any, columns: dict[str, Any]) -> pa.Table:
+    return pa.table(list(columns.values()), list(map(_name, columns)))
+
+
+def _name(column: str) -> str:
+    """A column's name in a table: what has no UTF-8 form is escaped, so that names stay apart."""
+    return column.encode("utf-8", "backslashreplace").decode()
 
 
 def _types(pa: Any) -> dict[str, Any]:
@@ -171,7 +181,8 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
 
 def _own(pa: Any, column: Column) -> Any:
     """A trainer's own column; what Arrow has no type for is text in JSON."""
-    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and 0 not in column.shape[1:]:
+    numbers = isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and is_number(column)
+    if numbers and 0 not in column.shape[1:]:
         found = pa.array(column.reshape(-1).astype(_dumped(column.dtype), copy=False))
         for width in reversed(column.shape[1:]):
             found = pa.FixedSizeListArray.from_arrays(found, width)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -74,7 +75,9 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
     texts = ["half a \ud83d", "né \u2603", "\udc00\\", "\U0001f600"]
     rows = {"responses": torch.arange(4).reshape(4, 1), "rewards": torch.tensor(numbers)}
-    StepStore(run).save(1, {**rows, "text": texts, "more": [[x, {"x": x}] for x in numbers]})
+    long = {"long": np.array([1.5] * 4, np.longdouble), "two": np.ones(4, np.clongdouble)}
+    more = {"more": [[x, {"x": x}] for x in numbers]}
+    StepStore(run).save(1, {**rows, "text": texts, **more, **long})
     out = tmp_path / "rows.jsonl"
     assert rlskip("export", run / "1", "--to", "jsonl", "--out", out).code == 0
     printed = rlskip("export", run / "1", "--to", "jsonl").out
@@ -88,6 +91,7 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     assert [row["reward"] for row in read] == [None, None, None, 1.5]
     assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
     assert [row["text"] for row in read] == texts
+    assert (read[0]["long"], read[0]["two"]) == (1.5, "(1+0j)")
 
 
 def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path) -> None:
