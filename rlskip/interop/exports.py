@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlskip._human import finite
 from rlskip._version import __version__
 from rlskip.interop.to_verl import ExportError
+from rlskip.runs.conversation import Said
 from rlskip.runs.rollouts import SessionRows
 from rlskip.runs.scope import Scope
 from rlskip.runs.tables import By, extra
@@ -129,24 +130,22 @@ def write_atif(target: Scope, out: Path) -> Iterator[Path]:
 
 
 def _trajectory(session: SessionRows, name: str) -> dict[str, Any]:
-    turns = iter(session.turns)
-    steps = []
-    for number, message in enumerate(_messages(session), 1):
-        content = message.get("content")
-        text = content if isinstance(content, str) else json.dumps(content)
-        role = _ROLES.get(str(message["role"]), "user")
-        step: dict[str, Any] = {"step_id": number, "source": role, "message": text}
-        turn = next(turns, None) if role == "agent" else None
-        if turn is not None and turn.get("response") is not None:
-            metrics = {
-                "prompt_tokens": len(turn["prompt"] or ()),
-                "completion_tokens": len(turn["response"]),
-                "prompt_token_ids": turn["prompt"],
-                "completion_token_ids": turn["response"],
-                "logprobs": turn["log_probs"],
-            }
-            step["metrics"] = {key: value for key, value in metrics.items() if value is not None}
-        steps.append(step)
+    _messages(session)  # raises where there are none
+    steps: list[dict[str, Any]] = []
+    for turn, (told, answers) in zip(session.turns, session.said, strict=True):
+        context = turn.get("prompt")
+        if context is not None:
+            context = context[: len(context) - sum(len(one.tokens) for one in told)]
+        for one in told + answers:
+            metrics = _metrics(context, one)
+            context = None if context is None else context + one.tokens
+            if one.message is None:
+                continue
+            content = one.message.get("content")
+            text = content if isinstance(content, str) else json.dumps(content)
+            role = _ROLES.get(str(one.message["role"]), "user")
+            step = {"step_id": len(steps) + 1, "source": role, "message": text}
+            steps.append(step | ({"metrics": metrics} if metrics else {}))
     return {
         "schema_version": "ATIF-v1.4",
         "session_id": name,
@@ -154,6 +153,27 @@ def _trajectory(session: SessionRows, name: str) -> dict[str, Any]:
         "steps": steps,
         "extra": {**session.place, "group": session.group, "reward": session.reward},
     }
+
+
+def _metrics(context: list[int] | None, one: Said) -> dict[str, Any]:
+    """The tokens of an answer, from the first that was sampled, and those before them."""
+    if not one.sampled or True not in one.mask:
+        return {}
+    first = one.mask.index(True)
+    before = None if context is None else context + one.tokens[:first]
+    metrics = {
+        "prompt_tokens": len(before or ()),
+        "completion_tokens": len(one.tokens) - first,
+        "prompt_token_ids": before,
+        "completion_token_ids": one.tokens[first:],
+        "logprobs": _known(one.log_probs[first:]),
+    }
+    return {key: value for key, value in metrics.items() if value is not None}
+
+
+def _known(log_probs: list[float | None]) -> list[float | None] | None:
+    """These log-probs if all are known."""
+    return log_probs if all(p is not None and p == p for p in log_probs) else None
 
 
 def write_verl_text(target: Scope, out: Path) -> Iterator[Path]:
@@ -210,34 +230,16 @@ def traces(target: Scope) -> Iterator[str]:
 
 
 def _nodes(session: SessionRows) -> Iterator[dict[str, Any]]:
-    """The messages, with the tokens of those that the policy sampled and of those before them."""
-    whole, messages = session.conversation, session.messages
-    if whole is None:
-        for i, message in enumerate(messages or ()):
-            sampled = message["role"] == "assistant"
-            yield {"parent": i - 1 if i else None, "message": message, "sampled": sampled}
-        return
-    tokens = [*whole.prompt, *whole.completion]
-    mask = [False] * len(whole.prompt) + whole.mask
-    none: list[float | None] = [None]
-    probs = none * len(whole.prompt) + (whole.log_probs or none * len(whole.completion))
-    said = iter([m for m in messages or () if m["role"] == "assistant"])
-    seen = iter([m for m in messages or () if m["role"] != "assistant"])
-    at = number = 0
-    for sampled, span in groupby(mask):
-        end = at + len(list(span))
-        role = "assistant" if sampled else "user"
-        message = next(said if sampled else seen, {"role": role, "content": ""})
-        given = [p for p in probs[at:end] if p is not None]
-        yield {
-            "parent": number - 1 if number else None,
-            "message": message,
-            "sampled": sampled,
-            "token_ids": tokens[at:end],
-            "mask": mask[at:end],
-            "logprobs": given if sampled and len(given) == end - at else [],
-        }
-        at, number = end, number + 1
+    """A node for each message, with the tokens that it adds."""
+    every = [one for told, answers in session.said for one in (*told, *answers)]
+    for i, one in enumerate(every):
+        unknown = {"role": "assistant" if one.sampled else "user", "content": ""}
+        node: dict[str, Any] = {"parent": i - 1 if i else None, "message": one.message or unknown}
+        node["sampled"] = one.sampled
+        if one.tokens:
+            sampled = [p for p, flag in zip(one.log_probs, one.mask, strict=True) if flag]
+            node |= {"token_ids": one.tokens, "mask": one.mask, "logprobs": _known(sampled) or []}
+        yield node
 
 
 def _messages(session: SessionRows) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ A step becomes a mapping of columns under the names that :mod:`rlskip.runs` know
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
 from collections import defaultdict
@@ -137,18 +138,25 @@ def _branches(nodes: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _of_nodes(nodes: Sequence[Row]) -> Row:
     """A path of messages: up to the first sampled token it is the prompt."""
-    tokens = [token for node in nodes for token in node.get("token_ids") or ()]
-    mask = [int(flag) for node in nodes for flag in node.get("mask") or ()]
-    given = iter([p for node in nodes for p in node.get("logprobs") or ()])
+    tokens: list[int] = []
+    mask: list[int] = []
+    probs: list[float] = []
+    for node in nodes:
+        own = node.get("token_ids") or []
+        flags = [*map(int, node.get("mask") or ()), *[0] * len(own)][: len(own)]
+        given = iter(node.get("logprobs") or ())  # one for each token that was sampled, or none
+        tokens += own
+        mask += flags
+        probs += [next(given, math.nan) if flag else 0.0 for flag in flags]
     first = mask.index(1) if 1 in mask else len(tokens)
-    probs = [next(given, None) if flag else None for flag in mask[first:]]
+    known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
     turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     messages = [node["message"] for node in nodes]
     row: Row = {"raw_prompt": messages[:turn], "completions": messages[turn:]}
     if tokens:
         row |= {"prompt_ids": tokens[:first], "completion_ids": tokens[first:]}
         row["completion_mask"] = mask[first:]
-        row["logprobs"] = [0.0 if p is None else p for p in probs] if any(probs) else None
+        row["logprobs"] = probs[first:] if known else None
     return row
 
 

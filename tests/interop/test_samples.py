@@ -190,6 +190,85 @@ def test_traces_of_verifiers_go_out_and_in(
     assert second["completions"] == [{"role": "assistant", "content": "no"}]
 
 
+def _chat(*roles: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
+
+
+#: Messages of a row's response, its mask, and the tokens of each message.
+TOOLS: dict[str, tuple[list[str], list[int], list[list[int]]]] = {
+    "a tool": (["assistant", "tool", "assistant"], [1, 1, 0, 1], [[0, 1], [2], [3]]),
+    "two tools": (["assistant", "tool", "tool", "assistant"], [1, 0, 0, 1], [[0], [], [1, 2], [3]]),
+    "a template": (["assistant", "tool", "assistant"], [0, 1, 0, 1], [[0, 1], [2], [3]]),
+    "a tool at the end": (["assistant", "tool"], [1, 1, 0], [[0, 1], [2]]),
+    "no message of the tool": (["assistant", "assistant"], [1, 0, 1], [[0], [1, 2]]),
+    "two answers in a row": (["assistant", "assistant", "tool", "assistant"], [1, 0, 1],
+                             [[], [0], [1], [2]]),
+    "one text of all": (["assistant"], [1, 0, 1], [[0, 1, 2]]),
+    "nothing sampled": (["assistant", "tool"], [0, 0], [[0, 1], []]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_each_message_goes_out_with_its_own_tokens(
+    rlskip: Any, tmp_path: Path, imported: Any, name: str
+) -> None:
+    roles, mask, numbers = TOOLS[name]
+    prompt, answers = _chat("system", "user", "assistant", "user"), _chat(*roles)
+    ids = [100 + i for i in range(len(mask))]
+    row = {"uid": "p", "prompt_ids": [1, 2], "completion_ids": ids, "completion_mask": mask,
+           "logprobs": [-float(i) * flag for i, flag in enumerate(mask)],
+           "raw_prompt": prompt, "completions": answers}  # fmt: skip
+    StepStore(tmp_path / "dumps" / RUN).save(3, [row])
+    out, where = tmp_path / "traces.jsonl", tmp_path / "dumps" / RUN
+    assert rlskip("export", where, "--to", "verifiers", "--out", out).code == 0
+    nodes = json.loads(out.read_text())["traces"][0]["nodes"]
+    assert [node["message"] for node in nodes] == prompt + answers
+    assert [node["parent"] for node in nodes] == [None, *range(len(nodes) - 1)]
+    tokens = [node.get("token_ids", []) for node in nodes]
+    assert tokens == [[], [], [], [1, 2], *([ids[i] for i in some] for some in numbers)]
+    assert [node["sampled"] for node in nodes] == [*[False] * 4, *(r == "assistant" for r in roles)]
+    for node in nodes:
+        assert len(node.get("logprobs", [])) == sum(node.get("mask", [])), "as verifiers asks"
+    (again,) = imported(out)
+    if 1 in mask:
+        first = mask.index(1)
+        assert (again["prompt"], again["response"]) == ([1, 2, *ids[:first]], ids[first:])
+        assert (again["mask"], again["log_probs"]) == (mask[first:], row["logprobs"][first:])
+    assert (again["raw_prompt"], again["completions"]) == (prompt, answers)
+    assert rlskip("export", where, "--to", "atif", "--out", tmp_path / "atif").code == 0
+    (file,) = (tmp_path / "atif").iterdir()
+    for step, some in zip(json.loads(file.read_text())["steps"][4:], numbers, strict=True):
+        metrics = step.get("metrics")
+        assert bool(metrics) == (step["source"] == "agent" and any(mask[i] for i in some))
+        if metrics:
+            said = some[[mask[i] for i in some].index(1) :]
+            assert metrics["completion_token_ids"] == [ids[i] for i in said]
+            assert metrics["prompt_token_ids"] == [1, 2, *ids[: said[0]]]
+            assert metrics["logprobs"] == [row["logprobs"][i] for i in said]
+
+
+def test_log_probs_stay_with_the_tokens_of_their_message(imported: Any, tmp_path: Path) -> None:
+    def node(parent: int | None, ids: list[int], **more: Any) -> dict[str, Any]:
+        message = {"role": "assistant" if more else "user", "content": "a"}
+        return {"parent": parent, "message": message, "token_ids": ids, **more}
+
+    def said(*log_probs: float) -> dict[str, Any]:
+        return {"sampled": True, "mask": [True] * 2, "logprobs": log_probs}
+
+    asked = node(None, [1])
+    every = [
+        [asked, node(0, [2, 3], **said(0.0, 0.0))],
+        [asked, node(0, [2, 3], **said())],
+        [asked, node(0, [2, 3], **said()), node(1, [4]), node(2, [5, 6], **said(-3.0, -4.0))],
+    ]
+    lines = [json.dumps({"traces": [{"nodes": nodes}]}) + "\n" for nodes in every]
+    (tmp_path / "traces.jsonl").write_text("".join(lines))
+    zero, none, mixed = imported(tmp_path / "traces.jsonl")
+    assert (zero["log_probs"], none["log_probs"]) == ([0.0, 0.0], None)
+    assert mixed["mask"] == [1, 1, 0, 1, 1]
+    assert str(mixed["log_probs"]) == "[nan, nan, 0.0, -3.0, -4.0]"
+
+
 def test_a_trace_of_several_branches_is_several_rows(imported: Any, tmp_path: Path) -> None:
     message = {"role": "user", "content": "a"}
     nodes = [
