@@ -4,7 +4,6 @@ Not in `hydra_plugins` itself, because Hydra 1.3 executes the modules there agai
 the class would then exist twice, and its pickles would fail.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -13,14 +12,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from rlskip._compat import after_compose
 from rlskip.config.register import register
 
-#: The node `hydra` of what the compose API composed last in this process, as `.hydra`: it runs no
-#: callback and installs no HydraConfig, so nothing else shows which options were chosen.
+#: The node `hydra` of what the compose API composed last in this process: it runs no callback
+#: and installs no HydraConfig, so nothing else shows which options were chosen.
 composed: Any = None
 
 
 def _note(config: Any) -> None:
     global composed
-    composed = SimpleNamespace(hydra=config.hydra)
+    composed = {"hydra": config.hydra}
 
 
 register()

@@ -26,10 +26,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
+from rlskip._nodes import ABOVE, as_typed, place
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import legacy_flags, refuse_legacy_flags, retire_legacy_flags
+from rlskip.config.legacy import refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.option_checks import is_chosen, lost_choices, refuse_replaced_keys
 from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
@@ -51,7 +52,7 @@ class OwnKeysCallback(Callback):
         """Here, because the workers of some launchers cannot compose a config."""
         try:
             refuse_replaced_keys(config, self.groups)
-        except RlskipError as error:
+        except Exception as error:  # Hydra would go on to the task
             _end(config, error)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -66,13 +67,11 @@ class SkipCallback(OwnKeysCallback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Turn legacy flags off: only here is `config` the object that the task gets."""
         super().on_run_start(config)
-        if not legacy_flags(config):
-            return
-        try:
-            settings = read_skip(config)
-        except RlskipError:
-            return  # on_job_start reports it
-        if "rollout" in settings.roles:
+        # Not by read_skip: other keys may need the job's HydraConfig, which is not set yet.
+        place("skip", below=look_up(config, f"{ABOVE}.skip") is not None)
+        node = as_typed("skip")
+        on = look_up(config, f"{node}.rollout.enable") is True
+        if on and look_up(config, f"{node}.enable") is not False:
             retire_legacy_flags(config, rollout_enabled=True)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from rlskip._nodes import ABOVE, as_typed
 from rlskip.config.check import Problem, look_up
 from rlskip.config.settings import SkipSettings
@@ -55,6 +57,17 @@ def is_chosen(config: Any, group: str) -> bool:
     return bool(_options(config, group))
 
 
+def overrides_of(config: Any, kind: str = "task") -> list[str]:
+    """The overrides of a Hydra job, as they were typed.
+
+    Iterating over the list would resolve each one's interpolations, which have another place there.
+    """
+    given: Any = look_up(config, f"hydra.overrides.{kind}") or []
+    if OmegaConf.is_config(given):
+        given = OmegaConf.to_container(given, resolve=False)
+    return list(given)
+
+
 def refuse_replaced_keys(config: Any, groups: Iterable[str]) -> None:
     """Raise if an option of `groups` replaced a key of the application's own.
 
@@ -98,7 +111,7 @@ def _compose_without(config: Any, choice: str) -> Any:
         return None
     group, _, above = choice.partition("@")
     of_node = re.compile(rf"[+~]*({re.escape(choice)}=|{above + '.' if above else ''}{group}[.=])")
-    overrides = [*config.hydra.overrides.hydra, *config.hydra.overrides.task]
+    overrides = [*overrides_of(config, "hydra"), *overrides_of(config)]
     kept = [override for override in overrides if not of_node.match(override)]
     if not any(override.startswith(f"+{choice}=") for override in overrides):
         kept.append(f"~{choice}")  # an entry of the defaults list chose the option
@@ -122,8 +135,8 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
     if found:
         return found
     # Hydra records no list of options there.
-    given = look_up(config, "hydra.overrides.task") or []
-    lists = [re.fullmatch(rf"\+?{group}(?:@(\w+))?=(\[.*)", override) for override in given]
+    listing = re.compile(rf"\+?{group}(?:@(\w+))?=(\[.*)")
+    lists = [listing.fullmatch(override) for override in overrides_of(config)]
     return [
         (option, listed[1] or "")
         for listed in [one for one in lists if one][-1:]
@@ -134,8 +147,7 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:
     """`option` sets `key`, and something after it in the composition sets it to `value`."""
     key = as_typed(key)
-    given = look_up(settings.facts.config, "hydra.overrides.task") or []
-    typed = [o for o in given if o.lstrip("+").startswith(f"{key}=")]
+    typed = [o for o in overrides_of(settings.facts.config) if o.lstrip("+").startswith(f"{key}=")]
     if typed:
         what = f"{typed[-1]} overrides the option {option}"
         return Problem(key, what, f"remove {typed[-1]}, or the option")

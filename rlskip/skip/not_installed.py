@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlskip._nodes import ABOVE
+from rlskip.config.check import look_up
+from rlskip.config.option_checks import overrides_of
 from rlskip.errors import NotInstalledError
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ def refusing(reason: str) -> Guard:
 def _remedy(config: Any, chosen: str) -> str:
     """What to type, by what is missing in the command."""
     hydra = config.hydra
-    removed = [o for o in hydra.overrides.hydra if o.startswith("~hydra.callbacks")]
+    removed = [o for o in overrides_of(config, "hydra") if o.startswith("~hydra.callbacks")]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
     if re.match(r"\+?skip(@\w+)?=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
@@ -97,13 +99,13 @@ def chosen_by(hydra_config: Any) -> str | None:
     """The override or choice through which a job asked for skip."""
     if hydra_config is None:
         return None
-    hydra = hydra_config.hydra
-    for override in hydra.overrides.task:
+    choices = look_up(hydra_config, "hydra.runtime.choices") or {}
+    for override in overrides_of(hydra_config):
         key, _, value = override.lstrip("+").removeprefix(f"{ABOVE}.").partition("=")
         asks = value.lower() not in ("false", "null", "none")
         if asks and re.split("[.@]", key, maxsplit=1)[0] == "skip":
             return str(override)
-    for group, option in hydra.runtime.choices.items():
+    for group, option in choices.items():
         if group.split("@")[0] == "skip" and option is not None:
             return f"skip: {option}"
     return None

@@ -41,7 +41,10 @@ ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
 def test_a_single_run_turns_the_flag_off_for_the_task(make_app: Callable[..., Any]) -> None:
     app = make_app(config=YAML, task=SHOW)
-    run = app.run(*ON, *(f"{flag}=True" for flag in ROLLOUT))
+    # What an override interpolates has another place in the list of overrides, and the values of
+    # `hydra:` are there when the job starts.
+    more = ("+b=${hydra:job.name}", "+c=${.b}", "skip.dump_dir=${hydra:runtime.output_dir}/dumps")
+    run = app.run(*ON[:1], *more, *(f"{flag}=True" for flag in ROLLOUT))
     assert "the task sees False False" in run.out
     for flag in ROLLOUT:
         assert f"LegacyFlagWarning: {flag} and skip.rollout.enable are both true" in run.err

@@ -11,6 +11,8 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
+from rlskip.config.option_checks import lost_choices, refuse_replaced_keys
+from rlskip.config.settings import read_skip
 from rlskip.errors import NotInstalledError
 from tests.hydra.conftest import compose_from
 
@@ -58,6 +60,22 @@ def test_a_user_who_turns_skip_off_has_not_chosen_it(composed: Any, override: st
         config.hydra.mode = RunMode.RUN
     HydraConfig.instance().set_config(config)
     assert generate([1]) == [1]
+
+
+# What resolves in its own place in the config, or in the job, but not in the list of overrides.
+@pytest.mark.parametrize("value", ["${.a}", "${oc.env:RLSKIP_TEST_UNSET}", "${hydra:job.num}"])
+def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value: str) -> None:
+    config = composed("a: 1\nskip: {enable: false}\n", f"+b='{value}'")
+    HydraConfig.instance().set_config(config)
+    assert generate([1]) == [1]
+    refuse_replaced_keys(config, ["skip"])
+    (lost,) = lost_choices(read_skip(config))
+    assert lost.key == "skip.enable"
+    config = composed("a: 1\n", "+skip=rollout_cache", f"+b='{value}'", "skip.enable=false")
+    HydraConfig.instance().set_config(config)
+    with pytest.raises(NotInstalledError):
+        generate([1])
+    refuse_replaced_keys(config, ["skip"])
 
 
 @pytest.mark.parametrize("override", ["+skip=rollout_cache", "+skip.rollout.enable=true"])
