@@ -20,8 +20,8 @@ class DispatchConfig:
     """How a batch of prompts becomes sessions on workers."""
 
     # true: sessions are dispatched one by one, as dispatch.policy says. false: the sessions of a
-    # prompt stay on one worker. verl has the same key.
-    rollout_level: bool = False
+    # prompt stay on one worker. verl has the same key. null: its value, else false.
+    rollout_level: bool | None = None
 
     # Sessions that run at once on one worker; null: any number, on a blocking worker 16. verl has
     # the same key.
@@ -99,4 +99,5 @@ def read_dispatch(config: Any) -> DispatchConfig:
     for key, default in _DEFAULTS.items():
         if getattr(dispatch, key) is None:
             setattr(dispatch, key, default)
+    dispatch.rollout_level = bool(dispatch.rollout_level)
     return dispatch

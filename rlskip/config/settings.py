@@ -238,6 +238,9 @@ def _inherit(
     for f in dataclasses.fields(RoleConfig):
         if f.name not in own:
             setattr(role, f.name, getattr(shared, f.name))
+    # Their defaults depend on the host, which looks whether the node gives them.
+    role.match = role.match or "step"
+    role.restore_rng = bool(role.restore_rng)
     never_runs = f"{typed('on_miss')}=error"
     # A role of another name may be a stage without an engine: there `generate` can be set.
     if not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own):

@@ -74,7 +74,7 @@ class RoleConfig:
     on_mismatch: str | None = field(default=None, metadata=_on_mismatch)
 
     # Where a call's dump is looked for: step (its own step), run (the run's other steps, too), or
-    # prompt (each of its prompts, in any step of the run). If it is not set, role rollout has run
+    # prompt (each of its prompts, in any step of the run). null: step, but run for role rollout
     # with the dynamic sampling of verl and SkyRL.
     match: str | None = field(default=None, metadata=_match)
 
@@ -86,7 +86,8 @@ class RoleConfig:
     # A field of a dataclass or a named tuple becomes None.
     drop_fields: list[str] | None = None
 
-    # Restore the global python, numpy and torch generators to their state after the stage.
+    # Restore the global python, numpy and torch generators to their state after the stage. null:
+    # false, but true under TRL.
     restore_rng: bool | None = None
 
     # Write dumps in a background thread, so that the training thread only copies them: true,
@@ -149,10 +150,8 @@ class SkipManagerConfig(RoleConfig):
     verify_share: float = field(default=1.0, metadata=_share)
     on_miss: str = field(default="generate", metadata=_on_miss)
     on_mismatch: str = field(default="error", metadata=_on_mismatch)
-    match: str = field(default="step", metadata=_match)
     identity: list[str] = field(default_factory=list)
     drop_fields: list[str] = field(default_factory=list)
-    restore_rng: bool = False
     background_write: Any = field(default="auto", metadata=_background)
     wait_s: float = field(default=3600.0, metadata={"min": 0})
 

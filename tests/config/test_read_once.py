@@ -91,6 +91,19 @@ def test_any_form_of_config(name: str, form: str) -> None:
         assert read.n == (n_of_host or (1 if name == "dispatch" else None))
 
 
+def test_a_default_that_a_dataclass_lists_leaves_the_choice_to_the_host() -> None:
+    host = {
+        "algorithm": {"filter_groups": {"enable": True}},
+        "trainer": {"v1": {"rollout_level_dispatch": True}},
+    }
+    settings = read_skip({**host, "skip": Host().skip})
+    role = settings.roles["rollout"]
+    assert (role.match, role.restore_rng) == ("run", False)
+    assert not settings.gives("restore_rng", "rollout")  # under TRL the default is true
+    assert read_dispatch({**host, "dispatch": Host().dispatch}).rollout_level
+    assert not read_dispatch({"dispatch": Host().dispatch}).rollout_level
+
+
 @pytest.mark.parametrize("name", ["dispatch", "merge", "replay"])
 def test_a_config_that_was_read_reads_as_itself(name: str) -> None:
     reader = READERS[name][0]

@@ -293,6 +293,9 @@ def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
     expected["rollout_val"] = {"steps": "all"}  # skip.validation enables it
     assert schema == expected
     listed = "defaults:\n  - rlskip_schema/skip\n  - skip: rollout_cache\n  - _self_\n"
-    full, short = composed(listed), composed("a: 1\n", "+skip=rollout_cache")
+    dynamic = "algorithm: {filter_groups: {enable: true}}\n"
+    full, short = composed(listed + dynamic), composed(dynamic, "+skip=rollout_cache")
     assert said(full) == {**expected, "rollout": {"enable": True}}
     assert roles(full) == roles(short)
+    assert roles(full)["rollout"].match == "run"
+    assert not read_skip(full).gives("restore_rng", "rollout")
