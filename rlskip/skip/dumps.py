@@ -241,9 +241,8 @@ class Dumps:
             return []
         differs, noteworthy = present.differences(meta.identity)
         if noteworthy:
-            self.notices.once(
-                "noteworthy", "replayed although it differs: %s", "; ".join(noteworthy)
-            )
+            what = "; ".join(noteworthy)
+            self.notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
         return differs
 
     def changes_since(self, call: Call, meta: DumpMeta) -> list[str]:

@@ -241,7 +241,8 @@ class PromptMatching(CallMatching):
             else:
                 rollouts = self._assemble(call, found, metas)
             self._dumps.check_fields(rollouts, metas[first], call)
-        for meta in metas.values():
+        for dump, meta in metas.items():
+            self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
             if meta.identity is not None:
                 present = attrs.evolve(call.identity, prompts_hash=meta.identity.prompts_hash)
                 self._dumps.differences(present, meta)  # logs what is noteworthy

@@ -98,7 +98,7 @@ class Notices:
             self.once("off-policy", what)
         elif self.role in TRAINING_ROLES:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
-        self._changed(meta)
+        self.changed(meta, self._directory)
 
     def generated(self, call: Call, why: str) -> None:
         """Say why a call is generated at a step that has dumps."""
@@ -178,15 +178,20 @@ class Notices:
 
         The first few; what seems to shape rollouts comes first.
         """
-        changed = self._changes(meta, settled=True)
+        changed = self._changes(meta, self._directory, settled=True)
         ordered = sorted(changed, key=lambda key: not self._facts.seems_to_shape(key))
         return [changed[key] for key in ordered[:_MAX_CHANGES]]
 
-    def _changed(self, meta: DumpMeta) -> None:
-        """On the first replay, name the keys of the config that changed and are not compared."""
-        if not isinstance(meta.info.get("config"), str) or not self._is_new("changes"):
+    def changed(self, meta: DumpMeta, directory: Path) -> None:
+        """Name the keys of the config that changed since the dump was made and are not compared.
+
+        Once for each kept config, and without what was named before. `directory` is that of the
+        role's dumps among which this one is.
+        """
+        if not self._is_new(f"config {meta.info.get('config')}"):
             return
-        changed = self._changes(meta)
+        changed = self._changes(meta, directory)
+        changed = {key: text for key, text in changed.items() if self._is_new(text)}
         shaping = [key for key in changed if self._facts.seems_to_shape(key)]
         others = [text for key, text in changed.items() if key not in shaping]
         what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
@@ -199,7 +204,7 @@ class Notices:
             ending = f" and {more} more" if more > 0 else ""
             log.info(what, self.role, ", ".join(others[:_MAX_CHANGES]), ending)
 
-    def _changes(self, meta: DumpMeta, *, settled: bool = False) -> dict[str, str]:
+    def _changes(self, meta: DumpMeta, directory: Path, *, settled: bool = False) -> dict[str, str]:
         """By key what changed in the config since a dump was made, and is not compared.
 
         With `settled` also what a host says is compared anyway, or shapes no rollout.
@@ -208,7 +213,7 @@ class Notices:
         if not isinstance(name, str):
             return {}
         try:
-            then = _read_config(self._directory, name)
+            then = _read_config(directory, name)
         except (OSError, ValueError) as error:
             log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
             return {}

@@ -351,6 +351,7 @@ class GroupRole(Role):
                     str(store.directory / str(dump.step)),
                 ) from error
             self.dumps.check_fields(loaded["fields"], meta, call)
+            self.dumps.notices.changed(meta, store.directory)
         return replay
 
     def _replay_some(self, plan: _Plan, call: Call) -> GroupReplay | None:

@@ -21,11 +21,20 @@ def _job(job: None) -> None: ...
 
 @pytest.fixture
 def init(tmp_path: Path) -> Callable[..., Path]:
-    """``init(role="rollout", **skip)`` switches a role on; returns its dump_dir."""
+    """``init(role="rollout", **skip)`` switches a role on; returns its dump_dir.
 
-    def start(role: str = "rollout", own: dict[str, Any] | None = None, **skip: Any) -> Path:
+    `temperature` is a key of the application's.
+    """
+
+    def start(
+        role: str = "rollout",
+        own: dict[str, Any] | None = None,
+        temperature: float | None = None,
+        **skip: Any,
+    ) -> Path:
         skip.setdefault("dump_dir", str(tmp_path / "dumps"))
-        SkipManager.init({"skip": {**skip, role: {"enable": True, **(own or {})}}})
+        config = {"skip": {**skip, role: {"enable": True, **(own or {})}}}
+        SkipManager.init({**config, "temperature": temperature})
         return Path(skip["dump_dir"])
 
     return start

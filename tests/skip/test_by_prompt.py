@@ -175,13 +175,19 @@ def test_other_arguments_are_a_mismatch(init: Callable[..., Path], policy: str) 
     assert [row["t"] for row in rows] == [1.0, 1.0]
 
 
-def test_another_batch_size_is_found(init: Callable[..., Path]) -> None:
-    generate = stage("column")
-    init(gbs=2)
-    dumped = {name: v for found in run(generate, "ab", "cd") for name, v in values_of(found)}
+def test_another_batch_size_is_found(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    generate, dumped = stage("column"), {}
+    for first, batch in enumerate(("ab", "cd"), 1):
+        init(gbs=2, temperature=float(first))
+        (found,) = run(generate, batch, first=first)
+        dumped |= dict(values_of(found))
     made.clear()
     init(gbs=4, match="prompt", on_miss="error")
     (found,) = run(generate, "dbca")
+    for then in (1.0, 2.0):
+        assert caplog.text.count(f"not compared: temperature ({then} then, None now)") == 1
     assert values_of(found) == [(name, dumped[name]) for name in "dbca"]
     with pytest.raises(ConfigError, match="no usable dump"):
         SkipManager.init({"skip": {

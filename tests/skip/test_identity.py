@@ -181,6 +181,30 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
     assert line.message.endswith(" and 3 more"), "nothing is to be compared"
 
 
+def test_what_changed_is_listed_for_the_config_of_each_dump(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes: dict[str, Any] = {f"{ROLLOUT}.logprobs_mode": "b"}
+    for step in (1, 2, 3, 4):
+        run({"actor_rollout_ref.model.path": "b", **changes} if step > 1 else None)
+        visit(step)
+        generate([step])
+        if step == 2:
+            changes["data.image_patch_size"] = 7
+    caplog.clear()
+    run()
+    for step in (2, 3, 4):
+        visit(step)
+        assert generate([step]) == "generated"
+    told = [r.message.split("compared: ")[-1] for r in caplog.records if r.levelname == "WARNING"]
+    mode = f"{ROLLOUT}.logprobs_mode"
+    assert [line.split(" now)")[0] for line in told if line.startswith(("data", mode))] == [
+        f"{mode} ('b' then, 'raw'",
+        "data.image_patch_size (7 then, 14",
+    ]
+    assert caplog.text.count("model: 'some/model' now, 'b' in the dump") == 1
+
+
 LOOP = {
     "sampling": {"temperature": 1.0, "n": 4, "stop": None},
     "policy": {"model_path": "a"},

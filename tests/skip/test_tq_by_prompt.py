@@ -75,11 +75,15 @@ def test_groups_of_another_sampling_are_a_mismatch(
     assert not [*tmp_path.rglob("*.bad-*")]
 
 
-def test_another_batch_size_is_found(run: Callable[..., Any]) -> None:
-    first = run(gbs=2)
-    dumped = by_prompt(first.step(1, prompts(*"ab")), first.step(2, prompts(*"cd")))
+def test_another_batch_size_is_found(
+    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = run(gbs=2, temperature=1.0).step(1, prompts(*"ab"))
+    dumped = by_prompt(one, run(gbs=2, temperature=2.0).step(2, prompts(*"cd")))
     second = run(gbs=4, match="prompt", on_miss="error")
     assert by_prompt(second.step(1, prompts(*"dacb"))) == dumped
+    for then in (1.0, 2.0):
+        assert caplog.text.count(f"not compared: temperature ({then} then, None now)") == 1
     SkipManager.set_step(2)
     batch = prompts("a")
     with pytest.raises(MissError):
