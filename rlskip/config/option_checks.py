@@ -36,9 +36,9 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     problems, config = [], settings.facts.config
     for option, _ in _options(config, "skip"):
+        if not is_shipped(option):
+            continue
         role, _, action = option.rpartition("_")
-        if role not in BUILT_IN_ROLES or action not in (*ACTIONS, "replay"):
-            continue  # not one that rlskip ships
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
@@ -55,6 +55,12 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
 def is_chosen(config: Any, group: str) -> bool:
     """Whether the job chose an option of a group."""
     return bool(_options(config, group))
+
+
+def is_shipped(option: str) -> bool:
+    """Whether an option of `skip` is one of rlskip's, and not the application's own."""
+    role, _, action = option.rpartition("_")
+    return role in BUILT_IN_ROLES and action in (*ACTIONS, "replay")
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
@@ -138,8 +144,11 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
     listing = re.compile(rf"\+?{group}(?:@(\w+))?=(\[.*)")
     lists = [listing.fullmatch(override) for override in overrides_of(config)]
     return [
-        (option, listed[1] or "")
+        (option, package)
         for listed in [one for one in lists if one][-1:]
+        for package in [listed[1] or ""]
+        # A list there is the application's own key.
+        if hasattr(look_up(config, f"{package}.{group}" if package else group), "keys")
         for option in re.findall(r"\w+", listed[2])
     ]
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+from omegaconf import OmegaConf
 
 from rlskip._nodes import ABOVE
 from rlskip.config.check import look_up
-from rlskip.config.option_checks import overrides_of
+from rlskip.config.option_checks import is_shipped, overrides_of
+from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 
 log = logging.getLogger(__name__)
@@ -29,31 +32,30 @@ def before_init() -> Guard:
 
     It warns where only the compose API did: what is composed need not be run.
     """
-    seen: Any = None
+    seen: dict[str, Any] = {}
 
     def check(role: str) -> None:
-        nonlocal seen
         config = _hydra_config()
         if config is None:
             plug_in = sys.modules.get("rlskip._hydra")
             composed = None if plug_in is None else plug_in.composed
-            if composed is not seen and (chosen := chosen_by(composed)):
+            if composed is not seen.get(role) and (chosen := chosen_by(composed, role)):
                 log.warning(
                     "rlskip: NOTHING is skipped or cached: %s was chosen, and Hydra's compose API "
                     "runs no callback; call SkipManager.init(cfg) before role %s",
                     chosen, role,
                 )  # fmt: skip
-            seen = composed
+            seen[role] = composed
             return
-        if config is seen:
+        if config is seen.get(role):
             return
-        if chosen := chosen_by(config):
+        if chosen := chosen_by(config, role):
             raise NotInstalledError(
                 f"{chosen} was chosen for this job, but no SkipManager was installed",
                 "skip",
                 _remedy(config, chosen),
             )
-        seen = config
+        seen[role] = config
 
     return check
 
@@ -95,17 +97,42 @@ def _hydra_config() -> Any:
     return None if module is None else module.HydraConfig.instance().cfg
 
 
-def chosen_by(hydra_config: Any) -> str | None:
-    """The override or choice through which a job asked for skip."""
+def chosen_by(hydra_config: Any, role: str = "") -> str | None:
+    """The override or choice through which a job asked for skip.
+
+    What sets an application's own key or group of that name does not ask for it. A key of a `role`
+    is no such key.
+    """
     if hydra_config is None:
         return None
-    choices = look_up(hydra_config, "hydra.runtime.choices") or {}
-    for override in overrides_of(hydra_config):
-        key, _, value = override.lstrip("+").removeprefix(f"{ABOVE}.").partition("=")
+    typed = overrides_of(hydra_config)
+    own = _is_own(hydra_config["hydra"], typed, role)
+    for override in typed:
+        key, _, value = override.lstrip("+").partition("=")
+        below = key.startswith(f"{ABOVE}.") or key == f"skip@{ABOVE}"
+        key = re.split("[.@]", key.removeprefix(f"{ABOVE}."), maxsplit=1)[0]
         asks = value.lower() not in ("false", "null", "none")
-        if asks and re.split("[.@]", key, maxsplit=1)[0] == "skip":
-            return str(override)
+        ours = any(map(is_shipped, re.findall(r"\w+", value)))
+        ours |= re.match(r"\++skip\.\w+\.enable=", override) is not None  # a role, maybe misspelt
+        if key == "skip" and asks and (below or ours or not own):
+            return override
+    choices = look_up(hydra_config, "hydra.runtime.choices") or {}
     for group, option in choices.items():
-        if group.split("@")[0] == "skip" and option is not None:
+        name, _, package = group.partition("@")
+        if name == "skip" and option and (package == ABOVE or is_shipped(option) or not own):
             return f"skip: {option}"
     return None
+
+
+def _is_own(hydra: Any, typed: Sequence[str], role: str) -> bool:
+    """Whether `skip` at the top of this node's config is not rlskip's, as far as it is there."""
+
+    def above(key: str) -> Any:
+        return OmegaConf.select(hydra, f"..{key}", throw_on_resolution_failure=False)
+
+    node = above("skip")
+    if node is None or above(f"{ABOVE}.skip") is not None:
+        return True
+    if not hasattr(node, "keys"):
+        return "+skip=true" not in map(str.lower, typed)  # such a key was not there before
+    return role not in node and has_own_key({"skip": node})

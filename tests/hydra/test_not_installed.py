@@ -53,13 +53,60 @@ def test_a_job_without_the_callback_refuses(
     assert remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("override", ["skip.enable=false", "skip.rollout.enable=False"])
-def test_a_user_who_turns_skip_off_has_not_chosen_it(composed: Any, override: str) -> None:
-    config = composed("skip: {enable: true, rollout: {enable: false}}\n", override)
+OFF = "skip: {enable: true, rollout: {enable: false}}"
+BESIDE = "skip: {steps: 4}\nrlskip: {skip: {rollout: {enable: false}}}"
+OWN_GROUP = "defaults: [{skip: slow}, _self_]"
+
+
+@pytest.mark.parametrize(
+    ("primary", "override"),
+    [
+        (OFF, "skip.enable=false"),
+        (OFF, "skip.rollout.enable=False"),
+        # The application's own key or group.
+        ("skip: {frames: 4}", "skip.frames=8"),
+        ("skip: {frames: 4}", "+skip.more=8"),
+        ("skip: 4", "skip=8"),
+        ("skip: false", "skip=true"),
+        ("skip: ${oc.env:RLSKIP_TEST_UNSET}", "a=1"),
+        ("rlskip: 4\nskip: [1]", "skip=[a,b]"),
+        (BESIDE, "skip.steps=5"),
+        (OWN_GROUP, "skip=fast"),
+        (OWN_GROUP, "skip=elsewhere"),
+    ],
+)
+def test_skip_is_not_chosen(composed: Any, tmp_path: Path, primary: str, override: str) -> None:
+    options = {"slow": "frames: 4", "fast": "frames: 8", "elsewhere": "# @package other\nb: 1"}
+    for name, text in options.items() if primary == OWN_GROUP else ():
+        (tmp_path / "skip").mkdir(exist_ok=True)
+        (tmp_path / "skip" / f"{name}.yaml").write_text(f"{text}\n", encoding="utf-8")
+    config = composed(f"{primary}\na: 1\n", override)
     with open_dict(config.hydra):
         config.hydra.mode = RunMode.RUN
     HydraConfig.instance().set_config(config)
     assert generate([1]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("primary", "override"),
+    [
+        ("skip: {frames: 4}", "+skip.rolout.enable=true"),
+        ("a: 1", "+skip=true"),
+        ("skip: {frames: 4}", "+skip.rollout.enable=true"),
+        ("skip: {reward: {steps: 4}}", "skip.reward.steps=5"),  # a role that needs no class
+        (BESIDE, "rlskip.skip.rollout.enable=true"),
+    ],
+)
+def test_keys_that_are_not_the_applications_own_are_a_choice(
+    composed: Any, primary: str, override: str
+) -> None:
+    @SkipManager.annotate(role="reward")
+    def score(prompts: list[int]) -> list[int]:
+        return prompts
+
+    HydraConfig.instance().set_config(composed(f"{primary}\n", override))
+    with pytest.raises(NotInstalledError, match="was chosen"):
+        score([1])
 
 
 # What resolves in its own place in the config, or in the job, but not in the list of overrides.

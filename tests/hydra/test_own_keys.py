@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 import rlskip_conf
@@ -91,6 +92,63 @@ def test_the_error_for_an_own_node_gives_the_option(node: str, composed: Any) ->
     assert caught.value.where == f"{node}.eval_batches"
     assert f"choose rlskip's option with +{node}@rlskip={NODES[node]}" in caught.value.remedy
     assert node != "skip" or len(str(caught.value)) < 250
+
+
+# -- what the command line sets ------------------------------------------------------------------
+SCALARS = "record: false\nskip: 4\nmerge: none\nreplay: null\ndispatch: [1]\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["record=true"], "record", True),
+        (["++record=true"], "record", True),
+        (["skip=1", "skip=8"], "skip", 8),
+        (["skip={a: 1}", "skip=null"], "skip", None),
+        (["merge=some", "merge=all"], "merge", "all"),
+        (["replay='3'"], "replay", "3"),
+        (["dispatch=[2,b]", "+skip@rlskip=rollout_cache"], "dispatch", [2, "b"]),
+        (["dispatch=[a,b]", "+replay@rlskip=fail_closed"], "dispatch", ["a", "b"]),
+    ],
+)
+def test_an_own_key_can_be_overridden(
+    composed: Any, overrides: list[str], key: str, value: Any
+) -> None:
+    config = composed(SCALARS, *overrides)
+    expected = {**OmegaConf.create(SCALARS), key: value}
+    assert {name: config[name] for name in NODES} == {name: expected[name] for name in NODES}
+    refuse_replaced_keys(config, NODES)
+
+
+def test_an_own_key_can_be_removed_or_added(composed: Any) -> None:
+    assert "record" not in composed(SCALARS, "~record")
+    assert composed("a: 1\n", "+record=true").record is True
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("+skip=rolout_cache", "Could not find 'skip/rolout_cache'"),
+        ("skip@rlskip=rolout_cache", "Could not override 'skip@rlskip'"),
+        ("skip=rollout_cache", r"use \+skip=rollout_cache"),
+        ("skip=8", r"use \+skip=8"),
+        ("~skip", "Could not delete"),
+    ],
+)
+def test_an_option_that_is_not_there_is_an_error(composed: Any, override: str, told: str) -> None:
+    with pytest.raises(HydraException, match=told):
+        composed("a: 1\n", override)
+    with pytest.raises(HydraException, match="Could not find 'skip/rolout_cache'"):
+        composed("defaults: [{skip: rollout_cache}, _self_]\n", "skip=rolout_cache")
+    assert "skip" not in composed("defaults: [{skip: rollout_cache}, _self_]\n", "~skip")
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "skip=5,6"]], ids=["single run", "multirun"])
+def test_a_job_overrides_an_own_key(make_app: Callable[..., Any], sweep: list[str]) -> None:
+    app = make_app(config=SCALARS, task="print(cfg.skip, cfg.record, cfg.merge)\ntrain(cfg)")
+    run = app.run(*(sweep or ["skip=5"]), "record=true", "merge=all")
+    assert [f"{n} True all" in run.out for n in (5, 6)] == [True, bool(sweep)]
+    assert app.generated == ([1, 1, 2, 2] if sweep else [1, 2])
 
 
 # -- below `rlskip` -----------------------------------------------------------------------------

@@ -38,6 +38,16 @@ def test_a_sweep(
     assert sorted(row[2:] for row in sweep_table(run.out)) == [["0", "2"], ["2", "0"]]
 
 
+def test_an_own_key_can_be_overridden(make_app: Callable[..., Any], hydra14: str) -> None:
+    config, task = "record: false\nskip: 4\nmerge: none\n", "print(cfg.skip, cfg.record, cfg.merge)"
+    app = make_app(python=hydra14, config=config, task=task)
+    run = app.run("-m", "record=true", "merge=all", "skip=5,6")
+    assert "5 True all" in run.out
+    assert "6 True all" in run.out
+    run = app.run("+skip=rolout_cache", fails=True)
+    assert "Could not find 'skip/rolout_cache'" in run.err
+
+
 @pytest.mark.parametrize("override", ["skip.stepz=[1]", "~hydra.callbacks.rlskip"])
 def test_a_bad_config_is_refused(make_app: Callable[..., Any], hydra14: str, override: str) -> None:
     app = make_app(python=hydra14)
