@@ -43,7 +43,13 @@ FOLDER = ".config"
 MASKED = "<masked>"
 _MAX_FILE = 1 << 24
 _SECRET = re.compile(r"secret|passw|credential|(^|[._])(\w+_)?(auth|token|api_?key|key)$")
-_NAMES_A_FIELD = re.compile(r"(prompt|response|image|video|audio|reward_fn)_key$")
+# Keys that name a field of the data, or one of the tokenizer's tokens.
+_NO_SECRET = re.compile(
+    r"(prompt|response|image|video|audio|reward_fn|(in|out)put|text|question|answer|label)_key$"
+    r"|(bos|eos|pad|unk|mask|sep|cls|stop|special|image|video|audio)_token$"
+)
+# What is masked wherever it occurs is at least as long: a short text is in many others.
+_LONG = 8
 _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
 _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
@@ -249,8 +255,8 @@ def _short(value: Any) -> str:
 def flat_config(config: Any) -> dict[str, Any]:
     """Every leaf of a config as plain JSON by its dotted key, secrets masked.
 
-    The values of keys that look like secrets, look-ups of environment variables, and every text
-    that contains one of these values are masked.
+    The values of keys that look like secrets, look-ups of environment variables, and whatever
+    contains one of these texts, if that is long, are masked.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
@@ -263,9 +269,9 @@ def flat_config(config: Any) -> dict[str, Any]:
         or _ENVIRONMENT.search(str(raw.get(key, ""))) is not None
         or _LOGIN.search(str(found[key])) is not None
     }
-    secrets = {str(found[key]) for key in masked if len(str(found[key])) >= 4}
+    texts = [text for key in masked if isinstance(text := found[key], str) and len(text) >= _LONG]
     for key, value in found.items():
-        if value is not None and (key in masked or any(s in str(value) for s in secrets)):
+        if value is not None and (key in masked or any(text in str(value) for text in texts)):
             found[key] = MASKED
     return found
 
@@ -315,7 +321,7 @@ def _changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _is_secret(key: str) -> bool:
     key = key.lower()
-    return _SECRET.search(key) is not None and _NAMES_A_FIELD.search(key) is None
+    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
 
 
 def _plain(value: Any) -> Any:
