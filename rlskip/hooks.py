@@ -36,7 +36,7 @@ from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import launcher
-from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, new_job_id, tally
+from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.not_installed import chosen_by
 
@@ -81,7 +81,9 @@ class SkipCallback(OwnKeysCallback):
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Install SkipManager and the recorder, or end the job."""
         try:
-            os.environ[JOB_VARIABLE] = new_job_id()
+            if config.hydra.get("mode") == RunMode.MULTIRUN:  # one name for several jobs
+                os.environ.pop(JOB_VARIABLE, None)
+            begin_job(lasts=True)
             os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
             os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
             settings = _read_skip(config)
@@ -117,7 +119,7 @@ class SkipCallback(OwnKeysCallback):
         roles = dict(SkipManager.skip_instances)
         uncalled = SkipManager._uncalled()
         SkipManager.reset()
-        job = os.environ.pop(JOB_VARIABLE, "")
+        job = end_job()
         for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
             os.environ.pop(variable, None)
         if not (roles or recorded):
@@ -147,7 +149,8 @@ class SkipCallback(OwnKeysCallback):
                 )  # fmt: skip
         if any(counts.misses > counts.lost and not counts.hits for counts in tallies.values()):
             log.info("rlskip: run it again to replay: %s", _command(config))
-        _write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)
+        if rank_of()[0] == 0:  # what others know is in the records of all
+            _write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Log one table of all jobs of the sweep."""

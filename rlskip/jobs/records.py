@@ -11,8 +11,8 @@ for the fields. A process that takes over a role for another process acknowledge
 
     {dump_dir}/records/{job}/{role}.active
 
-`job` comes from the environment variable ``RLSKIP_JOB``, which the Hydra callback sets and
-child processes inherit. Only this module knows the format.
+`job` comes from the environment variable ``RLSKIP_JOB``, which the user may set, and which child
+processes inherit. Only this module knows the format.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,13 +48,97 @@ _MAX_FILE = 256 << 20  # bytes; a line has about 150
 log = logging.getLogger(__name__)
 
 
-def new_job_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+@attrs.define
+class _Job:
+    """A job that began in this process; `number` counts those before it."""
+
+    number: int
+    lasts: bool
+    id: str = attrs.field(
+        factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    )
+    process: int = attrs.field(factory=os.getpid)
+    is_settled: bool = False
+
+
+_MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_began: _Job | None = None
+_lock = threading.Lock()
+
+
+def begin_job(*, lasts: bool = False) -> None:
+    """Begin another job in this process, unless it has a name that was given to it.
+
+    Parameters
+    ----------
+    lasts
+        Whether what begins in this process until :func:`end_job` is part of it. Then only a name
+        of the user's is one that was given, and not that of the job that started this process.
+    """
+    global _began
+    given, ours = os.environ.get(JOB_VARIABLE), _ours()
+    if given is None or (ours and not ours.lasts) or (lasts and _MADE_UP.fullmatch(given)):
+        _began = _Job(0 if _began is None else _began.number + 1, lasts)
+        os.environ[JOB_VARIABLE] = _began.id
 
 
 def job_id() -> str:
-    """The job of this process; a new one if none is set."""
-    return os.environ.setdefault(JOB_VARIABLE, new_job_id())
+    """The job of this process; a new one if none has begun.
+
+    All ranks of torch.distributed are one job, from the first call on that finds them joined.
+    """
+    if JOB_VARIABLE not in os.environ:
+        begin_job()
+    if (ours := _ours()) is not None:
+        with _lock:
+            if not ours.is_settled:
+                os.environ[JOB_VARIABLE] = ours.id = _agreed(ours)
+                ours.is_settled = True
+    return os.environ[JOB_VARIABLE]
+
+
+def end_job() -> str:
+    """End the job that lasts until now; its id."""
+    job = job_id()
+    if _ours() is not None:
+        del os.environ[JOB_VARIABLE]
+    return job
+
+
+def _ours() -> _Job | None:
+    """The present job if it began in this process, which has not inherited it."""
+    present = os.environ.get(JOB_VARIABLE), os.getpid()
+    return _began if _began is not None and (_began.id, _began.process) == present else None
+
+
+def _agreed(job: _Job) -> str:
+    """What the first of the ranks that asks calls the job; no rank waits for another to ask."""
+    if (dist := _ranks()) is None:
+        return job.id
+    key = f"rlskip/job/{job.number}"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        if store.add(f"{key}/asked", 1) == 1:
+            store.set(key, job.id)
+        return str(store.get(key).decode())
+    except Exception as error:
+        log.warning("rlskip: this rank is recorded as a job of its own: %s", error)
+        return job.id
+
+
+def rank_of() -> tuple[int, int]:
+    """This process's rank in its job, and how many ranks that has."""
+    if (dist := _ranks()) is not None:
+        return dist.get_rank(), dist.get_world_size()
+    rank, world = (int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE"))
+    return rank, max(world, rank + 1)
+
+
+def _ranks() -> Any:
+    """torch.distributed, which is not imported for it; None unless it has joined several ranks."""
+    dist: Any = sys.modules.get("torch.distributed")
+    joined = dist is not None and dist.is_available() and dist.is_initialized()
+    return dist if joined and dist.get_world_size() > 1 else None
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.config.record import RecordConfig
 from rlskip.errors import RlskipError
 from rlskip.format.kinds import Packer
-from rlskip.jobs.records import job_id
+from rlskip.jobs.records import job_id, rank_of
 from rlskip.stages.digest import digest
 from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
 from rlskip.store.layout import stages_directory
@@ -46,7 +47,7 @@ class _Step:
     """
 
     number: int
-    numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    numbers: Iterator[int]
     order: Iterator[int] = attrs.field(factory=itertools.count)
     known: set[int] = attrs.field(factory=set)
     # Each with references to its columns: another column may have the id of one that is gone.
@@ -69,17 +70,29 @@ class Recorder:
     """
 
     def __init__(self, settings: RecordConfig, step: Callable[[], int | None]) -> None:
-        assert settings.dump_dir is not None
-        self.directory: Path = stages_directory(settings.dump_dir, job_id())
         self._settings = settings
         self._step_of = step
-        self._rank = int(os.environ.get("RANK", "0") or 0)
-        self._writer = Writer(StepStore(self.directory, keep_last=settings.keep_last))
         self._start_empty()
         log.info(
             "rlskip: stages are recorded (%s values of %s at steps %s) in %s",
-            settings.values, ", ".join(settings.stages), settings.steps, self.directory,
+            settings.values, ", ".join(settings.stages), settings.steps, settings.dump_dir,
         )  # fmt: skip
+
+    # These are asked for by the first record: by then the ranks have joined, and share a job.
+
+    @cached_property
+    def directory(self) -> Path:
+        """Where the job's records are."""
+        assert self._settings.dump_dir is not None
+        return stages_directory(self._settings.dump_dir, job_id())
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(StepStore(self.directory, keep_last=self._settings.keep_last))
+
+    @cached_property
+    def _ranks(self) -> tuple[int, int]:
+        return rank_of()
 
     def _start_empty(self) -> None:
         self.process = os.getpid()
@@ -119,13 +132,15 @@ class Recorder:
         """
         with self._lock:
             self._save()
-        self._writer.wait()
+        if self._step is not None:
+            self._writer.wait()
 
     def close(self) -> None:
         """As :meth:`flush`, and give the copies' memory back; a failure is logged."""
         try:
             self.flush()
-            self._writer.flush()
+            if self._step is not None:
+                self._writer.flush()
         except Exception as error:
             log.warning("rlskip: the last stages were not recorded: %s", error)
         if self.names:
@@ -148,7 +163,8 @@ class Recorder:
             return
         if self._step is None or self._step.number != number:
             self._save()
-            self._step = _Step(number)
+            # The parts of a rank have numbers of their own.
+            self._step = _Step(number, itertools.count(*self._ranks))
         named = None if rows is None else self._rows_of(rows, self._step)
         for leaf, part in leaves:
             try:
@@ -159,7 +175,7 @@ class Recorder:
                 self._warn(leaf, error)
 
     def _add(self, name: str, value: Any, rows: Rows | None, step: _Step) -> None:
-        entry = Entry.of(name, value, rows, order=next(step.order), rank=self._rank)
+        entry = Entry.of(name, value, rows, order=next(step.order), rank=self._ranks[0])
         if self._settings.values == "digest":
             entry = digest(entry)
         entry = entry.copied(self._writer.memory)

@@ -93,6 +93,28 @@ def test_each_job_of_a_sweep_has_its_own_records(make_app: Callable[..., Any]) -
     assert len(list((app.folder / "dumps" / "stages").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"), [("mine", True), ("20260101-000000-0123abcd", False)], ids=["user", "parent"]
+)
+def test_a_name_that_the_user_gave_stays(
+    make_app: Callable[..., Any], name: str, kept: bool
+) -> None:
+    """The name that rlskip made up for another process, which started this job, is that one's."""
+    app = make_app(task=TASK)
+    app.run("+record=stages", "record.dump_dir=dumps", RLSKIP_JOB=name)
+    (job,) = (app.folder / "dumps" / "stages").iterdir()
+    assert (job.name == name) is kept
+    app.run("-m", "+record=stages", "record.dump_dir=swept", "a=1,2", RLSKIP_JOB=name)
+    assert len(list((app.folder / "swept" / "stages").iterdir())) == 2
+
+
+def test_rank_0_alone_writes_the_summary(make_app: Callable[..., Any]) -> None:
+    app = make_app(task=TASK)
+    for rank in ("1", "0"):
+        app.run("+record=stages", "record.dump_dir=dumps", RANK=rank)
+        assert (app.folder / "out" / "rlskip_summary.json").exists() is (rank == "0")
+
+
 def test_a_typo_ends_the_job(make_app: Callable[..., Any]) -> None:
     app = make_app(task="train(cfg)")
     run = app.run("+record=stages", "record.stagez=[a]", fails=True)

@@ -7,10 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from rlskip import stages
+from rlskip.compare.records import StepRecords
+from rlskip.config.record import read_record
 from rlskip.jobs.lease import LEASES, SingleFlight
 from rlskip.jobs.ranks import RankError, RankGroup
+from rlskip.jobs.records import begin_job
+from rlskip.runs.on_disk import dumps_of
 from rlskip.store import RankTimeoutError, StepStore
 from tests.skip.test_ranks import run
 
@@ -48,6 +54,30 @@ def _deciding(rank: int, folder: str) -> None:
 
 def test_ranks_decide_together(tmp_path: Path) -> None:
     run(tmp_path, _deciding)
+
+
+def _recording(rank: int, folder: str) -> None:
+    """Three jobs, of which rank 1 records nothing in the second; `begin_job` is the trainer's."""
+    rows = {"prompts": torch.full((4, 2), 5), "responses": torch.arange(8).reshape(4, 2)}
+    rows["responses"] += 100 * rank
+    for loss in range(3):
+        begin_job()
+        node = {"enable": True, "dump_dir": folder}
+        stages.start(read_record({"record": node}), lambda: 1)
+        if loss != 1 or rank == 0:
+            stages.record("scores", torch.arange(4.0) + rank, rows=rows)
+            stages.record("loss", loss + rank / 2)
+        stages.stop()
+
+
+def test_ranks_record_into_one_job(tmp_path: Path) -> None:
+    run(tmp_path, _recording)
+    jobs = [StepRecords(dumps_of(job, 1)) for job in (tmp_path / "stages").iterdir()]
+    found = {job.stages["loss"][0].number: job for job in jobs}
+    assert {loss: len(job.stages["scores"]) for loss, job in found.items()} == {0: 2, 1: 1, 2: 2}
+    assert [(one.rank, one.number) for one in found[2].stages["loss"]] == [(0, 2), (1, 2.5)]
+    assert found[2].rows is not None
+    assert len(found[2].rows.keys) == 8
 
 
 def test_without_torch_distributed_one_is_rank_0_of_1() -> None:
