@@ -73,7 +73,7 @@ class SkipManager:
 
         The functions that ``skip.attach`` names become stages, and those that were attached before
         are plain functions again. If `config` has a node `record`, it says whether stages are
-        recorded from now on.
+        recorded from now on, as a job of their own.
 
         Parameters
         ----------

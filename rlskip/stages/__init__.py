@@ -72,6 +72,8 @@ def _is_number(value: Any) -> bool:
 def start(settings: RecordConfig, step: Callable[[], int | None]) -> None:
     """Record from now on in this process, if `settings` say so; end what was recorded before.
 
+    What is recorded is a job of its own, unless Hydra's callback or the user has named the job.
+
     Parameters
     ----------
     settings
@@ -83,8 +85,10 @@ def start(settings: RecordConfig, step: Callable[[], int | None]) -> None:
     stop()
     if not settings.enable:
         return
+    from rlskip.jobs.records import begin_job
     from rlskip.stages.recorder import Recorder
 
+    begin_job()
     _recorder = Recorder(settings, step)
     atexit.register(stop)
 

@@ -15,7 +15,6 @@ from rlskip.compare.records import StepRecords
 from rlskip.config.record import read_record
 from rlskip.jobs.lease import LEASES, SingleFlight
 from rlskip.jobs.ranks import RankError, RankGroup
-from rlskip.jobs.records import begin_job
 from rlskip.runs.on_disk import dumps_of
 from rlskip.store import RankTimeoutError, StepStore
 from tests.skip.test_ranks import run
@@ -57,11 +56,10 @@ def test_ranks_decide_together(tmp_path: Path) -> None:
 
 
 def _recording(rank: int, folder: str) -> None:
-    """Three jobs, of which rank 1 records nothing in the second; `begin_job` is the trainer's."""
+    """Three trainings, of which rank 1 records nothing in the second."""
     rows = {"prompts": torch.full((4, 2), 5), "responses": torch.arange(8).reshape(4, 2)}
     rows["responses"] += 100 * rank
     for loss in range(3):
-        begin_job()
         node = {"enable": True, "dump_dir": folder}
         stages.start(read_record({"record": node}), lambda: 1)
         if loss != 1 or rank == 0:

@@ -11,10 +11,14 @@ import pytest
 
 from rlskip.jobs.records import (
     FOLDER,
+    JOB_VARIABLE,
     Recorder,
     Tally,
     acknowledge,
     acknowledged,
+    begin_job,
+    end_job,
+    job_id,
     tally,
     tally_steps,
 )
@@ -45,6 +49,25 @@ def test_the_calls_of_a_step_are_counted_apart(tmp_path: Path) -> None:
     recorder.write("miss", step=2)
     counted = {key: (t.hits, t.misses) for key, t in tally_steps(tmp_path)["e_p/shape"].items()}
     assert counted == {(2, 0): (1, 0), (2, 1): (2, 0), (2, None): (1, 1)}
+
+
+def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def present() -> str:
+        begin_job()
+        return job_id()
+
+    assert present() == "job", "the user named it"
+    monkeypatch.delenv(JOB_VARIABLE)
+    first = job_id()
+    assert len({first, job_id(), present(), present()}) == 3
+    begin_job(lasts=True)
+    lasting = job_id()
+    assert present() == lasting == end_job()
+    assert JOB_VARIABLE not in os.environ
+    monkeypatch.setenv(JOB_VARIABLE, first)  # inherited
+    assert present() == first
+    begin_job(lasts=True)
+    assert job_id() != first
 
 
 def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
