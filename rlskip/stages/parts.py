@@ -227,10 +227,9 @@ def _refuse_unreadable(value: torch.Tensor) -> None:
 def _as_array(value: Any) -> tuple[Any, list[int] | None]:
     """A value as a tensor or an array; a ragged one is flat, with the lengths of its parts."""
     if is_tensor(value) and not value.is_complex():
-        value = value.detach()
         if not value.is_nested:
-            return value, None
-        value = list(value.unbind())
+            return value.detach(), None
+        value = value.unbind()  # not of what is detached, if it was made for inference
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value, None
     if isinstance(value, list | tuple) and value:

@@ -227,7 +227,8 @@ class Recorder:
         """The rows of `batch`; those of the same unchanged tensors are read once."""
         columns = RowColumns.of(batch)
         tensors = list(columns.tokens.values())
-        if not all(map(is_tensor, tensors)):
+        # A tensor that was made for inference does not tell whether it has changed.
+        if not all(is_tensor(one) and not one.is_inference() for one in tensors):
             return self._read(columns)
         key = tuple((id(one), one._version) for one in tensors)
         known, rows = step.batches.get(key, ([], None))

@@ -55,10 +55,8 @@ def recorded(directory: Path, step: int = 1) -> StepRecords:
 
 def batch(n: int = 3, prompt: int = 4, response: int = 5) -> dict[str, torch.Tensor]:
     """verl's fields: prompts padded on the left, responses on the right; row i has i + 1 tokens."""
-    of_prompt, of_response = (
-        torch.ones(n, prompt),
-        torch.arange(response) <= torch.arange(n)[:, None],
-    )
+    of_prompt = torch.ones(n, prompt)
+    of_response = torch.arange(response) <= torch.arange(n)[:, None]
     of_prompt[:, 0] = 0
     return {
         "prompts": torch.arange(n * prompt).reshape(n, prompt) + 100,
@@ -132,24 +130,31 @@ def test_rows_are_described_once_with_their_tokens(start: Callable[..., Path]) -
     assert row[1].tolist() == [False] * 3 + [True] * 2
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("width", [3, 1 << 19], ids=["small", "large"])
 def test_values_and_rows_may_change_after_they_were_recorded(
-    start: Callable[..., Path], width: int
+    start: Callable[..., Path], width: int, inference: bool
 ) -> None:
-    value = torch.arange(3.0 * width).reshape(3, width)
-    rows = batch(response=width)
+    with torch.inference_mode(inference):
+        value = torch.arange(3.0 * width).reshape(3, width)
+        rows = batch(response=width)
+        jagged = torch.nested.nested_tensor(list(value), layout=torch.jagged)
     before, tokens = value.clone(), rows["responses"].clone()
     directory = start()
     rlskip.record("value", value, rows=rows)
     rlskip.record("whole", value)
-    for changed in (value, *rows.values()):
-        changed.zero_()
+    rlskip.record("jagged", jagged, rows=rows)
+    with torch.inference_mode(inference):
+        for changed in (value, jagged.values(), *rows.values()):
+            changed.zero_()
     found = recorded(directory)
     (one,), (whole,) = found.stages["value"], found.stages["whole"]
     assert np.array_equal(whole.load(), before)
     assert found.rows is not None
     for i, at in enumerate(found.rows.find(one.keys).tolist()):
-        assert np.array_equal(one.layout.part(one.load(), i), before[i, : i + 1])
+        for kept in (one, *found.stages["jagged"]):
+            part = kept.layout.part(kept.load(), i)
+            assert np.array_equal(part[: i + 1], before[i, : i + 1])
         row = found.tokens_of(at)
         assert row is not None
         assert row[0].tolist()[3:] == tokens[i, : i + 1].tolist()
@@ -375,14 +380,8 @@ def test_a_record_that_cannot_be_written_costs_only_itself(
     stages.flush()
     rlskip.record("good", torch.arange(3), rows=batch(prompt=2))
     found = recorded(directory)
-    assert set(found.stages) == {
-        "first",
-        "last",
-        "first number",
-        "bad number",
-        "last number",
-        "good",
-    }
+    numbers = {"first number", "bad number", "last number"}
+    assert set(found.stages) == {"first", "last", *numbers, "good"}
     assert found.rows is not None
     assert len(found.rows.keys) == 6
     assert caplog.text.count("bad is NOT recorded") == 1
