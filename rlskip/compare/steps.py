@@ -27,6 +27,7 @@ from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 
 _AROUND = 8  # tokens that are shown on each side of one
+_MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
 
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:
@@ -229,16 +230,23 @@ class _Stage:
         other = np.flatnonzero(a["checksums"][ra] != b["checksums"][rb])
         self._compared += len(ra)
         lengths = self._lengths(one, ra)
+        known = min(a["moments"].shape[1], b["moments"].shape[1])  # older digests have fewer
         for k in other.tolist():
-            mine, theirs = a["moments"][ra[k]], b["moments"][rb[k]]
+            mine, theirs = a["moments"][ra[k], :known], b["moments"][rb[k], :known]
             gaps = differences(mine, theirs)
-            allowed = self._rounding.allowed(
-                mine, theirs, self._dtypes, int(lengths[k]), float(np.nan_to_num(mine[2]))
+            if not gaps.any() and self._dtypes[0] != self._dtypes[1]:
+                continue  # whole numbers and floats
+            # What a mean may be off by is a share of its terms, which may cancel.
+            x, y = (
+                np.where(_MEANS[:known], np.fmax(np.abs(some), some[2]), some)
+                for some in (mine, theirs)
             )
-            beyond = bool((gaps > allowed).any()) or not gaps.any()
+            around = float(np.nan_to_num(mine[2]))
+            allowed = self._rounding.allowed(x, y, self._dtypes, int(lengths[k]), around)
+            beyond = bool((gaps > allowed).any() or gaps[0] or not gaps.any())
             self._off += beyond
             self._rounded += not beyond
-            m = int(np.argmax(gaps[1:])) + 1
+            m = 0 if gaps[0] else int(np.argmax(gaps))
             values = float(mine[m]), float(theirs[m])
             self._note(one, int(ra[k]), None, float(gaps[m]), *values, MOMENTS[m], off=beyond)
 

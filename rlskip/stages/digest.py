@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import attrs
 import numpy as np
 import xxhash
 
 from rlskip.batch.columns import is_tensor
-from rlskip.stages.parts import DIGEST, NUMBER, Entry, raw_bytes
+from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
-MOMENTS = ("count", "mean", "rms", "min", "max")
+#: ``order`` is a mean, too, with a weight for each place, so that it tells values that moved.
+MOMENTS = ("count", "mean", "rms", "min", "max", "order")
+
+# Weights k g mod 1 - 1/2: of the golden ratio, those of close places are far apart.
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def digest(entry: Entry) -> Entry:
     """The record with a digest of its value; a number is its own digest.
 
-    The value becomes a mapping: ``checksums``, uint64 [B], of the bytes of each row's part in its
-    own dtype, and ``moments``, float64 [B, 5], as :data:`MOMENTS` names them, NaN where they are
-    not defined. A value of the whole step is one row.
+    The value becomes a mapping: ``checksums``, uint64 [B], of each row's part, which are those of
+    equal numbers in another dtype, and ``moments``, float64 [B, 6], as :data:`MOMENTS` names them,
+    NaN where they are not defined. A value of the whole step is one row.
     """
     if entry.form == NUMBER:
         return entry
-    raw, numbers = (_parts(value, entry) for value in _as_bytes(entry))
-    checksums = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in raw]
+    parts = [_wide(part) for part in _parts(_as_array(entry.value), entry)]
+    checksums = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in parts]
+    moments = np.array([_moments(part) for part in parts], np.float64)
     found = {
         "checksums": np.array(checksums, np.uint64),
-        "moments": np.array([_moments(part) for part in numbers], np.float64).reshape(-1, 5),
+        "moments": moments.reshape(-1, len(MOMENTS)),
     }
     return attrs.evolve(entry, form=DIGEST, value=found)
 
@@ -38,23 +44,30 @@ def _parts(value: np.ndarray, entry: Entry) -> list[np.ndarray]:
     return [entry.layout.part(value, row) for row in range(len(entry.rows))]
 
 
-def _as_bytes(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-    """The value's bytes, element by element, and its numbers."""
-    value = entry.value
-    flat = raw_bytes(value)
-    raw = flat.reshape(*value.shape, len(flat) // max(math.prod(value.shape), 1))
-    if is_tensor(value):
-        value = value.detach().cpu()
-        if not value.dtype.is_floating_point:
-            value = value.double()
-        value = (value.float() if raw.shape[-1] < 4 else value).numpy()
-    return raw, value
+def _as_array(value: Any) -> np.ndarray:
+    if not is_tensor(value):
+        return np.asarray(value)
+    value = value.detach().cpu()
+    if value.is_floating_point() and value.element_size() < 4:  # numpy may lack its dtype
+        value = value.float()
+    return value.numpy()  # type: ignore[no-any-return]
+
+
+def _wide(part: np.ndarray) -> np.ndarray:
+    """The numbers of a part such that equal ones have equal bytes: one zero, and one NaN."""
+    if part.dtype.kind in "iu":
+        return part.astype(np.int64)
+    wide = part.astype(np.float64) + 0.0
+    wide[np.isnan(wide)] = np.nan
+    return wide
 
 
 def _moments(part: np.ndarray) -> tuple[float, ...]:
     if not part.size:
-        return (0.0, *[math.nan] * 4)
-    wide = part.astype(np.float64)
+        return (0.0, *[math.nan] * (len(MOMENTS) - 1))
+    wide = part.astype(np.float64).reshape(-1)
+    weights = np.arange(wide.size) * _GOLDEN % 1.0 - 0.5
     with np.errstate(all="ignore"):
         mean, rms = float(wide.mean()), float(np.sqrt(np.square(wide).mean()))
-    return float(wide.size), mean, rms, float(wide.min()), float(wide.max())
+        order = float((wide * weights).mean())
+    return float(wide.size), mean, rms, float(wide.min()), float(wide.max()), order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,12 @@ import pytest
 import torch
 
 import rlskip as package
-from rlskip import stages
 from rlskip.compare.mismatch import mismatch
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs
 from rlskip.compare.verdict import Comparison, Place, StageResult
-from rlskip.config.record import read_record
 from rlskip.config.steps import Steps
 from rlskip.format.buffer_pool import pool
-from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.runs.on_disk import Dump
 from rlskip.stages.digest import MOMENTS
 from rlskip.testing import assert_same_training
@@ -48,24 +45,6 @@ def rows(step: int = 1) -> Batch:
 
 def log_probs(step: int = 1) -> torch.Tensor:
     return -torch.rand(N, RESPONSE, generator=torch.Generator().manual_seed(step + 100))
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Side]]:
-    """``job(name, body)``: records what ``body(step)`` does at two steps."""
-
-    def make(name: str, body: Callable[[int], object], steps: Any = (1, 2), **keys: Any) -> Side:
-        monkeypatch.setenv(JOB_VARIABLE, name)
-        now = [0]
-        node = {"enable": True, "dump_dir": str(tmp_path), **keys}
-        stages.start(read_record({"record": node}), lambda: now[0])
-        for now[0] in steps:
-            body(now[0])
-        stages.stop()
-        return Side(name, tmp_path / "stages" / name)
-
-    yield make
-    stages.stop()
 
 
 def compared(a: Side, b: Side, **tolerance: float) -> Comparison:

@@ -1,0 +1,49 @@
+"""Digests of values, and which values count as equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import rlskip as package
+from rlskip.compare.sides import Side
+from tests.compare.test_compare import compared
+
+VECTOR = torch.randn(200, generator=torch.Generator().manual_seed(1))
+CANCELS = torch.cat([VECTOR, -VECTOR])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tolerance", "state"),
+    [
+        (VECTOR, VECTOR.roll(1) * (1 + 2**-23), {}, "differs"),
+        (VECTOR, VECTOR.roll(1), {"rtol": 1e-3}, "differs"),
+        (CANCELS, CANCELS * (1 + 1e-4 * CANCELS.roll(1)), {"rtol": 1e-3}, "within rounding"),
+        (torch.ones(99), torch.ones(98), {"rtol": 0.1}, "differs"),
+        (torch.zeros(9), -torch.zeros(9), {}, "equal"),
+        (VECTOR * math.nan, -(VECTOR * math.nan), {}, "equal"),
+        (VECTOR.bfloat16(), VECTOR.bfloat16().float(), {}, "equal"),
+        (VECTOR.bfloat16(), VECTOR, {"rtol": 0.0}, "differs"),
+        (torch.arange(9), torch.arange(9.0), {}, "equal"),
+        (torch.arange(9) + 2**60, torch.arange(9) + 2**60 + 1, {}, "differs"),
+    ],
+)
+@pytest.mark.parametrize("values", ["all", "digest"])
+def test_digests_judge_as_whole_values_do(
+    job: Callable[..., Side],
+    values: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    tolerance: dict[str, float],
+    state: str,
+) -> None:
+    sides = (
+        job(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
+        for name, x in (("a", a), ("b", b))
+    )
+    (found,) = compared(*sides, **tolerance).stages
+    assert found.state == state
+    assert ("two dtypes" in found.note) is (state == "equal" and a.dtype != b.dtype)
