@@ -196,8 +196,6 @@ def _nbytes(value: Any) -> int:
 
 # -- which rows of two stages belong together, wherever the batches put them --------------------
 
-_INSTANCE = [("key", "u8"), ("session", "i8"), ("occurrence", "i8")]
-
 
 @attrs.frozen(eq=False)
 class Pairs:
@@ -219,38 +217,80 @@ class Pairs:
 def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> Pairs:
     """Pair the rows of a stage.
 
-    Rows with equal tokens are paired, of one session where both sides number sessions. Where a row
-    was recorded several times, or several sessions have the same tokens, the first is paired with
-    the first.
+    Rows with equal tokens are paired, first those of one session where both sides number sessions:
+    the same session may have another number in the other run. Where a row was recorded several
+    times, or several sessions have the same tokens, the first is paired with the first.
     """
+    mine, theirs = _places(a), _places(b)
+    pairs = [np.empty((0, 4), np.int64)]
     by_session = all(record.sessions is not None for record in (*a, *b))
-    mine, theirs = (_instances(records, by_session) for records in (a, b))
-    _, i, j = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
-    rows = np.concatenate([mine[1][i], theirs[1][j]], axis=1)
+    for names in (["key", "session"], ["key"])[not by_session :]:
+        one, other = (_instances(some, names) for some in (mine, theirs))
+        _, i, j = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+        pairs.append(np.concatenate([mine["place"][i], theirs["place"][j]], axis=1))
+        mine, theirs = np.delete(mine, i), np.delete(theirs, j)
+    rows = np.concatenate(pairs)
     order = np.lexsort((rows[:, 1], rows[:, 0]))
-    return Pairs(rows[order], len(mine[0]) - len(i), len(theirs[0]) - len(j))
+    return Pairs(rows[order], len(mine), len(theirs))
 
 
-def _instances(records: Sequence[Record], by_session: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What names each row that was recorded, and where it is: its record and its place there."""
-    sizes = [len(record.keys) for record in records if record.keys is not None]
-    found = np.zeros(sum(sizes), _INSTANCE)
-    found["key"] = np.concatenate([record.keys for record in records])  # type: ignore[misc]
-    if by_session:
-        found["session"] = np.concatenate([record.sessions for record in records])  # type: ignore[misc]
-    places = np.stack(
-        [np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])],
-        axis=1,
-    )
-    order = np.lexsort((np.arange(len(found)), found["session"], found["key"]))
-    found, places = found[order], places[order]
-    # The number of each among those of one name, which are next to each other now.
-    alike = np.ones(len(found), bool)
-    if len(found):
-        alike[0] = False
-        alike[1:] = (found["key"][1:] == found["key"][:-1]) & (
-            found["session"][1:] == found["session"][:-1]
-        )
-    starts = np.maximum.accumulate(np.where(alike, 0, np.arange(len(found))))
-    found["occurrence"] = np.arange(len(found)) - starts
-    return found, places
+def _places(records: Sequence[Record]) -> np.ndarray:
+    """The rows of a stage: key, session, and the record and the place in it where each is."""
+    kinds = [("key", "u8"), ("session", "i8"), ("place", "i8", 2)]
+    parts = []
+    for number, record in enumerate(records):
+        assert record.keys is not None
+        part = np.zeros(len(record.keys), kinds)
+        part["key"] = record.keys
+        part["session"] = -1 if record.sessions is None else record.sessions
+        part["place"] = np.stack([np.full(len(part), number), np.arange(len(part))], axis=1)
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _instances(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """What tells rows apart: `names`, and the number of each among those that are alike."""
+    columns = [rows[name] for name in names]
+    order = np.lexsort(columns)  # alike rows keep their order
+    alike = np.ones(len(rows), bool)
+    alike[:1] = False
+    for column in columns:
+        alike[1:] &= column[order][1:] == column[order][:-1]
+    places = np.arange(len(rows))
+    found = np.zeros(len(rows), [*((name, rows.dtype[name]) for name in names), ("number", "i8")])
+    for name in names:
+        found[name] = rows[name]
+    found["number"][order] = places - np.maximum.accumulate(np.where(alike, 0, places))
+    return found
+
+
+def copies(a: StepRecords, b: StepRecords) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The keys of a step's rows, and how many rows of each there are in A, and in B.
+
+    Both sides have rows. A stage may leave some out, or have all of them once an epoch: of the
+    stages that both recorded, one with the most keys counts in which both sides are least apart.
+    """
+    assert a.rows is not None
+    assert b.rows is not None
+    keys = np.union1d(a.rows.keys, b.rows.keys)
+    once = [np.isin(keys, rows.keys).astype(np.int64) for rows in (a.rows, b.rows)]
+    found = [((0, 0, 0), once)]
+    for name in a.stages.keys() & b.stages.keys():
+        counts = [_counts(keys, side.stages[name]) for side in (a, b)]
+        known = np.count_nonzero(counts[0] + counts[1])
+        counts = [np.maximum(*both) for both in zip(counts, once, strict=True)]
+        if np.array_equal(*(some // max(np.gcd.reduce(some), 1) for some in counts)):
+            counts = [np.minimum(*counts)] * 2  # all of them, but more often
+        apart = int(np.abs(counts[0] - counts[1]).sum())
+        found.append(((-known, apart, int(counts[0].sum())), counts))
+    mine, theirs = min(found, key=lambda one: one[0])[1]
+    return keys, mine, theirs
+
+
+def _counts(keys: np.ndarray, records: Sequence[Record]) -> np.ndarray:
+    """How many rows of each key records have."""
+    found = np.zeros(len(keys), np.int64)
+    for record in records:
+        if record.keys is not None:
+            found += np.bincount(np.searchsorted(keys, record.keys), minlength=len(keys))
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.rows import token_places
-from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows
+from rlskip.compare.records import Record, RowTable, StepRecords, Values, copies, pair_rows
 from rlskip.compare.rounding import Rounding, differences, rms
 from rlskip.compare.verdict import (
     DIFFERS,
@@ -52,15 +52,16 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
 def _compare_rows(step: int, a: StepRecords, b: StepRecords) -> list[StageResult]:
     if a.rows is None or b.rows is None:
         return []
-    both, i, j = np.intersect1d(a.rows.keys, b.rows.keys, return_indices=True)
-    only_a, only_b = len(a.rows.keys) - len(both), len(b.rows.keys) - len(both)
-    off = max(only_a, only_b)
+    keys, mine, theirs = copies(a, b)
+    only_a, only_b = np.maximum(mine - theirs, 0), np.maximum(theirs - mine, 0)
+    off = max(int(only_a.sum()), int(only_b.sum()))
     rollouts = StageResult(
         step, ROLLOUTS, DIFFERS if off else EQUAL, -2,
-        compared=len(both) + off, off=off,
-        note=f"{only_a} rows only in A, {only_b} only in B" if off else "",
-        at=_first_other_token(a, b, both) if off else None,
+        compared=int(np.minimum(mine, theirs).sum()) + off, off=off,
+        note=f"{only_a.sum()} rows only in A, {only_b.sum()} only in B" if off else "",
+        at=_first_other_token(a, b, keys[only_a > 0], keys[only_b > 0]) if off else None,
     )  # fmt: skip
+    both, i, j = np.intersect1d(a.rows.keys, b.rows.keys, return_indices=True)
     other = np.flatnonzero(a.rows.masks[i] != b.rows.masks[j])
     mask = StageResult(
         step, MASK, DIFFERS if len(other) else EQUAL, -1,
@@ -71,12 +72,14 @@ def _compare_rows(step: int, a: StepRecords, b: StepRecords) -> list[StageResult
     return [rollouts, mask] if len(both) else [rollouts]
 
 
-def _first_other_token(a: StepRecords, b: StepRecords, both: np.ndarray) -> Place | None:
-    """Where a row of A that B lacks first differs from one of B with the same prompt."""
+def _first_other_token(
+    a: StepRecords, b: StepRecords, mine: np.ndarray, theirs: np.ndarray
+) -> Place | None:
+    """Where a row that A has more often, of keys `mine`, first differs from one of B's `theirs`
+    with the same prompt."""
     assert a.rows is not None
     assert b.rows is not None
-    mine = np.flatnonzero(~np.isin(a.rows.keys, both))
-    theirs = np.flatnonzero(~np.isin(b.rows.keys, both))
+    mine, theirs = a.rows.find(mine), b.rows.find(theirs)
     for i in mine.tolist():
         alike = theirs[b.rows.prompts[theirs] == a.rows.prompts[i]]
         same = alike[

@@ -319,18 +319,6 @@ def test_what_differs_first_within_a_step_is_the_first_record(job: Callable[...,
     assert (first.stage, first.order, first.off) == ("log_probs", 3, N)
 
 
-def test_rows_with_equal_tokens_are_told_by_their_sessions(job: Callable[..., Side]) -> None:
-    def twins(order: list[int]) -> Callable[[int], None]:
-        def body(step: int) -> None:
-            batch = {k: v[:1].repeat(3, 1) if v.dim() > 1 else v[:3] for k, v in rows().items()}
-            some = {k: v[order] for k, v in batch.items()}
-            package.record("advantages", torch.tensor([1.0, 2.0, 3.0])[order], rows=some)
-
-        return body
-
-    assert compared(job("a", twins([0, 1, 2])), job("b", twins([2, 0, 1]))).is_equal
-
-
 def test_in_a_test_the_failure_is_the_table(job: Callable[..., Side]) -> None:
     a, b = job("a", train), job("b", lambda step: train(step, lambda values: values + 1))
     assert_same_training(a.directory, a.directory)
