@@ -8,13 +8,8 @@ from typing import Any
 import attrs
 
 from rlskip.merge.chains import Chain, Rows
-from rlskip.merge.checks import (
-    check_carried,
-    check_mapping,
-    check_rows,
-    is_mapping,
-    trajectories,
-)
+from rlskip.merge.checks import check_carried, check_mapping, check_rows, trajectories
+from rlskip.merge.extras import fold_extra
 from rlskip.merge.metrics import format_metrics
 from rlskip.merge.turns import IS_LAST, METRICS, PROMPTS, RESPONSES, TRAJECTORIES, token_fields
 
@@ -79,9 +74,8 @@ def list_rows(out: Mapping[str, Any]) -> Rows:
 def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[str, Any]:
     """One row for each chain of a list batch."""
     per_token = token_fields(out)
-    last = [chain[-1] for chain in chains]
     merged: dict[str, Any] = {
-        name: _of_last_turns(value, last)
+        name: fold_extra(name, value, rows, chains)
         for name, value in out.items()
         if name not in (PROMPTS, RESPONSES, METRICS, *per_token)
     }
@@ -100,9 +94,3 @@ def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[
             merged[name].append(values)
     merged[METRICS] = format_metrics(merged, step_wise=True)
     return merged
-
-
-def _of_last_turns(value: Any, last: list[int]) -> Any:
-    if is_mapping(value):
-        return {key: _of_last_turns(part, last) for key, part in value.items()}
-    return None if value is None else [value[i] for i in last]

@@ -74,10 +74,10 @@ def merge_stepwise_output(out: Mapping[str, Any]) -> dict[str, Any]:
     Turn i+1 joins turn i if turn i, prompt and response, is a prefix of the prompt of turn i+1.
     The merged row has the first turn's prompt. Its response consists of all responses with the
     observations between them; observations get loss mask 0, reward 0, log-prob 0, and 0 in any
-    extra field whose entries are all lists of numbers as long as their responses. A field with
-    one value per row (`stop_reasons`, `is_last_step`, a reward per row, any other field) keeps
-    the last turn's. This is SkyRL's rule (NovaSky-AI/SkyRL#1532), except that fields which SkyRL
-    drops are kept.
+    extra field whose entries are lists or tuples of numbers, arrays or tensors, all as long as
+    their responses. A field with one value per row (`stop_reasons`, `is_last_step`, a reward per
+    row, any other field) keeps the last turn's. This is SkyRL's rule (NovaSky-AI/SkyRL#1532),
+    except that fields which SkyRL drops are kept.
 
     Parameters
     ----------

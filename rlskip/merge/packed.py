@@ -95,6 +95,7 @@ def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> Tenso
     Values per row are the last turn's; values per token are 0 for observations.
     """
     fields = _jagged_fields(batch)
+    fields |= _nested_fields(batch, _lengths(fields[RESPONSES]))
     merged = select(batch.exclude(*fields), [chain[-1] for chain in chains])
     firsts = [rows.prompts[chain[0]] for chain in chains]
     merged[PROMPTS] = _jagged(fields.pop(PROMPTS), firsts, [len(prompt) for prompt in firsts])
@@ -121,6 +122,19 @@ def _jagged_fields(batch: TensorDictBase) -> dict[str, Any]:
         if field.layout != torch.jagged:
             raise MergeError("expected a nested tensor in layout torch.jagged", name)
     return nested
+
+
+def _nested_fields(batch: TensorDictBase, lengths: list[int]) -> dict[Any, Any]:
+    """The jagged fields of TensorDicts within a batch that have one value per response token."""
+    found: dict[Any, Any] = {
+        name: field
+        for name, field in batch.items(include_nested=True, leaves_only=True)
+        if isinstance(name, tuple) and isinstance(field, Tensor)
+        if field.is_nested and field.layout == torch.jagged and _lengths(field) == lengths
+    }
+    for name, field in found.items():
+        _check_jagged(field, ".".join(name))
+    return found
 
 
 def _lengths(field: Any) -> list[int]:

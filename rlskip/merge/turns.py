@@ -8,7 +8,6 @@ fields with one entry per row or one value per response token. Names and meaning
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain as flatten
 from typing import Any
 
 import attrs
@@ -70,38 +69,14 @@ class TrajectoryID:
 
 
 def token_fields(out: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of a list batch with one value per response token, and their empty value.
-
-    These are the format's own, and every field whose entries are all lists of numbers as long as
-    their responses: the last turn's list alone would not fit the merged response.
-    """
-    fields = {
+    """The format's own fields with one value per response token, and their empty value."""
+    return {
         name: nothing
         for name, nothing in _PER_TOKEN.items()
         if out.get(name) is not None and (name != REWARDS or is_token_reward(out[name][0]))
     }
-    for name, values in out.items():
-        if name not in (PROMPTS, RESPONSES, *_PER_TOKEN) and _fits_responses(values, out):
-            numbers = flatten.from_iterable(values)
-            has_floats = any(isinstance(number, float | np.floating) for number in numbers)
-            fields[name] = 0.0 if has_floats else 0
-    return fields
 
 
 def is_token_reward(reward: Any) -> bool:
     """A reward per row is a number, which has no length; a 0-d tensor has none either."""
     return hasattr(reward, "__len__") and getattr(reward, "ndim", 1) > 0
-
-
-def _fits_responses(values: Any, out: Mapping[str, Any]) -> bool:
-    responses = out[RESPONSES]
-    return (
-        isinstance(values, list)
-        and len(values) == len(responses)
-        and all(
-            isinstance(entry, list) and len(entry) == len(response)
-            for entry, response in zip(values, responses, strict=True)
-        )
-        and any(values)
-        and all(isinstance(number, NUMBER) for number in flatten.from_iterable(values))
-    )

@@ -198,13 +198,14 @@ def test_a_packed_field_of_an_odd_type(two_turns, strategy, name):
 @pytest.mark.parametrize(
     "value", ["float8", "bfloat16", "half", "complex", "bool", "rows of vectors"]
 )
-def test_packed_values_of_any_dtype_stay_with_their_tokens(value):
+@pytest.mark.parametrize("place", ["custom", ("deep", "er", "custom")], ids=["top", "nested"])
+def test_packed_values_of_any_dtype_stay_with_their_tokens(value, place):
     batch = pack(turns(([10], [20]), ([10, 20, 30], [40, 41])))
-    batch["custom"] = PACKED_VALUES[value]()
-    was = batch["custom"].values().clone()
-    (now,) = merge(batch, ON)[0]["custom"].unbind()
+    batch[place] = PACKED_VALUES[value]()
+    was = batch[place].values().clone()
+    (now,) = merge(batch, ON)[0][place].unbind()
     assert now.dtype == was.dtype
-    assert torch.equal(batch["custom"].values().to(torch.complex64), was.to(torch.complex64))
+    assert torch.equal(batch[place].values().to(torch.complex64), was.to(torch.complex64))
     assert torch.equal(now[[0, 2, 3]].to(torch.complex64), was.to(torch.complex64))
     assert not now[1].to(torch.complex64).any()
 

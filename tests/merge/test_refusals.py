@@ -9,7 +9,7 @@ from rlskip.errors import RlskipError
 from rlskip.merge import MergeError, merge, merge_stepwise_output
 from rlskip.merge.packed import packed_rows
 from rlskip.merge.turns import REQUIRED
-from tests.merge.batches import merge_config, pack
+from tests.merge.batches import merge_config, pack, turns
 
 
 def some_rows(ids, is_last):
@@ -72,6 +72,30 @@ def test_fields_that_do_not_fit(change, where):
     with pytest.raises(MergeError) as error:
         merge_stepwise_output(some_rows(["a", "a"], [False, True]) | change)
     assert error.value.where == where
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["a"], ["b", "c"]],
+        [[None], [0.5, 1.0]],
+        [[[1, 2]], [[3, 4], [5]]],
+        [np.zeros((1, 2)), np.zeros((2, 3))],
+        [np.zeros(1), [0.0, 0.0]],
+        [np.array(["a"]), np.array(["b", "c"])],
+        [torch.zeros(1), torch.zeros(2).to_sparse()],
+    ],
+)
+def test_values_per_token_of_other_kinds_are_not_cut(two_turns, rows):
+    with pytest.raises(MergeError) as error:
+        merge_stepwise_output(two_turns | {"extra": {"deep": rows}})
+    assert error.value.where == "extra.deep"
+    # Where no turns are merged, or the entries are not values per token, they stay as they are.
+    apart = two_turns | {"prompt_token_ids": [[1], [2]]}
+    assert merge_stepwise_output(apart | {"extra": rows})["extra"] == rows
+    assert merge_stepwise_output(two_turns | {"extra": [rows[0]] * 2})["extra"] == rows[:1]
+    by_chance = turns(([10], [20]), ([10, 20, 30], [40])) | {"extra": [["a"], ["b"]]}
+    assert merge_stepwise_output(by_chance)["extra"] == [["b"]]
 
 
 def test_a_refusal_is_of_every_type_that_callers_expect():
