@@ -74,7 +74,7 @@ def compare(
     pair: Iterable[Shown]  # of which nothing is read without a page
     if sides is None:
         targets = find_target(a, within, decode), find_target(b, within, decode)
-        found = rollouts.compare_rollouts(*targets, atol or 0.0, wanted, _progress)
+        found = rollouts.compare_rollouts(*targets, atol or 0.0, wanted, _progress, rtol or 0.0)
         data, view = attrs.asdict(found), _view_of_rollouts(found, limit)
         said = Verdict(found.verdict(), found.is_equal, rollouts.COLUMNS, found.table())
         pair = map(shown, (found.a, found.b), map(_run_of, targets))

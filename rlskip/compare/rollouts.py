@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -138,11 +139,14 @@ def compare_rollouts(
     tolerance: float,
     wanted: Steps,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
+    rtol: float = 0.0,
 ) -> RolloutComparison:
     """Compare two steps or calls, whatever their numbers, or the steps of two runs.
 
     Parameters
     ----------
+    tolerance, rtol
+        Log-probs and rewards are equal if ``|a - b| <= tolerance + rtol * max(|a|, |b|)``.
     wanted
         The steps of runs to compare.
     progress
@@ -171,7 +175,7 @@ def compare_rollouts(
             problem = str(error).partition("\n")[0]
             found.unreadable.append({"step": step, "problem": problem})
             continue
-        differences, tally = compare_sessions(*parts, step, tolerance)
+        differences, tally = compare_sessions(*parts, step, tolerance, rtol)
         found.differences.extend(differences)
         found.steps.append(tally)
     return found
@@ -209,7 +213,7 @@ class _Session:
 
 
 def compare_sessions(
-    a: Sequence[Rollouts], b: Sequence[Rollouts], step: int, tolerance: float
+    a: Sequence[Rollouts], b: Sequence[Rollouts], step: int, tolerance: float, rtol: float = 0.0
 ) -> tuple[list[Difference], StepTally]:
     """The sessions that differ.
 
@@ -225,7 +229,7 @@ def compare_sessions(
     for one in mine:
         queue = waiting[one.key]
         other = queue.popleft() if queue else None
-        difference = {} if other is None else _compare_sessions(one, other, tolerance)
+        difference = {} if other is None else _compare_sessions(one, other, tolerance, rtol)
         if other is None or difference:
             call = one.call if several else None
             b_place = None if other is None else other.place
@@ -275,23 +279,21 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
     return found
 
 
-def _compare_sessions(a: _Session, b: _Session, tolerance: float) -> dict[str, Any]:
+def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     token = _first(a.response, b.response)
     if token is not None:
         found["token"] = token
     # After the first token that differs, the log-probs belong to different texts.
     upto = len(a.response) if token is None else token
-    gaps = [
-        abs(x - y) if x == x and y == y else float(x != x) != float(y != y)
-        for x, y in zip((a.log_probs or [])[:upto], (b.log_probs or [])[:upto], strict=False)
-    ]
-    beyond = [i for i, gap in enumerate(gaps) if gap > tolerance]
+    pairs = list(zip((a.log_probs or [])[:upto], (b.log_probs or [])[:upto], strict=False))
+    beyond = [i for i, (x, y) in enumerate(pairs) if x != y and _are_apart(x, y, tolerance, rtol)]
     if beyond:
+        gaps = [abs(x - y) if x == x and y == y else (x != x) != (y != y) for x, y in pairs]
         found |= {"log_prob": beyond[0], "by": float(max(gaps))}
     if (a.log_probs is None) != (b.log_probs is None):
         found["log_prob"] = 0
-    if _other_reward(a.reward, b.reward, tolerance):
+    if _are_apart(a.reward, b.reward, tolerance, rtol):
         found["reward"] = (a.reward, b.reward)
     if token is None and a.mask != b.mask:
         found["mask"] = True
@@ -309,10 +311,12 @@ def _first(a: Sequence[int], b: Sequence[int]) -> int | None:
     return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
-def _other_reward(a: float | None, b: float | None, tolerance: float) -> bool:
-    if a is None or b is None:
-        return a is not b
-    return abs(a - b) > tolerance
+def _are_apart(a: float | None, b: float | None, tolerance: float, rtol: float) -> bool:
+    """Whether two values differ by more than the tolerance; NaN equals NaN alone."""
+    if a is None or b is None or a != a or b != b:
+        return (a is None, a != a) != (b is None, b != b)
+    largest = max(abs(a), abs(b))
+    return abs(a - b) > tolerance + (rtol * largest if math.isfinite(largest) else 0.0)
 
 
 def _other_cells(a: Sequence[dict[str, str]], b: Sequence[dict[str, str]]) -> list[str]:

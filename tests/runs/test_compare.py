@@ -59,6 +59,10 @@ def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_
     assert (one["log_prob"], one["reward"], one["token"]) == (1, [1.0, 0.5], None)
     assert one["by"] == pytest.approx(0.05)
     assert found(1, 3, "--atol", 0.6) == []
+    assert found(1, 3, "--rtol", 0.6) == []
+    assert [one["reward"] for one in found(1, 3, "--rtol", 0.3)] == [[1.0, 0.5]]
+    (half,) = found(1, 3, "--rtol", 0.19, "--atol", 0.2)
+    assert half["log_prob"] is None
     assert [(one["a"], one["b"]) for one in found(1, 4)] == [(1, None), (None, 1)]
     assert [one["token"] for one in found(1, 5)] == [2]
     out = rlskip("compare", 1, 4, "-d", tmp_path, "--limit", 1).out
@@ -162,6 +166,7 @@ def test_nan_equals_nan_and_nothing_else() -> None:
         "log_prob": 1,
         "by": 1.0,
     }
+    assert difference(2.0, logprobs=([-0.1, NAN, -0.3], [-0.1, -0.2, -0.3])) != {}
     assert difference(reward=(NAN, NAN)) == {}
     assert "reward" in difference(reward=(NAN, 1.0))
 
