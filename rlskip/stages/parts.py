@@ -234,10 +234,10 @@ def _as_array(value: Any) -> tuple[Any, list[int] | None]:
         return value, None
     if isinstance(value, list | tuple) and value:
         parts = [_part(part) for part in value]
-        if all(part is not None and part.ndim == 1 for part in parts):
-            return np.concatenate(parts), [len(part) for part in parts]
-        if all(part is not None and part.ndim == 0 for part in parts):
-            return np.stack(parts), None
+        dims = {None if part is None else part.ndim for part in parts}
+        if dims in ({0}, {1}):
+            flat = _joined([part.reshape(-1) for part in parts])
+            return flat, [len(part) for part in parts] if dims == {1} else None
     kind = str(getattr(value, "dtype", type(value).__name__))
     raise RecordError(
         f"a value of type {kind} cannot be recorded",
@@ -246,13 +246,20 @@ def _as_array(value: Any) -> tuple[Any, list[int] | None]:
 
 
 def _part(value: Any) -> Any:
-    """A row's part of a ragged value as an array, in float32 where numpy lacks its dtype."""
+    """A row's part of a ragged value, as a tensor or an array; None of what is neither."""
     if is_tensor(value):
-        value = value.detach().cpu()
-        wide = value.float() if str(value.dtype) == "torch.bfloat16" else value
-        return wide.numpy()
+        return None if value.is_complex() else value.detach().cpu()
     found = np.asarray(value)
     return found if found.dtype.kind in "biuf" else None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Parts of one dimension, one after the other, in their own dtype."""
+    if not any(map(is_tensor, parts)):
+        return np.concatenate(parts)
+    from torch import as_tensor, cat
+
+    return cat([as_tensor(part) for part in parts])
 
 
 def _has_floats(value: Any) -> bool:
