@@ -182,16 +182,18 @@ class Comparison:
 
     def _before(self, first: StageResult) -> str:
         """What was recorded just before the first difference, which is equal."""
-        earlier = [
-            stage
-            for stage in self.stages[: self.stages.index(first)]
-            if stage.stage not in (ROLLOUTS, MASK) and stage.state in (EQUAL, ROUNDING)
-        ]
+        before = self.stages[: self.stages.index(first)]
+        equal = [stage for stage in before if stage.state in (EQUAL, ROUNDING)]
+        earlier = [stage for stage in equal if stage.stage not in (ROLLOUTS, MASK)]
         if not earlier:
-            return "" if first.stage == ROLLOUTS else "the rollouts are equal"
+            are_there = any((one.step, one.stage) == (first.step, ROLLOUTS) for one in equal)
+            return "the rollouts are equal" if are_there else ""
         last = earlier[-1]
         at = "" if last.step == first.step else f" of step {last.step}"
-        return f"everything before it is equal, up to {last.stage}{at}" + (
+        alone = any(step.only_a or step.only_b for step in self.steps if step.step <= first.step)
+        alone |= any(step < first.step for step in (*self.only_a, *self.only_b))
+        what = "what could be compared" if alone or len(equal) < len(before) else "everything"
+        return f"{what} before it is equal, up to {last.stage}{at}" + (
             "" if last.state == EQUAL else " (within rounding)"
         )
 

@@ -226,6 +226,27 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("earlier", "said"),
+    [
+        ([{"kl": 1.0}] * 2, "everything before it is equal, up to kl"),
+        ([{"x": 1.0, "kl": 1.0}, {"kl": 1.0}], "what could be compared before it is equal"),
+        ([{"x": 1.0, "kl": 1.0}, {"x": np.ones(2), "kl": 1.0}], "what could be compared before"),
+        ([{}, {}], ""),
+    ],
+)
+def test_what_the_verdict_says_of_before(
+    job: Callable[..., Side], earlier: list[dict[str, Any]], said: str
+) -> None:
+    def body(index: int) -> Callable[[int], None]:
+        values = earlier[index] | {"loss": float(index)}
+        return lambda step: [package.record(*one) for one in values.items()] and None
+
+    found = compared(job("a", body(0), steps=[1]), job("b", body(1), steps=[1]))
+    assert f"0 in A, 1 in B{'; ' if said else ''}{said}" in found.verdict()
+    assert ("equal" in found.verdict()) is bool(said)
+
+
+@pytest.mark.parametrize(
     ("a", "b", "state", "note"),
     [
         ([1.0] * 2, [1.0] * 4, "not comparable", "2 records in A, 4 in B"),
