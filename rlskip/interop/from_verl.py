@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from rlskip.batch.columns import length_of
-from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.bounds import Budget, Expansion, ForeignDumpError
 from rlskip.interop.content import Content, Format, Into
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
 from rlskip.keys import FINISHED, dump_tag, split_trajectory, status_tag
@@ -51,6 +51,7 @@ def _read(file: Path, into: Into) -> Iterator[Content]:
     directory = into.directory_of(run)
     if not is_queue:
         proto = read_data_proto(file)
+        Expansion(Budget(file.stat().st_size)).charge(proto)
         yield Content(step, proto, length_of(proto), {}, run=run)
         return
     batch, part = read_queue_batch(file), part or 0

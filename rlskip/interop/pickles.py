@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import RlskipError
-from rlskip.interop.bounds import Budget, ForeignDumpError
+from rlskip.interop.bounds import Budget, Expansion, ForeignDumpError
 from rlskip.interop.rebuild import NAMES, STORAGES, Rebuilder
 from rlskip.interop.unpickle import Name, Unpickler
 
@@ -31,8 +31,8 @@ class _Reader:
         self._budget = Budget(size)
 
     def pickle(self, file: io.BytesIO, storage: Callable[[Any], torch.Tensor] | None = None) -> Any:
-        parsed = Unpickler(file, NAMES, storage).load()
-        return Rebuilder(self._budget, _pickled_storage, self.archive).value(parsed)
+        parsed = Unpickler(file, NAMES, self._budget, storage).load()
+        return Rebuilder(self._budget, self._pickled_storage, self.archive).value(parsed)
 
     def archive(self, data: bytes) -> Any:
         """What torch.save wrote: a zip of a pickle and of the memory of its tensors."""
@@ -63,22 +63,21 @@ class _Reader:
 
             return self.pickle(io.BytesIO(archive.read(main)), storage)
 
-
-def _pickled_storage(data: bytes) -> torch.Tensor:
-    """A storage in a plain pickle: torch.save's older form, a stream of five pickles."""
-    file = io.BytesIO(data)
-    magic, version, system = (Unpickler(file, ()).load() for _ in range(3))
-    found = Unpickler(file, STORAGES, _reference).load()
-    keys = Unpickler(file, ()).load()
-    if magic != _MAGIC or version != 1001 or system.get("little_endian") is not True:
-        raise ForeignDumpError("a storage in a form that torch does not pickle")
-    kind, key, count = found
-    if keys != [key] or int.from_bytes(file.read(8), "little") != count:
-        raise ForeignDumpError("a storage in a form that torch does not pickle")
-    content = file.read()
-    if len(content) != count * kind.itemsize:
-        raise ForeignDumpError("a storage of another size than its record")
-    return _storage(content, kind)
+    def _pickled_storage(self, data: bytes) -> torch.Tensor:
+        """A storage in a plain pickle: torch.save's older form, a stream of five pickles."""
+        file = io.BytesIO(data)
+        magic, version, system = (Unpickler(file, (), self._budget).load() for _ in range(3))
+        found = Unpickler(file, STORAGES, self._budget, _reference).load()
+        keys = Unpickler(file, (), self._budget).load()
+        if magic != _MAGIC or version != 1001 or system.get("little_endian") is not True:
+            raise ForeignDumpError("a storage in a form that torch does not pickle")
+        kind, key, count = found
+        if keys != [key] or int.from_bytes(file.read(8), "little") != count:
+            raise ForeignDumpError("a storage in a form that torch does not pickle")
+        content = file.read()
+        if len(content) != count * kind.itemsize:
+            raise ForeignDumpError("a storage of another size than its record")
+        return _storage(content, kind)
 
 
 _MAGIC = 0x1950A86A20F9469CFC6C  # of torch.save's older form
@@ -128,7 +127,9 @@ def read_archive(path: Path) -> Any:
     """
     with named_errors(path):
         data = path.read_bytes()
-        return _Reader(len(data)).archive(data)
+        found = _Reader(len(data)).archive(data)
+        Expansion(Budget(len(data))).charge(found)
+        return found
 
 
 def read_queue_batch(path: Path) -> dict[str, Any]:

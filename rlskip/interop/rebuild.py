@@ -30,7 +30,7 @@ _CONTAINERS = (*_MAPPINGS, list, tuple, set, frozenset)
 _UNFINISHED = object()
 _TORCH = TorchMaker(host_classes=False)
 _ROW = 1 << 10
-"""Bytes of a row of a nested tensor besides its elements."""
+"""Bytes of an object besides its elements, and of a part of one: many may have one state."""
 _DTYPE = re.compile(r"[biufcSU][1-9]\d{0,8}|O8|[mM]8")
 _UNIT = re.compile(r"[A-Za-z]{1,2}")
 
@@ -97,6 +97,7 @@ class Rebuilder:
         if isinstance(parsed, Pickled):
             if parsed.name not in _REBUILD:
                 raise ForeignDumpError(f"it holds a {parsed.name} where no dump of rollouts does")
+            self._budget.spend(_ROW)
             return _REBUILD[parsed.name](self, parsed)
         if isinstance(parsed, dict):
             if any(isinstance(key, Pickled) for key in parsed):
@@ -200,6 +201,7 @@ class Rebuilder:
 
     def _tensordict(self, made: Pickled) -> TensorDict:
         state = made.state
+        self._budget.spend(_ROW * len(state["_tensordict"]))
         return self._batch(
             {name: self.value(value) for name, value in state["_tensordict"].items()},
             self.value(state["_batch_size"]),
@@ -219,6 +221,7 @@ class Rebuilder:
 
     def _stack(self, made: Pickled) -> Any:
         kind = NonTensorStack if made.name.endswith("NonTensorStack") else LazyStackedTensorDict
+        self._budget.spend(_ROW * len(made.state["tensordicts"]))
         parts = [self.value(part) for part in made.state["tensordicts"]]
         stack = kind(*parts, stack_dim=made.state["stack_dim"])
         stack._td_dim_name = made.state.get("_td_dim_name")
@@ -231,6 +234,7 @@ class Rebuilder:
     def _part(self, metadata: dict[str, Any], memory: torch.Tensor) -> TensorDict:
         """A TensorDict whose tensors are ranges of one."""
         facts, fields, jagged = metadata["cls_metadata"], {}, {}
+        self._budget.spend(_ROW * (len(metadata["non_tensors"]) + len(metadata["leaves"])))
         for name, (data, size, _) in metadata["non_tensors"].items():
             fields[name] = NonTensorData(data, batch_size=self._budget.shape(size, 1))
         for name, (dtype, shape, start, stop, _) in metadata["leaves"].items():
@@ -254,6 +258,7 @@ class Rebuilder:
     def _data_proto(self, made: Pickled) -> DataProtoParts:
         batch, others, meta_info = made.state
         if isinstance(batch, bytes):
+            self._budget.spend(_ROW * len(batch))  # what is in it besides tensors
             batch = self._load_archive(batch)
         elif isinstance(batch, tuple):
             batch = self._from_numpy(*batch)
@@ -279,6 +284,7 @@ class Rebuilder:
         return self._batch(fields, self.value(batch_size))
 
     def _dense(self, dtype: str, shape: Any, data: Any) -> torch.Tensor:
+        self._budget.spend(_ROW)
         kind, raw = TORCH_DTYPES[dtype], self.value(data)
         shape = self._budget.shape(tuple(self.value(shape)), kind.itemsize)
         if not len(raw):
@@ -287,6 +293,7 @@ class Rebuilder:
 
     def _size(self, made: Pickled) -> torch.Size:
         (sizes,) = made.arguments
+        self._budget.spend(8 * len(sizes))
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise ForeignDumpError("a shape that is not a tuple of sizes")
         return torch.Size(sizes)

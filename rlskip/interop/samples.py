@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlskip.batch.row_fields import RowFields
-from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.bounds import Budget, Expansion, ForeignDumpError
 from rlskip.interop.content import Content, Format, Into
 from rlskip.interop.pickles import read_archive
 
@@ -27,10 +27,11 @@ _SAVED = ("traces.jsonl", "results.jsonl")
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 
 
-def _contents(steps: Iterable[tuple[int, list[Row]]]) -> Iterator[Content]:
-    """Steps of rows as mappings of columns."""
+def _contents(steps: Iterable[tuple[int, list[Row]]], budget: Budget) -> Iterator[Content]:
+    """Steps of rows as mappings of columns, of which each has a value for each row."""
     for number, rows in steps:
         names = dict.fromkeys(name for row in rows for name in row)
+        budget.spend(8 * len(names) * len(rows))
         columns = {name: [row.get(name) for row in rows] for name in names}
         known = {"group": "uid", "session": "session" if "session" in names else None}
         yield Content(number, columns, len(rows), RowFields.of(names, known).to_meta())
@@ -49,7 +50,8 @@ def _read_slime(path: Path, into: Into) -> Iterator[Content]:
         raise ForeignDumpError(what, str(path), remedy)
     number = found.get("rollout_id")
     number = number if type(number) is int else _number_in(path)
-    yield from _contents([(_step(into, number, path), list(map(_of_sample, samples)))])
+    rows = list(map(_of_sample, samples))
+    yield from _contents([(_step(into, number, path), rows)], _budget(path))
 
 
 def _of_sample(sample: Row) -> Row:
@@ -83,7 +85,7 @@ def _read_verl(path: Path, into: Into) -> Iterator[Content]:
     groups: dict[str, str] = {}
     for row in rows:
         row["uid"] = groups.setdefault(str(row.get("input")), str(len(groups)))
-    yield from _contents([(_step(into, _number_in(path), path), rows)])
+    yield from _contents([(_step(into, _number_in(path), path), rows)], _budget(path))
 
 
 # -- verifiers, prime-rl -------------------------------------------------------------------
@@ -92,18 +94,20 @@ def _read_verl(path: Path, into: Into) -> Iterator[Content]:
 def _read_verifiers(path: Path, into: Into) -> Iterator[Content]:
     """Saved episodes (``traces.jsonl``), or the rows of older versions (``results.jsonl``)."""
     steps: dict[int, list[Row]] = defaultdict(list)
+    budget = _budget(path)
     for number, line in enumerate(_lines(path)):
         work = (line.get("run") or {}).get("work") or {}
-        rows = _of_episode(line, number) if "traces" in line else [_of_result(line, number)]
+        is_episode = "traces" in line
+        rows = _of_episode(line, number, budget) if is_episode else [_of_result(line, number)]
         steps[_step(into, work.get("step", 0), path)] += rows
-    yield from _contents(sorted(steps.items()))
+    yield from _contents(sorted(steps.items()), budget)
 
 
-def _of_episode(episode: Row, number: int) -> list[Row]:
+def _of_episode(episode: Row, number: int, budget: Budget) -> list[Row]:
     """A row for each branch of each trace: a path through its messages."""
     group = (episode.get("group") or {}).get("id")
     about = {name: value for name, value in episode.items() if name != "traces"}
-    rows = []
+    rows, expansion = [], Expansion(budget)
     for k, trace in enumerate(episode["traces"]):
         task = trace.get("task") or {}
         uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number)
@@ -111,6 +115,8 @@ def _of_episode(episode: Row, number: int) -> list[Row]:
         reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
         rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
         for branch, nodes in enumerate(_branches(trace.get("nodes") or [])):
+            for one in (*nodes, rest, about):
+                expansion.charge(one)
             rows.append(
                 {
                     "uid": str(uid),
@@ -182,6 +188,10 @@ def _lines(path: Path) -> Iterator[Row]:
             if not isinstance(found, dict):
                 raise ForeignDumpError(f"line {number} is not an object", str(path))
             yield found
+
+
+def _budget(path: Path) -> Budget:
+    return Budget(path.stat().st_size)
 
 
 def _number_in(path: Path) -> int | None:

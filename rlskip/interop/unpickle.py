@@ -20,10 +20,12 @@ from typing import Any, ClassVar
 import attrs
 
 from rlskip.format.torch_maker import TORCH_DTYPES
-from rlskip.interop.bounds import ForeignDumpError
+from rlskip.interop.bounds import Budget, ForeignDumpError
 
 _Python: Any = pickle._Unpickler  # the one in C fills a table of any size that a file asks for
 _UNSET = object()
+_ITEM = 128
+"""Bytes of an item of a set or a mapping."""
 
 
 @attrs.frozen(eq=False)
@@ -117,6 +119,8 @@ class Unpickler(_Python):  # type: ignore[misc]
         The pickle, in memory: a length in it must allocate nothing.
     names
         The names that it may use besides those of plain values.
+    budget
+        Is charged for the values that are made at once: each may be a copy of one argument.
     storage
         Finds the storage that an archive of torch refers to.
     """
@@ -125,9 +129,11 @@ class Unpickler(_Python):  # type: ignore[misc]
         self,
         file: io.BytesIO,
         names: Iterable[str],
+        budget: Budget,
         storage: Callable[[Any], Any] | None = None,
     ) -> None:
         super().__init__(file)
+        self._budget = budget
         self._names = {*names, *_PLAIN, *_FACTORIES}
         self._storage = storage
 
@@ -152,7 +158,13 @@ class Unpickler(_Python):  # type: ignore[misc]
         if type(name) is not Name or type(arguments) is not tuple:
             raise ForeignDumpError(f"a call of a {type(name).__name__}")
         make = _PLAIN.get(name.name)
-        self.append(make(*arguments) if make else Pickled(name.name, arguments))
+        if make is None:
+            self.append(Pickled(name.name, arguments))
+            return
+        for one in arguments:
+            if isinstance(one, str | bytes | list | tuple):
+                self._budget.spend(len(one) * (1 if isinstance(one, str | bytes) else _ITEM))
+        self.append(make(*arguments))
 
     def load_build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]

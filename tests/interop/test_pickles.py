@@ -248,6 +248,17 @@ def laughs(depth: int) -> list[Any]:
     return value
 
 
+def copies(make: Any, argument: Any, times: int) -> list[Made]:
+    """Calls with one argument, which the file holds once."""
+    return [Made(make, argument) for _ in range(times)]
+
+
+def stacks() -> list[Stated]:
+    """Stacks that have one state."""
+    state = {"tensordicts": [batch()] * 1000, "stack_dim": 0}
+    return [Stated(New(LazyStackedTensorDict), state) for _ in range(3000)]
+
+
 def batch(**state: Any) -> Made:
     good = TensorDict({}, [1]).__getstate__()
     return Made(make_batch, TensorDict, {**good, **state})
@@ -319,6 +330,9 @@ ATTACKS: dict[str, Any] = {
     "a size of a range": lambda: Made(torch.Size, range(HUGE)),
     "bytes of a number": lambda: Made(bytes, 4 * 10**9),
     "a bytearray of a number": lambda: Made(bytearray, 4 * 10**9),
+    "one text, copied": lambda: copies(bytearray, bytes(50_000), 5000),
+    "one list, as sets": lambda: copies(set, list(range(5000)), 5000),
+    "stacks of one state": stacks,
     "keys of equal hashes": lambda: {i * EQUAL: i for i in range(3000)},
     "a key whose hash may be another's": lambda: {EQUAL: 0},
     "frozen members of equal hashes": lambda: frozenset(i * EQUAL for i in range(3000)),
