@@ -93,7 +93,7 @@ class RowColumns:
             for what, name in named.items()
             if name is not None
         }
-        tokens = {what: column for what, column in given.items() if _holds_numbers(column)}
+        tokens = {what: column for what, column in given.items() if holds_numbers(column)}
         if (labels := tokens.pop("labels", None)) is not None and "mask" not in tokens:
             tokens["mask"] = _labelled(labels)
         if not tokens.keys() & {"response", "whole"}:
@@ -308,7 +308,7 @@ def by_token(
     return found
 
 
-def _holds_numbers(column: Any) -> bool:
+def holds_numbers(column: Any) -> bool:
     """Whether a column has a sequence of whole numbers for each row, as far as its type tells."""
     if is_tensor(column):
         return column.is_nested or (column.dim() == 2 and not column.dtype.is_floating_point)

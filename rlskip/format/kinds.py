@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlskip.format import arrays, batches, objects, plain
-from rlskip.format.codec import Maker, Node, Packer, Unpacker, add_kind, register_codec
+from rlskip.format.codec import Maker, NBytes, Node, Packer, Unpacker, add_kind, register_codec
 from rlskip.format.dump_errors import (
     DAMAGE,
     CorruptDumpError,
@@ -19,7 +19,7 @@ from rlskip.format.dump_errors import (
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
 
-__all__ = ["Into", "Packer", "array_of", "choosable", "rebuild", "register_codec"]
+__all__ = ["Into", "Packer", "array_of", "choosable", "length_of", "rebuild", "register_codec"]
 
 Into = Literal["host", "torch", "numpy"]
 """What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
@@ -91,6 +91,20 @@ def array_of(node: Node) -> int | None:
     match node:
         case ["tensor", "dense", _, _, int(number), *_]:
             return number
+    return None
+
+
+def length_of(node: Node, nbytes: NBytes) -> int | None:
+    """How many values a list, an array or a tensor has, none of which is read; None of others."""
+    match node:
+        case ["list" | "tuple", "any", [*items]]:
+            return len(items)
+        case ["list" | "tuple", str(), int(number), *_]:
+            return nbytes(number) // 8
+        case ["tensor", "dense", _, [int(length), *_], *_] | ["ndarray", _, [int(length), *_], _]:
+            return length
+        case ["tensor", "jagged", _, ["tensor", "dense", _, [int(ends)], *_], *_]:
+            return ends - 1
     return None
 
 

@@ -50,7 +50,9 @@ class Columns:
         return column if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else None
 
 
-def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
+def rollout_columns(
+    rollouts: Any, fields: RowFields | None = None, n: int | None = None
+) -> Columns:
     """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
 
     The columns within a mapping that is a field have its name before theirs: ``extra.score``.
@@ -60,6 +62,8 @@ def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
     fields
         What the columns hold; None, for dumps that do not describe themselves: as their names are
         usual.
+    n
+        How many rows there are, where more is known of that than these columns tell.
     """
     batch, named = rollouts, batches.columns_of(rollouts)
     whole: dict[str, Any] = {}
@@ -72,7 +76,8 @@ def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
         named = {"value": list(rollouts)}
     elif not named and not isinstance(rollouts, Mapping):
         whole = {"value": rollouts}
-    n = _length_of(batch, fields)
+    if n is None:
+        n = _length_of(batch, fields or RowFields.of(named))
     columns: dict[str, Column] = {}
     for name, column in named.items():
         if batches.column_length(column) == n:
@@ -84,9 +89,9 @@ def rollout_columns(rollouts: Any, fields: RowFields | None = None) -> Columns:
     return Columns(n, columns, whole, fields or RowFields.of(columns.keys()))
 
 
-def _length_of(batch: Any, fields: RowFields | None) -> int:
+def _length_of(batch: Any, fields: RowFields) -> int:
     """How many rows there are: as many as responses, where a mapping has columns of any length."""
-    if isinstance(batch, Mapping) and fields is not None:
+    if isinstance(batch, Mapping):
         for name in (fields.response, fields.whole):
             if name in batch and (n := batches.column_length(batch[name])) is not None:
                 return n

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlskip.batch.row_fields import CONVENTION, RowFields
+import attrs
+
+from rlskip.batch.row_fields import RowFields
+from rlskip.batch.rows import holds_numbers
 from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
-from rlskip.format.kinds import array_of, choosable, rebuild
+from rlskip.format.kinds import array_of, choosable, length_of, rebuild
 from rlskip.runs.columns import QUEUE_PART, Columns, rollout_columns
 from rlskip.runs.rollouts import NAMING, PLACE, ROW, TEXTS, TOKENS, column_of
 
@@ -52,29 +55,48 @@ def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -
         It has no such field, or it cannot be used.
     """
     nodes, described = _fields(reader), RowFields.from_meta(meta)
-    names, known = list(nodes), described or RowFields.of(nodes)
+    known = described or RowFields.of(nodes)
     narrow = (nodes.get(getattr(known, what)) for what in _NARROW)
     reader.narrow = {number for node in narrow if (number := array_of(node)) is not None}
     if fields is None:
         reader.expand_all()
-        return rollout_columns(rebuild(reader, _TREE, None, "numpy"), described)
-    if not names:
-        columns = rollout_columns(rebuild(reader, _TREE, None, "numpy"), described)
+    elif nodes:
+        _check(fields, list(nodes), reader.where)
+        some = _read_some(reader, nodes, known, _needed(fields, list(nodes), known))
+        if some is not None:
+            return some
+    columns = rollout_columns(rebuild(reader, _TREE, None, "numpy"), described)
+    if fields is not None and not nodes:
         _check(fields, [*columns.columns, *columns.whole], reader.where)
-        return columns
-    _check(fields, names, reader.where)
-    wanted = _needed(fields, names, known)
-    is_mapping = reader.index[_FIELDS if _FIELDS in reader.index else _TREE][0] not in _SIZED
-    if not wanted or is_mapping:
-        wanted = _with_length(wanted, {k: node for k, node in nodes.items() if node}, known)
+    return columns
+
+
+def _read_some(
+    reader: Reader, nodes: Mapping[str, Node], known: RowFields, wanted: Sequence[str]
+) -> Columns | None:
+    """The `wanted` columns; None where they are not the same among all columns, or may not be."""
+    sized = reader.index[_FIELDS if _FIELDS in reader.index else _TREE][0] in _SIZED
+    counted = [name for name in (known.response, known.whole) if name and name in nodes]
+    lengths = (length_of(nodes[name], reader.nbytes) for name in counted)
+    n = None if sized else next((length for length in lengths if length is not None), None)
+    if n is None and not sized:
+        return None
+    wanted = wanted or [*counted, *nodes][:1]
     if _FIELDS not in reader.index:
-        return rollout_columns(rebuild(reader, _TREE, wanted, "numpy"), known)
-    part: dict[str, Any] = {"groups": [], "keys": []}
-    if "key" in wanted:
-        part["keys"] = rebuild(reader, _TREE, ["keys"], "numpy")["keys"]
-    own = [name for name in wanted if name != "key"]
-    part["fields"] = rebuild(reader, _FIELDS, own, "numpy")
-    return rollout_columns(part, known)
+        found = rollout_columns(rebuild(reader, _TREE, wanted, "numpy"), known, n)
+    else:
+        part: dict[str, Any] = {"groups": [], "keys": []}
+        if "key" in wanted:
+            part["keys"] = rebuild(reader, _TREE, ["keys"], "numpy")["keys"]
+        own = [name for name in wanted if name != "key"]
+        part["fields"] = rebuild(reader, _FIELDS, own, "numpy")
+        found = rollout_columns(part, known, n)
+    # Others take the place of what has the right name, but another length, or no tokens.
+    named = {entry.partition(".")[0] for entry in attrs.astuple(known) if type(entry) is str}
+    if not found.columns or not {*wanted} & named <= found.columns.keys():
+        return None
+    response = found.columns.get(known.response or "")
+    return found if response is None or holds_numbers(response) else None
 
 
 def _needed(fields: Iterable[str], names: Collection[str], described: RowFields) -> list[str]:
@@ -108,13 +130,6 @@ def _columns_of(field: str, names: Collection[str], described: RowFields) -> lis
         known = of("group") or described.n is not None
         return own if known else own + _columns_of("prompt", names, described)
     return of("reward") if field == "reward" else []
-
-
-def _with_length(wanted: list[str], names: Mapping[str, Node], described: RowFields) -> list[str]:
-    """`wanted`, with a column that has as many values as there are rows, if there is none in it."""
-    likely = (getattr(described, what) for what in ("response", "whole", *CONVENTION))
-    known = [name for name in likely if name in names]
-    return wanted if {*wanted} & {*known} else [*wanted, *(known or list(names))[:1]]
 
 
 def _check(fields: Sequence[str], names: Sequence[str], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -208,7 +208,7 @@ class Rollouts:
         if field in self.place or (field in PLACE and field not in columns):
             return []
         within = [name for name in columns if name.startswith(f"{field}.")]
-        return [field] if field in columns or not within else within
+        return [field] if field in columns or field in ROW or not within else within
 
     @property
     def has_tokens(self) -> bool:
@@ -318,17 +318,20 @@ class Rollouts:
         keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
         if len(keys) == n and all(keys):
             return [key for key in keys if key is not None]
-        group, session, turn = (_scalars(columns, what) for what in ("group", "session", "turn"))
+        group, session, turn = (
+            self._groups(),
+            _scalars(columns, "session"),
+            _scalars(columns, "turn"),
+        )
         turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
         if group and session:
-            return list(zip(map(str, group), session, turns, strict=True))
+            return list(zip(group, session, turns, strict=True))
         if session and columns.name_of("session") == "trajectory_ids":  # SkyRL's, as text
             ids = [str(one) for one in session]
             heads = [one.rpartition("_")[0] or one for one in ids]
             return list(zip(heads, ids, turns, strict=True))
         each = columns.fields.n
-        groups = [str(i // each) for i in range(n)] if each else self._prompts()
-        groups = [str(name) for name in group] if group else groups
+        groups = group or ([str(i // each) for i in range(n)] if each else self._prompts())
         last = _scalars(columns, "last") or [True] * n
         first, names = 0, []
         for i in range(n):
@@ -336,15 +339,26 @@ class Rollouts:
             first = i + 1 if last[i] else first
         return names
 
+    def _groups(self) -> list[str] | None:
+        """The name of each row's group, by the column of groups: its text, or its number there."""
+        column, names = self.columns.of("group"), _scalars(self.columns, "group")
+        if column is None or names is not None:
+            return names and list(map(str, names))
+        return _numbered(repr(plain(value)) for value in column)
+
     def _prompts(self) -> list[str]:
         """For each row the number of its prompt among the prompts that differ."""
         prompts = self.tokens.prompt
         if prompts is None:
             alike = self.has_tokens  # responses without prompts are those of one group
             return [str(0 if alike else i) for i in range(len(self))]
-        numbered: dict[bytes, int] = {}
-        texts = (b"" if p is None else p.astype(np.int64).tobytes() for p in prompts)
-        return [str(numbered.setdefault(text, len(numbered))) for text in texts]
+        return _numbered(b"" if p is None else p.astype(np.int64).tobytes() for p in prompts)
+
+
+def _numbered(values: Iterable[Hashable]) -> list[str]:
+    """The number of each value among those that differ, in the order of their first ones."""
+    found: dict[Hashable, int] = {}
+    return [str(found.setdefault(value, len(found))) for value in values]
 
 
 def column_of(field: str, names: Collection[str]) -> str:

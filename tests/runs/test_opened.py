@@ -15,6 +15,8 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
 import rlskip
+from rlskip.batch.columns import columns_of
+from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
 from rlskip.runs.opened import NoSuchPlaceError, Run, Runs
 from rlskip.store import DumpError, StepStore
@@ -88,11 +90,38 @@ def test_rows_are_the_same_whatever_holds_them(kind: str, directory: Path) -> No
     assert "extra" in error.value.remedy
 
 
+CHAT = [{"role": "user", "content": "Hi"}]
 ODD: dict[str, Any] = {
     "mapping": {**COLUMNS, "extra": {"score": [1, 2, 3]}, "one": "text", "other": [1, 2, 3, 4]},
     "own names": {**COLUMNS, "uid": list(UIDS), "mask": [None] * 3, "rank": [7, 8, 9]},
     "no prompts": {"responses": COLUMNS["responses"], "rm_scores": COLUMNS["rm_scores"]},
     "no reward": {**COLUMNS, "rm_scores": None},
+    "chats that are the prompts": {
+        "num_tokens": 99,
+        "prompt": [CHAT, CHAT, [*CHAT, *CHAT]],
+        "completion": list("xyz"),
+        "reward": [1.0, 0.0, 1.0],
+    },
+    "chats and tokens": {**COLUMNS, "prompt": [CHAT, [*CHAT, *CHAT], CHAT]},
+    "rows of chats": [{"prompt": one, "completion": "x"} for one in (CHAT, [*CHAT, *CHAT], CHAT)],
+    "no tokens": {"one": 1, "prompts": ["a", "b"], "texts": list("xyz"), "labels": [1, 0, 1]},
+    "one uid": {**COLUMNS, "uid": "a", "prompt": list("xyx")},
+    "uids of another length": {**COLUMNS, "uid": ["a", "b"], "score": [1, 2], "reward": None},
+    "uids that are none": {**COLUMNS, "uid": [None, 0.5, None]},
+    "columns within a turn": {**COLUMNS, "turn": {"x": [1, 2, 3]}},
+    "text beside tokens": {"responses": list("xyz"), "input_ids": [[1, 2], [3], [4]]},
+    "fewer responses than values": {
+        "responses": [[1], [2], [3]],
+        "uid": list("abcd"),
+        "x": list("abcd"),
+        "y": list("abcd"),
+    },
+    "jagged": {
+        "responses": torch.nested.nested_tensor_from_jagged(
+            torch.arange(4), torch.tensor([0, 1, 3, 4])
+        ),
+        "one": [1],
+    },
     "lazy queue": {
         **KINDS["queue"],
         "fields": LazyStackedTensorDict(
@@ -106,13 +135,28 @@ ODD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", list(ODD))
-def test_a_field_alone_has_the_values_that_it_has_among_all(kind: str, directory: Path) -> None:
-    StepStore(directory).save(1, ODD[kind])
+@pytest.mark.parametrize("described", [False, True])
+def test_a_field_alone_has_the_values_that_it_has_among_all(
+    kind: str, described: bool, directory: Path
+) -> None:
+    names = [str(name) for name in columns_of(ODD[kind])]
+    info = RowFields.of(names).to_meta() if described and kind != "lazy queue" else {}
+    StepStore(directory).save(1, ODD[kind], info=info)
     run = rlskip.open(directory).run
     rows = list(run.iter_rows())
     assert len(rows) == 3
     for name in rows[0]:
         assert [row.get(name) for row in run.iter_rows([name])] == [row[name] for row in rows]
+    assert [one.rows for one in run.sessions([])] == [one.rows for one in run.sessions()]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if "chats" in kind])
+def test_equal_chats_are_prompts_of_one_group(kind: str, directory: Path) -> None:
+    StepStore(directory).save(1, ODD[kind])
+    run = rlskip.open(directory).run
+    last = "1" if kind == "chats that are the prompts" else "0"
+    assert [row["group"] for row in run.iter_rows()][::2] == ["0", last]
+    assert len(list(run.groups())) == 2
 
 
 @pytest.mark.parametrize("field", ["own_prompt", "own_prompts", "other", "nothing"])
