@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.batch.ragged import Ragged
+from rlskip.batch.ragged import Ragged, numbers
 
 
 def unpadded(read: dict[str, Ragged]) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def completed(mask: list[Any], read: dict[str, Ragged]) -> list[Any]:
     """
     of_response = "response" in read
     lengths = read["response" if of_response else "whole"].lengths.tolist()
-    pairs = list(zip(mask, lengths, strict=False))
-    if not any(np.shape(cell) == (length,) for cell, length in pairs):
+    pairs = list(zip(map(numbers, mask), lengths, strict=False))
+    fits = [cell is not None and len(cell) == length for cell, length in pairs]
+    if not any(fits):
         return mask
-    otherwise = (np.full(length, of_response) for length in lengths)
     return [
-        cell if np.shape(cell) == (length,) else other
-        for (cell, length), other in zip(pairs, otherwise, strict=False)
+        cell if fit else np.full(length, of_response)
+        for (cell, length), fit in zip(pairs, fits, strict=True)
     ]

@@ -15,7 +15,7 @@ from rlskip._copies import Memory, fresh
 from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor, values_at
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import completed, unpadded
-from rlskip.batch.ragged import Ragged, spans_of
+from rlskip.batch.ragged import Ragged, numbers, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
@@ -152,7 +152,7 @@ class Rows:
         """
         read: dict[str, Ragged] = {}
         for what, column in columns.tokens.items():
-            if what == "mask" and isinstance(column, list):
+            if what == "mask" and isinstance(column, list) and read.keys() & {"response", "whole"}:
                 column = completed(column, read)
             found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
             if found is not None:
@@ -315,14 +315,16 @@ def holds_numbers(column: Any) -> bool:
     if isinstance(column, np.ndarray):
         return column.ndim == 2 and column.dtype.kind in "biu"
     cells = (cell for cell in cells_of(column) or () if cell is not None)
-    return np.ndim(plain(next(cells, None))) == 1
+    cell = plain(next(cells, None))
+    return isinstance(cell, list | tuple) and numbers(cell) is not None
 
 
 def _labelled(labels: Any) -> Any:
     """A mask of the tokens that have a label."""
     if (is_tensor(labels) and not labels.is_nested) or isinstance(labels, np.ndarray):
         return labels != _NO_LABEL
-    return [np.asarray(plain(cell)) != _NO_LABEL for cell in cells_of(labels) or ()]
+    cells = map(numbers, cells_of(labels) or ())
+    return [None if cell is None else cell != _NO_LABEL for cell in cells]
 
 
 def _whole_numbers(column: Any) -> np.ndarray | None:

@@ -155,7 +155,11 @@ def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) 
 def _cell(old: Any, score: float, length: int) -> Any:
     """A row's reward: a number, or one number a token of which the last one has the score."""
     if isinstance(old, list):
-        return _cell(np.array(old, np.float64), score, length).tolist()
+        try:
+            array = np.array(old, np.float64)
+        except (ValueError, TypeError) as error:
+            raise WriteError(f"a row's rewards are not numbers: {old!r:.80}") from error
+        return _cell(array, score, length).tolist()
     new = _as_floats(old)
     if is_tensor(old):
         new = new.new_zeros(new.shape)

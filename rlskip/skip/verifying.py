@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.batch.columns import cells_of, columns_of, is_tensor, rows_of
+from rlskip.batch.columns import cells_of, columns_of, rows_of
+from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.rows import RecordError, RowColumns, Rows, by_token
 from rlskip.format.fingerprint import VOLATILE, fingerprint
@@ -96,9 +97,9 @@ def _log_probs(batch: Any, rows: Rows, fields: RowFields) -> list[np.ndarray] | 
     """The log-probs of each row by token, NaN where there is none; None if the batch has none."""
     column = columns_of(batch).get(fields.log_probs)
     cells = None if column is None else cells_of(column, len(rows))
-    if cells is None or any(cell is None for cell in cells):
+    parts = [part.astype(float) for cell in cells or () if (part := numbers(cell)) is not None]
+    if not parts or len(parts) < len(rows):
         return None
-    parts = [_floats(cell) for cell in cells]
     lengths = [len(part) for part in parts]
     is_padded = len({*lengths}) == 1
     try:
@@ -114,10 +115,6 @@ def _log_probs(batch: Any, rows: Rows, fields: RowFields) -> list[np.ndarray] | 
     prompts = rows.prompt_lengths.tolist()
     named = zip(parts, prompts, rows.sampled, strict=True)
     return [by_token(part, layout.align, prompt, sampled) for part, prompt, sampled in named]
-
-
-def _floats(cell: Any) -> np.ndarray:
-    return cell.detach().cpu().double().numpy() if is_tensor(cell) else np.asarray(cell, float)
 
 
 def _log_prob_gaps(

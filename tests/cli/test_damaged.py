@@ -196,6 +196,20 @@ ODD: dict[str, Any] = {
     "half characters": {"text": ["\ud83d", "\x00\x1b[2J"], "uid": ["\udc00", "[/red]"]},
     "nested values": {"x": [{"a": [NAN, {"b": torch.ones(2)}]}, b"bytes"], "y": {"z": 1}},
     "dates": {"x": np.array(["2026-01-01", "NaT"], "M8[s]"), "y": np.array([1, 2], "m8[D]")},
+    "several completions of a prompt": {
+        "prompts": ["a", "b"], "responses": [[[1, 2], [3, 4, 5]]] * 2, "rewards": [[1.0, 0.0]] * 2,
+        "response_mask": [[[1, 1], [1, 1, 1]]] * 2, "labels": [[[1], [2, 3]]] * 2,
+    },
+    "rows of several completions": {
+        "input_ids": [[1, 2], [[3], [4, 5]]], "loss_mask": [[0, 1]] * 2,
+    },
+    "a mask and top log-probs in lists": {
+        "response_ids": [[1, 2], [3]], "loss_mask": [[[1], [0, 1]], [1]],
+        "logprobs": [[[-1.0], [-2.0, -3.0]], [[-1.0]]],
+    },
+    "chats with a mask": {
+        "response_ids": [[{"role": "user", "content": "a"}]] * 2, "completion_mask": [[1], [2, 2]],
+    },
     "nothing": None,
 }  # fmt: skip
 

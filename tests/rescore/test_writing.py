@@ -132,6 +132,8 @@ def test_a_run_without_rewards_is_scored_and_not_written(judges: Path, rlskip: A
     assert rlskip(*command, "--write", judges / "n").code == 2
     with pytest.raises(WriteError, match="tuple"):
         with_scores({"rewards": (1.0,)}, "rewards", {0: 1.0}, [1])
+    with pytest.raises(WriteError, match="not numbers"):
+        with_scores({"rewards": [[[1.0], [1.0, 2.0]]]}, "rewards", {0: 1.0}, [1])
     without_tokens = {"rewards": [[], [1.0]]}
     assert with_scores(without_tokens, "rewards", {0: 0.0}, [0, 1]) == without_tokens
     with pytest.raises(WriteError, match="no token"):

@@ -259,6 +259,29 @@ def test_a_role_without_tokens_is_compared_by_value(init: Init) -> None:
     assert (found.rows, found.same, found.first) == (3, 2, "row 1: score")
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"responses": [[[1, 2], [3, 4, 5]]] * 2, "rewards": [[1.0, 0.0]] * 2},
+        {"responses": [[1, 2], [3]], "rollout_log_probs": [[[-1.0], [-2.0, -3.0]], [[-1.0]]]},
+    ],
+)
+def test_lists_of_unequal_length_are_compared(
+    init: Init, caplog: pytest.LogCaptureFixture, made: dict[str, Any]
+) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[str]) -> dict[str, Any]:
+        return {"prompts": prompts, **made}
+
+    for action in ("cache", "verify"):
+        dumps = init(action=action)
+        visit(1)
+        assert generate(["a", "b"]) == {"prompts": ["a", "b"], **made}
+    assert "could not be compared" not in caplog.text
+    found = verified(dumps)
+    assert (found.rows, found.same) == (2, 2)
+
+
 def test_a_subclass_of_rollout_skip_verifies(init: Init) -> None:
     @register_skip("own")
     class Own(RolloutSkip): ...
