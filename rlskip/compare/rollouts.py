@@ -12,7 +12,8 @@ import attrs
 from rlskip._human import number
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.columns import Columns, plain, values
+from rlskip.runs.columns import plain, values
+from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Rollouts
@@ -194,8 +195,12 @@ def _steps(target: Target, wanted: Steps) -> dict[int, Scope]:
 
 @attrs.frozen
 class _Session:
-    """A session with its turns one after the other; `cells` are those of rows without tokens."""
+    """A session with its turns one after the other; `cells` are those of rows without tokens.
 
+    Sessions with equal keys are compared: those of one prompt, else of one place.
+    """
+
+    key: Hashable
     place: int
     call: int
     group: str
@@ -205,11 +210,6 @@ class _Session:
     mask: list[int]
     log_probs: list[float] | None
     cells: list[dict[str, str]]
-
-    @property
-    def key(self) -> Hashable:
-        """Sessions with equal keys are compared: those of one prompt, else of one place."""
-        return tuple(self.prompts[0]) if self.prompts else self.place
 
 
 def compare_sessions(
@@ -258,13 +258,20 @@ def compare_sessions(
 def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
     found: list[_Session] = []
     for call, part in enumerate(parts):
-        cells = [] if part.has_tokens else _cells(part.columns)
+        cells = [] if part.has_tokens else _cells(part)
         for one in part.sessions:
-            turns = one.turns if part.has_tokens else []
+            turns = one.turns
+            said = recorded(turns[0], "user")
+            key: Hashable = len(found) if said is None else repr(said)
+            if part.has_tokens:
+                key = tuple(turns[0]["prompt"] or ())
+            else:
+                turns = []
             log_probs = [p for turn in turns for p in turn["log_probs"] or ()]
             has_log_probs = any(turn["log_probs"] is not None for turn in turns)
             found.append(
                 _Session(
+                    key=key,
                     place=len(found),
                     call=call,
                     group=one.group,
@@ -300,7 +307,7 @@ def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -
     if token is None and a.prompts != b.prompts:
         found["field"] = "turns" if len(a.prompts) != len(b.prompts) else "observations"
     if not a.prompts and (names := _other_cells(a.cells, b.cells)):
-        found = {"field": ", ".join(names)}
+        found["field"] = ", ".join(names)
     return found
 
 
@@ -325,7 +332,12 @@ def _other_cells(a: Sequence[dict[str, str]], b: Sequence[dict[str, str]]) -> li
     return [name for name in names if [r.get(name) for r in a] != [r.get(name) for r in b]]
 
 
-def _cells(part: Columns) -> list[dict[str, str]]:
-    columns = {name: values(column) for name, column in part.columns.items()}
-    # As text: a NaN equals a NaN.
-    return [{n: repr(plain(c[i])) for n, c in columns.items()} for i in range(part.n)]
+def _cells(part: Rollouts) -> list[dict[str, str]]:
+    """The columns of each row but a reward, which is compared as the number that it is."""
+    columns = {name: values(column) for name, column in part.columns.columns.items()}
+    reward = part.columns.name_of("reward")
+    return [
+        # As text: a NaN equals a NaN.
+        {n: repr(plain(c[i])) for n, c in columns.items() if n != reward or known is None}
+        for i, known in enumerate(part.rewards)
+    ]

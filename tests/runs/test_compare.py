@@ -201,6 +201,34 @@ def row(prompt: int, *, turn: int = 0, logprobs: list[float] | None = None) -> d
     return {**session, "prompt_ids": [prompt], "completion_ids": [5], "logprobs": logprobs}
 
 
+def texts(prompts: str, rewards: Any, answers: str = "wxyz") -> Rollouts:
+    asked: Any = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    if prompts.isupper():
+        asked = list(prompts)
+    return rollouts({"prompt": asked, "completion": list(answers), "rewards": rewards})
+
+
+@pytest.mark.parametrize("prompts", ["AABB", "aabb"], ids=["text", "chats"])
+def test_sessions_of_text_are_matched_by_their_prompts(prompts: str) -> None:
+    a = texts(prompts, [1.0, 0.0, 1.0, float("nan")])
+    moved = texts(prompts[::-1], [1.0, float("nan"), 1.0, 0.0], "yzwx")
+    for other, tolerance in ((moved, 0.0), (texts(prompts, [1.01, 0.0, 1.0, float("nan")]), 0.1)):
+        assert compare_sessions([a], [other], 1, tolerance)[0] == []
+    (one,), tally = compare_sessions([a], [texts(prompts, [0.5, 0.0, 1.0, float("nan")])], 1, 0.1)
+    assert (one.a, one.b, one.reward, one.field) == (0, 0, (1.0, 0.5), None)
+    assert (tally.rewards, tally.others) == (1, 0)
+    (one,), tally = compare_sessions(
+        [a], [texts(prompts, a.columns.columns["rewards"], "Wxyz")], 1, 0
+    )
+    assert (one.reward, one.field, tally.rewards, tally.others) == (None, "completion", 0, 1)
+    left = texts(prompts.replace(prompts[0], "C"), [1.0, 0.0, 1.0, float("nan")])
+    assert compare_sessions([a], [left], 1, 0.0)[1].prompts == 4
+    without = rollouts({"completion": ["x", "y"], "rewards": ["good", None]})
+    other = rollouts({"completion": ["x", "y"], "rewards": ["bad", 1.0]})
+    found, _ = compare_sessions([without], [other], 1, 0.0)
+    assert [(one.a, one.b, one.field) for one in found] == [(0, 0, "rewards"), (1, 1, "rewards")]
+
+
 def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
     one, two = rollouts([row(1)]), rollouts([row(2)])
     found, tally = compare_sessions([one], [one, two], 1, 0.0)
