@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ class Decoder:
     ----------
     tokenizer
         The directory of a local one, which is loaded without code from it; or an object with a
-        method ``decode`` and a length, as those of transformers.
+        method ``decode``. Where it has a length, too, as those of transformers, it is not given
+        larger ids.
     skip_special
         Leave special tokens out, as verl's and TRL's trainers do for their reward functions.
 
@@ -34,7 +36,8 @@ class Decoder:
         self._options = {"skip_special_tokens": True} if skip_special else {}
 
     def __call__(self, tokens: Sequence[int]) -> str:
-        known = [t for t in tokens if 0 <= t < len(self._tokenizer)]
+        size = len(self._tokenizer) if hasattr(self._tokenizer, "__len__") else math.inf
+        known = [t for t in tokens if 0 <= t < size]
         return str(self._tokenizer.decode(known, **self._options))
 
 

@@ -319,16 +319,21 @@ def test_a_column_of_a_rows_name_and_other_values_is_kept(directory: Path) -> No
     assert (row["prompt"], row["step"], row["own_step"], row["group"]) == ([1], 1, 9, "3")
 
 
-def test_a_tokenizer_adds_text(directory: Path) -> None:
-    class Letters:
-        def __len__(self) -> int:
-            return 26
+class Letters:
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(chr(97 + token) for token in tokens)
 
-        def decode(self, tokens: list[int]) -> str:
-            return "".join(chr(97 + token) for token in tokens)
 
+class Letter(Letters):
+    def __len__(self) -> int:
+        return 9
+
+
+@pytest.mark.parametrize("tokenizer", [Letters(), Letter()])
+def test_a_tokenizer_adds_text(tokenizer: Letters, directory: Path) -> None:
     StepStore(directory).save(1, KINDS["mapping"])
-    run = rlskip.open(directory, tokenizer=Letters())
-    assert [row["response_text"] for row in run.iter_rows()] == ["f", "ghi", "jj"]
+    run = rlskip.open(directory, tokenizer=tokenizer)
+    texts = ["f", "ghi", "jj"] if type(tokenizer) is Letters else ["f", "ghi", ""]
+    assert [row["response_text"] for row in run.iter_rows()] == texts
     (row, *_) = run[1:].iter_rows(["prompt_text"])
     assert row["prompt_text"] == "b"
