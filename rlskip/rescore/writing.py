@@ -125,10 +125,11 @@ def with_scores(
         return rollouts
     if isinstance(rollouts, Mapping):
         return {**rollouts, name: column(rollouts[name])}
-    return [
+    rows = [
         {**row, name: _cell(row.get(name), scores[i], lengths[i])} if i in scores else row
         for i, row in enumerate(rollouts)
     ]
+    return tuple(rows) if isinstance(rollouts, tuple) else rows
 
 
 def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) -> Any:

@@ -78,6 +78,7 @@ KINDS = {
     "batch": lambda: DataProtoParts(TensorDict({"rewards": TOKENS.clone()}, [3]), {}, {}),
     "non-tensors": lambda: DataProtoParts(None, {"rewards": np.array([1.0, 2, 3], object)}, {}),
     "rows": lambda: [{"rewards": row} for row in TOKENS],
+    "tuple of rows": lambda: tuple({"rewards": row} for row in TOKENS),
     "whole numbers": lambda: [{"rewards": row} for row in TOKENS.long().numpy()],
     "a row without": lambda: [{"uid": "a"}, {"rewards": 1.0}, {"rewards": None}],
 }  # fmt: skip
@@ -86,7 +87,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_rollouts_is_rescored(kind: str, tmp_path: Path) -> None:
     store = StepStore(tmp_path)
-    store.save(1, with_scores(KINDS[kind](), "rewards", SCORES, LENGTHS))
+    scored = with_scores(KINDS[kind](), "rewards", SCORES, LENGTHS)
+    assert type(scored) is type(KINDS[kind]())
+    store.save(1, scored)
     (rollouts,) = package.open(tmp_path)[1].rollouts()
     assert rollouts.rewards[0] == 0.5
     assert rollouts.rewards[2] == 2.0
