@@ -44,11 +44,11 @@ def write(dumps: Iterable[Dump], run: Run, out: Path) -> Iterator[tuple[Dump, Pa
             continue
         if dump.place.world_size > 1:
             raise ExportError("verl has no dumps of single ranks", f"{run.name}/{dump.name}")
-        folder = out.joinpath(*run.directory.parts[-2:], str(dump.step))
+        folder = out / run.name / str(dump.step)
         meta = {"global_steps": dump.step}
         rollouts = dump.load()
         if is_queue_part(rollouts):
-            folder = out.joinpath(*run.directory.parts[-2:], *dump.place.parts)
+            folder = out.joinpath(run.name, *dump.place.parts)
             file, content = "tq_batch.pt", _queue_batch(rollouts, dump)
             meta["num_trajectories"] = len(rollouts["keys"])
         else:

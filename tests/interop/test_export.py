@@ -60,6 +60,15 @@ def test_verl_has_one_call_of_a_step(rlskip: Any, tmp_path: Path) -> None:
     assert batch["prompts"].tolist() == [[1]]
 
 
+def test_a_roles_dumps_are_below_the_run_that_has_the_role(rlskip: Any, tmp_path: Path) -> None:
+    runs = [RUN, f"{RUN}/values", f"{RUN.replace('exp', 'other')}/values"]
+    for run in runs:
+        StepStore(tmp_path / "dumps" / run).save(1, {"values": torch.ones(2)})
+        where = tmp_path / "dumps" / run
+        said = rlskip("export", where, "--to", "verl", "--out", tmp_path / "out", "--json")
+        assert said.json["files"] == [str(tmp_path / "out" / run / "1" / "gen_batch.dp")]
+
+
 def test_rows_name_the_call_of_a_step_of_several(rlskip: Any, tmp_path: Path) -> None:
     store = StepStore(tmp_path / RUN)
     for step, calls in ((1, 1), (2, 2)):
