@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,11 +190,18 @@ def write_verl_text(target: Scope, out: Path) -> Iterator[Path]:
 def _as_verl_text(session: SessionRows) -> dict[str, Any]:
     messages = _messages(session)
     at = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    texts = [str(one.get("content")) for one in messages]
+    texts = list(map(_text, messages))
     before, after = "\n".join(texts[:at]), "\n".join(texts[at:])
     truth = session.turns[0].get("gts")
     about = {"gts": truth, "score": session.reward, "step": session.place["step"]}
     return {"input": before, "output": after, **about, "request_id": _name(session)}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """What a message says, or the tools that it calls instead."""
+    content = message.get("content")
+    said = message.get("tool_calls") or "" if content is None else content
+    return said if isinstance(said, str) else json.dumps(finite(said), ensure_ascii=False)
 
 
 def traces(target: Scope) -> Iterator[str]:

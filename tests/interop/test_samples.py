@@ -227,6 +227,26 @@ def test_text_of_verl_goes_out_and_in(
     assert (bad.code, "line 1 is not JSON" in bad.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"content": None, "tool_calls": [{"name": "f", "é": None}]}, '[{"name": "f", "é": null}]'),
+        ({"content": None}, ""),
+        ({"content": [{"type": "text", "text": "no"}]}, '[{"type": "text", "text": "no"}]'),
+        ({"content": "no", "tool_calls": ["f"]}, "no"),
+    ],
+)
+def test_a_message_without_text_is_what_it_calls(
+    rlskip: Any, run: Path, tmp_path: Path, said: dict[str, Any], text: str
+) -> None:
+    tool = {"role": "tool", "content": "42"}
+    rows = [{"raw_prompt": ASKED, "completions": [{"role": "assistant", **said}, tool]}]
+    StepStore(run).save(4, rows)
+    assert rlskip("export", run, "--to", "verl-text", "--out", tmp_path / "text").code == 0
+    (line,) = map(json.loads, (tmp_path / "text" / "4.jsonl").read_text("utf-8").splitlines())
+    assert (line["input"], line["output"]) == ("Hi", f"{text}\n42")
+
+
 def test_traces_of_verifiers_go_out_and_in(
     rlskip: Any, run: Path, tmp_path: Path, imported: Any
 ) -> None:
