@@ -42,7 +42,7 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
-        elif action == "replay" and settings.start_engine:
+        elif action == "replay" and settings.start_engine and not _generates(settings, role):
             problems.append(_overridden(settings, "skip.start_engine", "true", option))
         elif action in ("repeat", "verify") and local.action != action:
             problems.append(_overridden(settings, f"skip.{role}.action", str(local.action), option))
@@ -151,6 +151,11 @@ def _options(config: Any, group: str) -> list[tuple[str, str]]:
         if hasattr(look_up(config, f"{package}.{group}" if package else group), "keys")
         for option in re.findall(r"\w+", listed[2])
     ]
+
+
+def _generates(settings: SkipSettings, role: str) -> bool:
+    """Whether the user says so: with an engine, too, that is what the job asked for."""
+    return settings.gives("on_miss", role) and settings.roles[role].on_miss == "generate"
 
 
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:

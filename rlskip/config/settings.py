@@ -231,6 +231,8 @@ def _inherit(
     """Fill in place what `role` was not given from the shared keys, and check it."""
     own = {f.name for f in dataclasses.fields(RoleConfig) if getattr(role, f.name) is not None}
 
+    role.given_keys, role.lacks_engine = frozenset(own), not shared.start_engine
+
     def typed(key: str) -> str:
         """The full key that holds the value of `key`."""
         return f"skip.{name}.{key}" if key in own else f"skip.{key}"

@@ -7,6 +7,7 @@ Shared keys are on top, roles below. A role's key that is None inherits the shar
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -125,6 +126,24 @@ class RoleConfig:
 
     # Longest response in tokens; null: the host's limit.
     response_len: int | None = field(default=None, metadata=_positive)
+
+    # Of a role that was read, for messages: the keys it was given for itself, and whether
+    # skip.start_engine keeps it from generating.
+    given_keys = frozenset[str]()
+    lacks_engine = False
+
+
+def as_given(text: str, role: str, local: Any) -> str:
+    """`text` with each shared key that a role has for itself as that key of the role's."""
+    for key in getattr(local, "given_keys", ()):
+        text = re.sub(rf"\bskip\.{key}\b", f"skip.{role}.{key}", text)
+    return text
+
+
+def to_generate(role: str, local: Any) -> str:
+    """What to type so that a role that never generates does."""
+    engine = " skip.start_engine=true" * getattr(local, "lacks_engine", False)
+    return as_given(f"skip.on_miss=generate{engine}", role, local)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import RoleConfig, role_specs
+from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -228,7 +228,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
     if role.on_miss == "error" and not listed and not skip.serves_validation:
         what = "on_miss=error, and the job would end at the first step: no dump"
-        yield Finding(name, ERROR, what, "generate it once with skip.on_miss=generate")
+        yield Finding(name, ERROR, what, f"generate it once with {to_generate(name, role)}")
 
 
 def _is_sound(dump: Any) -> bool:
@@ -241,7 +241,11 @@ def _is_sound(dump: Any) -> bool:
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     starts, verls = settings.start_engine, is_verls(settings.facts.config)
-    found = problems(settings, roles) if verls else preflight(roles, settings.facts, here=False)
+    found = (
+        problems(settings, roles)
+        if verls
+        else preflight(roles, settings.facts, engine=starts, here=False)
+    )
     for problem in found:
         yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.skip import SkipAction
+from rlskip.config.skip import SkipAction, as_given
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
@@ -226,7 +226,8 @@ def all_ranks(dumps: Dumps) -> OneRank:
             f"{group.world_size} does not see what rank 0 writes there (this is rank "
             f"{group.rank}, on {socket.gethostname()})",
             f"skip.{dumps.role}.dump_dir",
-            "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
+            "name a directory that all nodes share: "
+            + as_given("skip.dump_dir=/shared/dumps", dumps.role, dumps.local_config),
         )
     return SeveralRanks(group, dumps)
 

@@ -18,7 +18,7 @@ from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE
+from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import IGNORED, Arguments, plain_entries
@@ -286,13 +286,21 @@ class Dumps:
         if self.local_config.on_mismatch == "regenerate":
             self.store.quarantine(found.step, what, found.part)
             return False
+        replaces = "runs the stage and replaces the dump (the old one is quarantined)"
         raise MismatchError(
-            what,
-            str(self.directory / found.path),
-            f"choose one: {hint}skip.{self.role}.on_mismatch=regenerate runs the stage and "
-            "replaces the dump (the old one is quarantined); on_mismatch=ignore replays it anyway; "
-            f"another skip.dump_dir or {self.facts.experiment_key} starts from nothing",
+            what, str(self.directory / found.path), self.ways_out(replaces, "it anyway", hint)
         )
+
+    def ways_out(self, replaces: str, replays: str, hint: str = "") -> str:
+        """What to type after a mismatch: how each value of ``on_mismatch`` acts, or other names."""
+        role, local = self.role, self.local_config
+        generate = f"{to_generate(role, local)} " if local.on_miss == "error" else ""
+        ways = f"choose one: {hint}{generate}skip.{role}.on_mismatch=regenerate {replaces}; "
+        ways += f"skip.{role}.on_mismatch=ignore replays {replays}"
+        if not generate:
+            dump_dir = as_given("skip.dump_dir", role, local)
+            ways += f"; another {dump_dir} or {self.facts.experiment_key} starts from nothing"
+        return ways
 
     def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:
         """Apply ``on_mismatch`` to a dump without fields that this run needs.

@@ -139,7 +139,9 @@ class SkipManager:
         if checks and enabled:
             from rlskip.skip.preflight import preflight
 
-            raise_all(preflight(enabled, settings.facts))
+            # A host that learns its steps later looks itself.
+            engine = settings.start_engine or not settings.facts.steps
+            raise_all(preflight(enabled, settings.facts, engine=engine))
         retire_legacy_flags(settings.facts.config, rollout_enabled="rollout" in roles)
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine

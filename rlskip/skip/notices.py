@@ -28,7 +28,7 @@ from rlskip._human import age, short
 from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip.config.check import leaves
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
 from rlskip.skip.visit import Found
@@ -132,7 +132,7 @@ class Notices:
         if scores and self.role in BUILT_IN_ROLES:
             self.once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
-                "%s=[%s]", ", ".join(scores), as_typed("skip.drop_fields"), ",".join(scores),
+                "%s=[%s]", ", ".join(scores), self._typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
 
     def log_other_shapes(self) -> None:
@@ -203,7 +203,7 @@ class Notices:
         what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
         if shaping:
             named = ",".join(key for key in shaping if key in self._config)
-            advice = f"; {as_typed('skip.identity')}=[{named}] compares" if named else ""
+            advice = f"; {self._typed('skip.identity')}=[{named}] compares" if named else ""
             log.warning(what, self.role, ", ".join(changed[key] for key in shaping), advice)
         if others:
             more = len(others) - _MAX_CHANGES
@@ -230,6 +230,9 @@ class Notices:
             if (settled or not self._facts.is_settled(key))
             and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
         }
+
+    def _typed(self, key: str) -> str:
+        return as_typed(as_given(key, self.role, self._local_config))
 
     def _is_new(self, topic: str) -> bool:
         if topic in self._given:

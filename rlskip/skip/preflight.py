@@ -14,7 +14,7 @@ import attrs
 from rlskip._files import cannot_write
 from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import VALIDATION_ROLE, SkipAction, as_given, to_generate
 from rlskip.config.steps import compact
 from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.dumps import Dumps
@@ -189,7 +189,8 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
             continue
         absent = [step for step, reason in missing.items() if not reason]
         found = [f"steps {compact(absent)} have no usable dump in {dumps.directory}"] * bool(absent)
-        remedy = "generate them once with skip.on_miss=generate skip.start_engine=true"
+        generate = to_generate(role, local)
+        remedy = f"generate them once with {generate}"
         if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
             found += hidden
             remedy = f"set back what differs, or {remedy}"
@@ -200,12 +201,14 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
                 remedy = f"ask their owner for permission: chmod -R a+rX {dumps.directory}"
             if reason.startswith("were made"):
                 remedy = "set back what differs, or name another skip.dump_dir and generate them "
-                remedy += "there once with skip.on_miss=generate skip.start_engine=true"
+                remedy += f"there once with {generate}"
         killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
         if killed:
             remedy += f"; step {compact(killed)} has a journal, which that run completes"
-        if there := {*listed} - {*missing}:
+        # Without an engine every step must be listed.
+        if (there := {*listed} - {*missing}) and not local.lacks_engine:
             remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
+        remedy = as_given(remedy, role, local)
         problems.append(Problem(f"skip.{role}.on_miss=error", "; ".join(found), remedy))
     return problems
 
@@ -227,7 +230,7 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
     """A problem for each role that does not list all of its steps, and never runs."""
     found = []
     for role, skip in roles.items():
-        if skip.local_config.on_miss != "error":
+        if skip.local_config.on_miss != "error" or skip.support_online_step:
             continue
         due = _due(skip, facts)
         unlisted = [step for step in due if step not in skip.local_config.steps]
@@ -241,6 +244,7 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
             if unlisted[0] > due[0] and "steps" in facts.keys:
                 remedy += f", or train fewer steps: {facts.keys['steps']}={unlisted[0] - 1}"
         what += "skip.start_engine=false"
+        remedy = as_given(remedy, role, skip.local_config)
         found.append(Problem(f"skip.{role}.steps", what, remedy))
     return found
 
@@ -297,4 +301,5 @@ def _unwritable(dumps: Dumps) -> list[Problem]:
     what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} has steps "
     remedy = "name a directory that can be written; to use only the dumps that are there, set "
     remedy += "skip.on_miss=error"
-    return [Problem("skip.dump_dir", f"{what}without a dump there", remedy)]
+    key, remedy = (as_given(text, dumps.role, local) for text in ("skip.dump_dir", remedy))
+    return [Problem(key, f"{what}without a dump there", remedy)]

@@ -24,7 +24,7 @@ import attrs
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import QUEUE_OPTIONS, SkipAction
+from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.fingerprint import contents_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
@@ -137,7 +137,7 @@ class GroupRole(Role):
             raise MissError(
                 f"{plan}, and the stage must not run",
                 f"skip.{self.role}.on_miss=error",
-                "generate the others once with skip.on_miss=generate",
+                f"generate the others once with {to_generate(self.role, self.local_config)}",
             )
         return not plan.rest
 
@@ -317,10 +317,10 @@ class GroupRole(Role):
         raise MismatchError(
             what,
             str(self.dumps.directory / str(plan.source)),
-            f"choose one: skip.{self.role}.on_mismatch=regenerate generates what the dump lacks "
-            "and adds it; on_mismatch=ignore replays in order if there are at least as many "
-            "groups as prompts; another skip.dump_dir or "
-            f"{self.dumps.facts.experiment_key} starts from nothing",
+            self.dumps.ways_out(
+                "generates what the dump lacks and adds it",
+                "in order if there are at least as many groups as prompts",
+            ),
         )
 
     def _source(self, step: int) -> int:

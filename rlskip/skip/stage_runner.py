@@ -18,6 +18,7 @@ from typing import Any
 
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
+from rlskip.config.skip import to_generate
 from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.records import Recorder
 from rlskip.skip.call import Call, Stage
@@ -191,8 +192,8 @@ def replay(role: Role, call: Call) -> Any:
         reason = call.reason or getattr(failure, "what", "")
         for_call = f" for this call ({reason})" if reason else ""
         remedy = (
-            f"generate it once with skip.on_miss=generate, or name other steps than {call.step}; "
-            f"dumps are looked for in {role.local_config.dump_dir}"
+            f"generate it once with {to_generate(role.role, role.local_config)}, or name other "
+            f"steps than {call.step}; dumps are looked for in {role.local_config.dump_dir}"
         )
         raise MissError(
             f"step {call.step} has no usable dump{for_call}, and the stage must not run",

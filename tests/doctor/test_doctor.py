@@ -179,9 +179,12 @@ def test_it_says_which_steps_would_be_replayed(app: Path, explain: Callable[...,
     strict = explain("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.on_miss=error")
     (hole,) = errors(strict)
     assert hole.startswith("engine: skip.rollout.on_miss=error: steps 3,5 have no usable dump in")
-    replay = explain("+skip=rollout_replay", "skip.dump_dir=dumps", "skip.steps=[1,2]")
-    assert "no inference engine will be started" in said_of(replay, "engine")
-    assert errors(replay) == []
+    replay = ("+skip=rollout_replay", "skip.dump_dir=dumps", "skip.steps=[1,2]")
+    (unlisted,) = errors(explain(*replay))
+    assert "engine: skip.rollout.steps: steps 3-5 are not listed and would generate" in unlisted
+    said = explain(*replay, "trainer.total_training_steps=2")
+    assert "no inference engine will be started" in said_of(said, "engine")
+    assert errors(said) == []
     again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 

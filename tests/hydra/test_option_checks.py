@@ -67,6 +67,8 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["+skip=rollout_tq_replay", "skip.start_engine=true"],
             ["skip.start_engine: skip.start_engine=true overrides the option rollout_tq_replay"],
         ),
+        # What rlskip advises where a dump is missing.
+        ("a: 1\n", ["+skip=rollout_replay", "skip.on_miss=generate", "skip.start_engine=true"], []),
         ("a: 1\n", ["+skip=rollout_replay"], []),
         # A user's own choice of more than the option says is no loss.
         ("skip: {rollout: {action: repeat}}\n", ["+skip=rollout_cache"], []),

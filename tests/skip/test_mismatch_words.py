@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from rlskip import SkipManager
 from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
-from rlskip.errors import MismatchError
+from rlskip.errors import MismatchError, RlskipError
 from rlskip.skip import prompt_rows
 
 
@@ -134,3 +136,35 @@ def test_the_advice_names_keys_that_this_host_has(tmp_path: Path, host: Any, key
     for way in ("on_mismatch=regenerate", "on_mismatch=ignore", "another skip.dump_dir or "):
         assert way in caught.value.remedy
     assert f"or {key} starts from nothing" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("step", "prompt", "total"), [(2, "a", None), (2, "a", 2), (1, "b", None), (1, "b", 1)]
+)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"on_miss": "error"},
+        {"start_engine": False},
+        {"rollout": {"on_miss": "error"}},
+        {"start_engine": False, "rollout": {"on_miss": "error", "on_mismatch": "error"}},
+    ],
+)
+def test_the_advice_works_as_it_is_typed(
+    tmp_path: Path, given: dict[str, Any], step: int, prompt: str, total: int | None
+) -> None:
+    def run(config: Any, step: int, prompt: str) -> None:
+        SkipManager.init(config)
+        SkipManager.set_step(step)
+        generate([prompt])
+
+    skip = {"rollout": {"enable": True}, "dump_dir": str(tmp_path)}
+    run({"skip": skip}, 1, "a")
+    config = OmegaConf.merge({"skip": skip}, {"skip": given}, {"trainer": {}})
+    config.trainer.total_training_steps = total
+    with pytest.raises(RlskipError) as caught:
+        run(config, step, prompt)
+    (advice,) = re.findall(r"(?:choose one:|once with) ((?:skip\S+=\w+ ?)+)", caught.value.remedy)
+    for override in advice.split():
+        config.merge_with_dotlist([override])
+    run(config, step, prompt)

@@ -228,7 +228,11 @@ def test_what_the_user_compares_counts(tmp_path: Path) -> None:
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:
     assert SkipManager.start_engine
-    start(dumps, steps=[1], start_engine=False, on_miss="generate")
+    with pytest.raises(ConfigError) as caught:
+        start(dumps, steps=[1], start_engine=False)
+    assert caught.value.where == "skip.rollout.steps"
+    assert "steps 2-4 are not listed and would generate" in caught.value.what
+    start(dumps, 1, steps=[1], start_engine=False, on_miss="generate")
     assert not SkipManager.start_engine
     assert SkipManager.skip_instances["rollout"].local_config.on_miss == "error"
     SkipManager.reset()
