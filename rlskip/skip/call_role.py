@@ -122,7 +122,7 @@ class CallRole(Role):
             if call.found is not None or generates:
                 call.name = visit.count_call(call.identity)
         if call.found is None:
-            self.dumps.notices.log_other_shapes()
+            self.dumps.notices.log_hidden(call)
             if generates:
                 self._claim(call)
         return call.found is not None

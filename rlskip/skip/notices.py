@@ -9,6 +9,7 @@ One file per content. Values that may be secrets are masked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -32,12 +33,13 @@ from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, 
 from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
 from rlskip.skip.visit import Found
-from rlskip.store import DumpMeta
+from rlskip.store import DumpError, DumpMeta, StepStore
 from rlskip.store.layout import shape_of, steps_among
 
 log = logging.getLogger(__name__)
 
 _MAX_CHANGES = 10
+_MAX_RUNS = 100
 
 FOLDER = ".config"
 MASKED = "<masked>"
@@ -135,11 +137,30 @@ class Notices:
                 "%s=[%s]", ", ".join(scores), self._typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
 
-    def log_other_shapes(self) -> None:
-        """On the first miss, name the run's dumps that another batch size or length hides."""
-        if self._is_new("shapes"):
-            for hidden in self.other_shapes():
+    def log_hidden(self, call: Call) -> None:
+        """On the first miss, name the dumps that another batch size, length or name hides."""
+        if self._is_new("hidden"):
+            for hidden in (*self.other_shapes(), *self._other_names(call)):
                 log.warning("rlskip: role %s: %s", self.role, hidden)
+
+    def _other_names(self, call: Call) -> Iterator[str]:
+        """The run of another name that has a dump of this step for the call's prompts, and why."""
+        ours, wanted = self._shaped.parent, getattr(call.identity, "prompts_hash", None)
+        if wanted is None:
+            return
+        try:
+            runs = [run for run in ours.parent.iterdir() if run != ours and not run.is_symlink()]
+            runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+        except OSError:
+            return
+        for run in runs[:_MAX_RUNS]:
+            path = run / self._directory.relative_to(ours)
+            with contextlib.suppress(DumpError, OSError):
+                meta = StepStore(path, quarantines=False).read_meta(call.step)
+                if meta is not None and meta.identity and meta.identity.prompts_hash == wanted:
+                    what = f"{path} has a dump for these prompts, which is not found"
+                    yield f"{what}: the run is {ours.name} now, {run.name} there"
+                    return
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""

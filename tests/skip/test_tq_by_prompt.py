@@ -88,6 +88,8 @@ def test_another_batch_size_is_found(
     batch = prompts("a")
     with pytest.raises(MissError):
         second.submit(batch)
+    run(gbs=4, match="step").step(1, prompts("a"))
+    assert caplog.text.count("which are not found: gbs is 4 now, 2 there") == 1
 
 
 def test_a_job_that_begins_later_takes_later_groups_first(run: Callable[..., Any]) -> None:
