@@ -74,6 +74,16 @@ def overrides_of(config: Any, kind: str = "task") -> list[str]:
     return list(given)
 
 
+def with_callback(config: Any) -> str:
+    """The override that adds rlskip's callback to the job's chosen ones, quoted for a shell."""
+    choices = look_up(config, "hydra.runtime.choices") or {}
+    lists = [o for o in overrides_of(config, "hydra") if o.startswith("hydra/callbacks=[")]
+    chosen = re.findall(r"\w+", lists[-1].partition("=")[2]) if lists else []
+    chosen = [str(choices.get("hydra/callbacks") or ""), *chosen]
+    others = ",".join(name for name in chosen if name not in ("", "rlskip"))
+    return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
+
+
 def refuse_replaced_keys(config: Any, groups: Iterable[str]) -> None:
     """Raise if an option of `groups` replaced a key of the application's own.
 

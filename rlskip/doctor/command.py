@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.register import register
-from rlskip.doctor.finding import ERROR, NOTE, Finding
+from rlskip.doctor.finding import NOTE, Finding
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -65,10 +65,6 @@ class Command:
         findings = [Finding("command", NOTE, self.note)] if self.note else []
         if self.multirun:
             findings.append(Finding("command", NOTE, "a multirun: its first job is explained"))
-        kept = any(argument.split("=")[0] == "hydra/callbacks" for argument in self.arguments)
-        if "skip" in self.swept and not kept:
-            what = "the skip option itself is swept: Hydra drops its callback, and each job refuses"
-            findings.append(Finding("sweep", ERROR, what, "add hydra/callbacks=rlskip"))
         return findings
 
 

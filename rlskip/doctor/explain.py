@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from rlskip._nodes import as_typed
 from rlskip.config.check import find_node, look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
-from rlskip.config.option_checks import lost_choices
+from rlskip.config.option_checks import lost_choices, with_callback
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
@@ -45,6 +46,7 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
         config = compose(split)
     except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)], []
+    findings += _sweep(config, split)
     settings, about = _settings(config)
     roles = settings.roles
     findings += _wiring(config, split, bool(roles))
@@ -72,6 +74,13 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
 # -- the config ------------------------------------------------------------------------
 
 
+def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
+    callbacks = [a for a in command.arguments if re.match(r"hydra/callbacks=.*\brlskip\b", a)]
+    if "skip" in command.swept and not callbacks:
+        what = "the skip option itself is swept: Hydra drops its callback, and each job refuses"
+        yield Finding("sweep", ERROR, what, f"add {with_callback(config)}")
+
+
 def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]:
     """Plug-in and callback, as that command's own Hydra sees them."""
     version = look_up(config, "hydra.runtime.version")
@@ -94,7 +103,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
             "callback",
             ERROR,
             "hydra.callbacks has no rlskip: nothing would install SkipManager",
-            "add hydra/callbacks=rlskip, or choose an option (+skip=rollout_cache) instead of "
+            f"add {with_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
             "single keys; or call SkipManager.init(cfg) in the application",
         )
 

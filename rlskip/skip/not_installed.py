@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rlskip._nodes import ABOVE
 from rlskip.config.check import look_up
-from rlskip.config.option_checks import is_shipped, overrides_of
+from rlskip.config.option_checks import is_shipped, overrides_of, with_callback
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 
@@ -77,13 +77,14 @@ def _remedy(config: Any, chosen: str) -> str:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
     if re.match(r"\+?skip(@\w+)?=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
         return (
-            "when sweeping the option itself, add hydra/callbacks=rlskip (Hydra drops the option's "
-            "own callback there); with it, skip.KEY=VALUE needs no `+`"
+            f"when sweeping the option itself, add {with_callback(config)} (Hydra drops the "
+            "option's own callback there); with it, skip.KEY=VALUE needs no `+`"
         )
     if re.match(r"\+*(rlskip\.)?skip\.", chosen):
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            "rlskip's callback; or add hydra/callbacks=rlskip, or call SkipManager.init(cfg) first"
+            f"rlskip's callback; or add {with_callback(config)}, or call SkipManager.init(cfg) "
+            "first"
         )
     return (
         "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "

@@ -295,8 +295,10 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
     assert errors(said) == []
     assert "its first job is explained" in said_of(said, "command")
     assert "steps 1,2;" in said_of(said, "rollout"), "the first of the swept values"
-    kept = explain("-m", "hydra/callbacks=rlskip", "+skip=rollout_cache,rollout_repeat")
-    assert errors(kept) == []
+    swept = ("-m", "+skip=rollout_cache,rollout_repeat")
+    assert errors(explain(*swept, "hydra/callbacks=rlskip")) == []
+    (lost,) = (f for f in findings(explain(*swept)) if f["topic"] == "sweep")
+    assert lost["remedy"] == "add hydra/callbacks=rlskip"
 
 
 def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,23 @@ def test_a_swept_option_skips_if_the_callback_is_chosen(app: Any) -> None:
     run = app.run("-m", *options, "skip.dump_dir=dumps", "skip.steps=[1]")
     assert table(run.out) == [["0", "rollout", "0", "1"], ["1", "rollout", "1", "0"]]
     assert app.generated == [1, 2, 2]
+
+
+def test_the_advice_keeps_the_applications_own_callback(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="defaults: [_self_, {override hydra/callbacks: mine}]\na: 1\n")
+    option = app.folder / "conf" / "hydra" / "callbacks" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    own = "hydra.experimental.callbacks.LogJobReturnCallback"
+    option.write_text(f"mine: {{_target_: {own}}}\n", encoding="utf-8")
+    swept = ("-m", "+skip=rollout_cache,rollout_repeat")
+    advised = re.findall(r"add '(.*?)' \(Hydra", app.run(*swept, fails=True).err)[0]
+    assert advised == "hydra/callbacks=[mine,rlskip]"
+    run = app.run(*swept, advised, "skip.dump_dir=dumps")
+    assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
+    assert run.out.count("LogJobReturnCallback") == 2
+    # As typed before, without rlskip.
+    other = app.run("+skip.rollout.enable=true", "hydra/callbacks=[mine]", fails=True)
+    assert "or add 'hydra/callbacks=[mine,rlskip]'" in other.err
 
 
 def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
