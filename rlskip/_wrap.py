@@ -156,8 +156,11 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
     if not isinstance(owner, ModuleType | type) and name not in getattr(owner, "__dict__", ()):
         of = f"{type(owner).__module__}:{type(owner).__qualname__}.{name}"
         raise AttachError(f"{owners[-1]!r} is an object, not a class", str(target), f"name {of}")
-    kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
-    function = raw.__func__ if kind else raw
+    bound = isinstance(raw, (staticmethod, classmethod))
+    function = raw.__func__ if bound else raw
+    kind: Any = type(raw) if bound else None
+    if isinstance(owner, type) and not hasattr(type(raw), "__get__"):
+        kind = staticmethod  # such as a partial: it gets no self
     if not callable(function) or isinstance(function, type):
         raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
     wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())

@@ -22,7 +22,7 @@ from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.call import Stage, named, signature_of
+from rlskip.skip.call import Stage, bind, named, signature_of
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class _Attachment:
             options=options,
             ignore=[*config.ignore, *([config.prompts.split(".")[0]] if config.prompts else [])],
             step_of=functools.partial(self._step, func) if config.step else None,
-            no_step=functools.partial(self._advise, signature_of(func)),
+            no_step=functools.partial(self._advise, signature_of(func), func),
         )
 
     def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
@@ -171,9 +171,11 @@ class _Attachment:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number
 
-    def _advise(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    def _advise(
+        self, signature: inspect.Signature, func: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[str, str]:
         """The key that names the source of the step, and what to set it to."""
-        paths = _paths_of_steps(signature.bind(*args, **kwargs).arguments)
+        paths = _paths_of_steps(bind(signature, func, args, kwargs).arguments)
         choice = paths[0] if paths else "<path of the step, or package.module:function>"
         also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
         where = f"skip.attach.{self.role}"
@@ -185,7 +187,7 @@ class _Attachment:
         signature = signature_of(func)
 
         def read(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
+            bound = bind(signature, func, args, kwargs)
             bound.apply_defaults()
             value: Any = {**bound.kwargs, **bound.arguments}
             for i, name in enumerate(names := path.split(".")):

@@ -28,6 +28,8 @@ IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 LacksSpec = Callable[[Any], Sequence[str]] | None
 RowsSpec = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None
 
+_REST = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
 
 def named(func: Callable[..., Any]) -> Any:
     """What gives a callable its name: a function, what a partial calls, or an object's class."""
@@ -37,13 +39,46 @@ def named(func: Callable[..., Any]) -> Any:
 
 
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a callable; raises ConfigError where they are not known."""
+    """The arguments of a callable; raises ConfigError where they are not known.
+
+    A decorator that only forwards what it gets, ``(*args, **kwargs)``, takes what the function
+    below it takes. One that names other arguments takes those: it may supply some itself.
+    """
     try:
-        return inspect.signature(func)
+        own = inspect.signature(func, follow_wrapped=False)
+        kinds = {p.kind for p in own.parameters.values()}
+        if kinds.isdisjoint(_REST):
+            return own
+        below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None
+        whole = inspect.signature(func) if below is None else signature_of(below)
     except ValueError as error:
         name = f"{named(func).__module__}.{named(func).__qualname__}"
         remedy = "wrap it in a function that names its arguments"
         raise ConfigError("it does not say which arguments it takes", name, remedy) from error
+    names = [name for name, p in own.parameters.items() if p.kind not in _REST]
+    theirs = [*whole.parameters][: len(names)]
+    if theirs[:1] in (["self"], ["cls"]):  # decorators call it anything
+        names, theirs = names[1:], theirs[1:]
+    return whole if names == theirs else own
+
+
+def bind(
+    signature: inspect.Signature,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> inspect.BoundArguments:
+    """The arguments of a call of `func` by `signature`, that of :func:`signature_of`.
+
+    Where a decorator that only forwards supplies some, they are as the decorator takes them.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError:
+        own = inspect.signature(func, follow_wrapped=False)
+        if own == signature:
+            raise
+        return own.bind(*args, **kwargs)
 
 
 @attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
@@ -125,7 +160,7 @@ class Stage:
         """
         if callable(self.prompts):
             return self.prompts(*args, **kwargs)
-        bound = self._signature.bind(*args, **kwargs)
+        bound = bind(self._signature, self.func, args, kwargs)
         bound.apply_defaults()
         if isinstance(self.prompts, str):
             if self.prompts not in bound.arguments:

@@ -56,7 +56,11 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
     wrap = _wrap_async if is_async else _wrap_sync
-    return functools.wraps(func)(wrap(manager, stage))
+    wrapper = functools.wraps(func)(wrap(manager, stage))
+    if hasattr(type(func), "__get__"):
+        return wrapper
+    # As a class's attribute, a partial or a callable object gets no self; nor does this one.
+    return functools.update_wrapper(functools.partial(wrapper), func)
 
 
 def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:

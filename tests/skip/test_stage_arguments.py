@@ -288,6 +288,60 @@ def test_a_method_compares_neither_self_nor_computed_prompts(calls: Any) -> None
         calls(run, {"ids": [1], "uid": "b"}, 2)
 
 
+def supplying(function: Any) -> Any:
+    @functools.wraps(function)
+    def supplied(prompts: Any, *, ran: list[int]) -> Any:
+        return function("policy", prompts, ran=ran)
+
+    return SkipManager.annotate("rollout", ignore=["ran"])(supplied)
+
+
+def forwarding(function: Any) -> Any:
+    @functools.wraps(function)
+    def forwarded(*args: Any, **kwargs: Any) -> Any:
+        return function("policy", *args, **kwargs)
+
+    return SkipManager.annotate("rollout", ignore=["ran"])(forwarded)
+
+
+@supplying
+@forwarding
+def twice_below(policy: str, other: str, prompts: Any, *, ran: list[int]) -> None:
+    assert policy == other == "policy"
+    ran.append(1)
+
+
+class Partial:
+    """A class whose attributes are no methods."""
+
+    generate = SkipManager.annotate("rollout", ignore=["ran"])(
+        functools.partial(lambda prompts, *, ran, n: ran.append(1), n=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second", "differs"),
+    [
+        (twice_below, (["a"],), (["b"],), "prompts: "),
+        (Partial().generate, (["a"],), (["b"],), "prompts: "),
+    ],
+)
+def test_what_holds_the_prompts_is_told_from_what_shapes_the_rollouts(
+    calls: Any, function: Any, first: Any, second: Any, differs: str
+) -> None:
+    def call(ran: list[int], given: Any) -> None:
+        kwargs = given if isinstance(given, dict) else {}
+        function(*(() if kwargs else given), ran=ran, **kwargs)
+
+    assert not calls(call, first)
+    assert calls(call, first)
+    if not differs:
+        assert calls(call, second)
+        return
+    with pytest.raises(MismatchError, match=re.escape(differs)):
+        calls(call, second)
+
+
 def test_an_attached_functions_arguments_count_but_those_it_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: Callable[..., Path]
 ) -> None:
