@@ -74,7 +74,8 @@ class AttachConfig:
     # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
     step: str | None = field(default=None, metadata={"parse": _parse_step})
 
-    # Path of the prompts; null: the argument called prompts, else the first after self.
+    # Path of the prompts; null: the argument called prompts, else the first after self and
+    # after a step or seed.
     prompts: str | None = field(default=None, metadata=_path)
 
     # Paths of other values that must be equal for a dump to replace the call.

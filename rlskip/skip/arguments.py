@@ -13,7 +13,7 @@ import re
 import types
 import uuid
 from argparse import Namespace
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -28,25 +28,43 @@ IGNORED = (
     "local_rank", "world_size", "num_workers", "verbose", "debug", "disable_tqdm", "use_tqdm",
 )  # fmt: skip
 
+#: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.
+NEUTRAL_META = (
+    *IGNORED, "eos_token_id", "pad_token_id", "recompute_log_prob", "calculate_entropy", "metrics",
+    "micro_batch_size", "max_token_len", "use_dynamic_bsz", "dp_size", "global_token_num",
+    "is_last_step", "training_phase", "reward_extra_keys",
+)  # fmt: skip
+
 #: All names, in ``annotate(ignore=...)``.
 ALL = "*"
 
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
-_MAX_PARTS = 10_000
+_MAX_PARTS = 1_000_000
+_ONCE_MAX_PARTS = 10_000  # in releases before this one
 _MAX_KEPT = 256  # parts
 _MAX_TEXT = 4096
+_MAX_REPR = 200  # of a pattern: what its own repr shows
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _OF_ARRAYS = ("dtype", "nbytes", "tolist")
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
     datetime.timedelta,
 )  # fmt: skip
+_NAMESPACES = (types.SimpleNamespace, Namespace)
 _KINDS = inspect.Parameter
+
+#: Stands for data that is not compared: it equals other such data, and no value.
+NOT_COMPARED = "<not compared>"
+_TYPE = ".<type>"
 
 
 class _NotPlain(Exception):
     """A value that is not plain data."""
+
+
+class _TooLarge(_NotPlain):
+    """Plain data that takes too long to compare."""
 
 
 @attrs.frozen
@@ -57,50 +75,85 @@ class Arguments:
     ----------
     given, defaults
         Those that have another value than their default, and the others, by name.
+    more
+        What is compared besides, and what releases before this one did not record: dumps without
+        it are those of such a release. Data that is not compared is in it as `NOT_COMPARED`, so
+        that it differs from a default.
     left_out
         Those that are not plain data, by name: what each is. Of their parts only those count that
         shape rollouts by their names (:data:`~rlskip.config.facts.SHAPING_NAMES`).
+    large
+        Those of them that are left out for their size alone, such as a batch.
     """
 
     given: dict[str, Any] = attrs.field(factory=dict)
     defaults: dict[str, Any] = attrs.field(factory=dict)
+    more: dict[str, Any] = attrs.field(factory=dict)
     left_out: dict[str, str] = attrs.field(factory=dict)
+    large: list[str] = attrs.field(factory=list)
+
+    @property
+    def compared(self) -> list[str]:
+        """The names of those whose values are compared."""
+        names = {*self.given, *self.defaults, *self.more} - self.left_out.keys()
+        return sorted(name for name in names if not name.endswith(_TYPE))
 
 
 def read_arguments(
-    signature: inspect.Signature,
+    bound: inspect.BoundArguments,
     ignored: Collection[str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
     prompts: Any,
+    holder: str,
+    newer: str,
 ) -> Arguments:
     """The arguments that count of a call whose prompts are `prompts`.
 
-    Those of the names in `ignored` do not; ``*`` is all names.
+    Parameters
+    ----------
+    ignored
+        Names of arguments that do not; ``*`` is all names.
+    holder
+        The argument that holds the prompts. Of what is beside them in it that counts which shapes
+        rollouts by its name.
+    newer
+        The argument that releases before this one did not compare, whatever the prompts were.
     """
     found = Arguments()
     if ALL in ignored:
         return found
-    arguments = signature.bind(*args, **kwargs).arguments
-    for name, parameter in signature.parameters.items():
+    for name, value, default in _each(bound, ignored):
         if name in ignored or name in ("self", "cls"):
             continue
-        if parameter.kind is _KINDS.VAR_KEYWORD:
-            for key, value in arguments.get(name, {}).items():
-                if key not in ignored and value is not prompts:
-                    _add(found, key, value, _KINDS.empty)
-            continue
-        default = () if parameter.kind is _KINDS.VAR_POSITIONAL else parameter.default
-        value = arguments.get(name, default)
-        if value is not prompts or value is None:
-            _add(found, name, value, default)
+        if name == holder:
+            if value is not prompts:
+                _add_parts(found, name, value, newer=True)
+        elif value is not prompts or is_single(value):
+            # Nor did they compare a number that is the very object that was the prompts.
+            of_prompts = value is prompts and value is not None
+            _add(found, name, value, default, newer=name == newer or of_prompts)
     return found
 
 
-def likely_prompts(parameters: Iterable[str]) -> list[str]:
-    """The name of the argument that holds the prompts, where nothing names it; empty: none."""
-    names = [name for name in parameters if name not in ("self", "cls")]
-    return ["prompts"] if "prompts" in names else names[:1]
+def _each(
+    bound: inspect.BoundArguments, ignored: Collection[str]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and default of each argument, those in ``**kwargs`` one by one."""
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is _KINDS.VAR_KEYWORD:
+            if name not in ignored:
+                more = bound.arguments.get(name, {})
+                yield from ((key, value, _KINDS.empty) for key, value in more.items())
+            continue
+        default = () if parameter.kind is _KINDS.VAR_POSITIONAL else parameter.default
+        yield name, bound.arguments.get(name, default), default
+
+
+def is_single(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, which holds no prompts beside others."""
+    if isinstance(value, (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)):
+        return True
+    of_array = not isinstance(value, Mapping) and all(hasattr(value, n) for n in _OF_ARRAYS)
+    return value is None or (of_array and not getattr(value, "shape", ()))
 
 
 def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
@@ -112,19 +165,39 @@ def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[s
     return found.given
 
 
-def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
+def _add(found: Arguments, name: str, value: Any, default: Any, newer: bool = False) -> None:
+    from rlskip.batch.columns import is_data_proto  # needs numpy
+
+    given = found.more if newer else found.given
+    reading = _Reading()
     try:
-        value = _compact(value)
+        data = _compact(value, reading)
     except _NotPlain as error:
         found.left_out[name] = str(error)
-        for inner, part in _shaping_parts(value):
-            _add(found, f"{name}.{inner}", part, _KINDS.empty)
+        if is_data(value):
+            if isinstance(error, _TooLarge) or is_data_proto(value):
+                found.large.append(name)
+            (found.defaults if value is default else found.more)[name] = NOT_COMPARED
+        _add_parts(found, name, value, newer)
         return
-    is_default = False
+    is_default, usual = False, _Reading()
     if default is not _KINDS.empty:
         with contextlib.suppress(_NotPlain):
-            is_default = repr(_compact(default)) == repr(value)
-    (found.defaults if is_default else found.given)[name] = value
+            is_default = repr(_compact(default, usual)) == repr(data)
+    if reading.newer:
+        given = found.more
+        _add_parts(found, name, value, newer)
+    (found.defaults if is_default else given)[name] = data
+    if reading.types:
+        same = is_default and reading.types == usual.types
+        types = _compact(sorted(reading.types), _Reading())
+        (found.defaults if same else found.more)[f"{name}{_TYPE}"] = types
+
+
+def _add_parts(found: Arguments, name: str, value: Any, newer: bool) -> None:
+    """Add what shapes rollouts in a value that is not compared as a whole, or once was not."""
+    for inner, part in _shaping_parts(value):
+        _add(found, f"{name}.{inner}", part, _KINDS.empty, newer)
 
 
 def _shaping_parts(value: Any, levels: int = 3) -> Iterator[tuple[str, Any]]:
@@ -135,7 +208,8 @@ def _shaping_parts(value: Any, levels: int = 3) -> Iterator[tuple[str, Any]]:
     fields: Any = None
     with contextlib.suppress(Exception):  # an object of the user's raises anything
         fields = _fields_of(value)
-    if isinstance(fields, Mapping) and len(fields) <= _MAX_KEPT and not _is_whole_config(fields):
+    small = isinstance(fields, Mapping) and len(fields) <= _MAX_KEPT
+    if small and _WHOLE_CONFIG.isdisjoint(key for key in fields if isinstance(key, str)):
         for name, part in fields.items():
             if name in SHAPING_NAMES:
                 yield name, part
@@ -144,19 +218,58 @@ def _shaping_parts(value: Any, levels: int = 3) -> Iterator[tuple[str, Any]]:
 
 
 def _is_whole_config(fields: Mapping[Any, Any]) -> bool:
-    return bool(_WHOLE_CONFIG & {key for key in fields if isinstance(key, str)})
+    """Whether a mapping is the application's config: it has a node of rlskip's or Hydra's."""
+    return any(isinstance(fields.get(key), Mapping) for key in _WHOLE_CONFIG)
 
 
-def _compact(value: Any) -> Any:
+def is_data(value: Any) -> bool:
+    """Whether a value that is left out holds data, as an engine or a callable does not."""
+    from rlskip.batch.columns import is_data_proto
+    from rlskip.batch.tables import loaded
+
+    with contextlib.suppress(Exception):  # an object of the user's raises anything
+        fields = _fields_of(value)
+        if isinstance(fields, Mapping):
+            return not _is_whole_config(fields)
+        return (
+            (isinstance(fields, Sequence | Set) and not isinstance(value, str) and len(fields) > 0)
+            or isinstance(fields, bytes | bytearray)
+            or isinstance(value, loaded("PIL.Image", "Image"))
+            or all(hasattr(value, name) for name in _OF_ARRAYS)
+            or is_data_proto(value)
+        )
+    return False
+
+
+@attrs.define
+class _Reading:
+    """What is noted of a value while it becomes plain data.
+
+    Parameters
+    ----------
+    parts
+        How many it has so far.
+    types
+        What the plain data does not show: the classes of objects with fields, each after its
+        place, and patterns that their repr cuts off.
+    newer
+        Whether releases before this one left it out.
+    """
+
+    parts: int = 0
+    types: list[str] = attrs.field(factory=list)
+    newer: bool = False
+
+
+def _compact(value: Any, reading: _Reading) -> Any:
     """`value` as JSON; of much of it a hash, because each dump records it."""
     from rlskip.format.fingerprint import fingerprint  # needs torch
     from rlskip.store.identity import to_comparable
 
-    budget = [_MAX_PARTS]
     try:
-        data = _plain(value, budget)
+        data = _plain(value, reading)
         long_text = isinstance(data, str) and len(data) > _MAX_TEXT
-        if _MAX_PARTS - budget[0] <= _MAX_KEPT and not long_text:
+        if reading.parts <= _MAX_KEPT and not long_text:
             return to_comparable(data, "")
         return f"<{type(value).__name__} of {len(data)}: {fingerprint(data, ())}>"
     except _NotPlain:
@@ -165,19 +278,18 @@ def _compact(value: Any) -> Any:
         raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
 
 
-def _plain(value: Any, budget: list[int]) -> Any:
+def _plain(value: Any, reading: _Reading, place: str = "") -> Any:
     """`value` as numbers, texts, small arrays, and lists and mappings of these.
-
-    `budget` holds how many parts it may still have.
 
     Raises
     ------
     _NotPlain
         It is something else.
     """
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise _NotPlain("large data")
+    reading.parts += 1
+    if reading.parts > _MAX_PARTS:
+        raise _TooLarge("large data")
+    reading.newer |= reading.parts > _ONCE_MAX_PARTS
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -189,27 +301,36 @@ def _plain(value: Any, budget: list[int]) -> Any:
         if not getattr(value, "shape", ()):
             return value.tolist()
         if value.nbytes > _MAX_ARRAY:
-            raise _NotPlain(f"an array of {value.nbytes} bytes")
+            raise _TooLarge(f"an array of {value.nbytes} bytes")
         return value
+    if isinstance(value, re.Pattern) and len(repr(value.pattern)) > _MAX_REPR:
+        reading.types.append(f"{place}: {value.pattern!r}, {value.flags}")
     if isinstance(value, _AS_TEXT) or type(value).__name__.lower().endswith("dtype"):
         return repr(value)
     if isinstance(value, bytes | bytearray) and len(value) <= _MAX_ARRAY:
         return value
-    value = _fields_of(value)
+    whole, value = value, _fields_of(value)
+    named = isinstance(whole, tuple) and hasattr(whole, "_fields")
+    if named or (value is not whole and not isinstance(whole, _NAMESPACES)):
+        reading.types.append(f"{place}: {type(whole).__qualname__}".removeprefix(": "))
     if isinstance(value, Mapping):
         if _is_whole_config(value):
             raise _NotPlain("the application's config")
-        return {_plain_key(key, budget): _plain(part, budget) for key, part in value.items()}
+        reading.newer |= not _WHOLE_CONFIG.isdisjoint(k for k in value if isinstance(k, str))
+        return {
+            _plain_key(key, reading): _plain(part, reading, f"{place}.{key}")
+            for key, part in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(part, budget) for part in value]
+        return [_plain(part, reading, f"{place}[{i}]") for i, part in enumerate(value)]
     if isinstance(value, Set):
-        return {"<set>": sorted((_plain(part, budget) for part in value), key=repr)}
+        return {"<set>": sorted((_plain(part, reading, place) for part in value), key=repr)}
     raise _NotPlain(f"a {type(value).__qualname__}")
 
 
-def _plain_key(key: Any, budget: list[int]) -> Any:
+def _plain_key(key: Any, reading: _Reading) -> Any:
     """A mapping's key as plain data that is a key; a tuple would become a list."""
-    data = _plain(key, budget)
+    data = _plain(key, reading)
     return data if isinstance(data, Hashable) else repr(data)
 
 
@@ -222,7 +343,7 @@ def _fields_of(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, type | Mapping):
         return value
-    if isinstance(value, types.SimpleNamespace | Namespace):
+    if isinstance(value, _NAMESPACES):
         return vars(value)
     if dataclasses.is_dataclass(kind):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -22,7 +22,8 @@ from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.call import Stage, bind, named, signature_of
+from rlskip.skip.call import Stage
+from rlskip.skip.signatures import bind, named, signature_of
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,8 @@ class _Attachment:
             named(func).__qualname__,
             rows=config.rows,
             options=options,
-            ignore=[*config.ignore, *([config.prompts.split(".")[0]] if config.prompts else [])],
+            ignore=config.ignore,
+            holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, func) if config.step else None,
             no_step=functools.partial(self._advise, signature_of(func), func),
         )

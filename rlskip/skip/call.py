@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.arguments import ALL, IGNORED, Arguments, likely_prompts, read_arguments
+from rlskip.skip.arguments import ALL, IGNORED, Arguments, is_single, read_arguments
+from rlskip.skip.signatures import bind, by_name, holds, likely_prompts, named, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,58 +28,6 @@ PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 LacksSpec = Callable[[Any], Sequence[str]] | None
 RowsSpec = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None
-
-_REST = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
-
-def named(func: Callable[..., Any]) -> Any:
-    """What gives a callable its name: a function, what a partial calls, or an object's class."""
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func if hasattr(func, "__qualname__") else type(func)
-
-
-def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a callable; raises ConfigError where they are not known.
-
-    A decorator that only forwards what it gets, ``(*args, **kwargs)``, takes what the function
-    below it takes. One that names other arguments takes those: it may supply some itself.
-    """
-    try:
-        own = inspect.signature(func, follow_wrapped=False)
-        kinds = {p.kind for p in own.parameters.values()}
-        if kinds.isdisjoint(_REST):
-            return own
-        below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None
-        whole = inspect.signature(func) if below is None else signature_of(below)
-    except ValueError as error:
-        name = f"{named(func).__module__}.{named(func).__qualname__}"
-        remedy = "wrap it in a function that names its arguments"
-        raise ConfigError("it does not say which arguments it takes", name, remedy) from error
-    names = [name for name, p in own.parameters.items() if p.kind not in _REST]
-    theirs = [*whole.parameters][: len(names)]
-    if theirs[:1] in (["self"], ["cls"]):  # decorators call it anything
-        names, theirs = names[1:], theirs[1:]
-    return whole if names == theirs else own
-
-
-def bind(
-    signature: inspect.Signature,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> inspect.BoundArguments:
-    """The arguments of a call of `func` by `signature`, that of :func:`signature_of`.
-
-    Where a decorator that only forwards supplies some, they are as the decorator takes them.
-    """
-    try:
-        return signature.bind(*args, **kwargs)
-    except TypeError:
-        own = inspect.signature(func, follow_wrapped=False)
-        if own == signature:
-            raise
-        return own.bind(*args, **kwargs)
 
 
 @attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
@@ -110,6 +59,8 @@ class Stage:
     step_of: Callable[..., int | None] | None = None
     #: Where and how to name the step of a call with these arguments, if none is known.
     no_step: Callable[..., tuple[str, str]] | None = None
+    #: The argument in which `prompts`, a function, finds them, if that is known.
+    holder: str | None = None
 
     @property
     def name(self) -> str:
@@ -119,12 +70,10 @@ class Stage:
     def _signature(self) -> inspect.Signature:
         return signature_of(self.func)
 
-    @functools.cached_property
-    def ignored(self) -> frozenset[str]:
-        """The names of the arguments that are not compared."""
-        named = [self.prompts] if isinstance(self.prompts, str) else []
-        found = likely_prompts(self._signature.parameters)
-        return frozenset((*IGNORED, *(self.ignore or ()), *named, *found))
+    def ignored_of(self, call: Call) -> frozenset[str]:
+        """The names of the arguments of a call that are not compared."""
+        whole = [] if callable(self.prompts) else [self._holder(call)]
+        return frozenset((*IGNORED, *(self.ignore or ()), *whole))
 
     @functools.cached_property
     def _whole_signature(self) -> inspect.Signature:
@@ -136,17 +85,35 @@ class Stage:
         """The arguments of a call that count besides its prompts; None where they are not known."""
         if self.ignore is None:
             return None
-        args, kwargs = call.args, call.kwargs
-        if isinstance(self.func, functools.partial):
-            args, kwargs = (*self.func.args, *args), {**self.func.keywords, **kwargs}
-        return read_arguments(self._whole_signature, self.ignored, args, kwargs, call.prompts)
+        func, args, kwargs = self.func, call.args, call.kwargs
+        if isinstance(func, functools.partial):
+            args, kwargs = (*func.args, *args), {**func.keywords, **kwargs}
+            func = func.func
+        bound, holder = bind(self._whole_signature, func, args, kwargs), self._holder(call)
+        names = [name for name in self._signature.parameters if name not in ("self", "cls")]
+        once = "prompts" if "prompts" in names else "".join(names[:1])
+        found = read_arguments(bound, self.ignored_of(call), call.prompts, holder, newer=once)
+        if self.prompts is None and found.large and holder != "prompts":
+            self._refuse_as_prompts(call.prompts, holder, found.large[0])
+        return found
+
+    def _refuse_as_prompts(self, prompts: Any, taken: str, other: str) -> None:
+        """Raise ConfigError if what was taken for the prompts, unlike `other`, is no batch."""
+        if is_single(prompts) or (isinstance(prompts, tuple) and not prompts):
+            raise ConfigError(
+                f"{other!r} is too large to be compared, and {taken!r}, which is no batch, was "
+                "taken for the prompts",
+                f"SkipManager.annotate of {self.name}",
+                f"name the argument that holds them: annotate(prompts={other!r})",
+            )
 
     def refuse_unknown_names(self) -> None:
-        """Raise ConfigError if a name in `ignore` is not an argument of the function."""
+        """Raise ConfigError if `holder` or a name in `ignore` is no argument of the function."""
         parameters = self._whole_signature.parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
-        if unknown := [name for name in self.ignore or () if name not in (ALL, *parameters)]:
+        names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
+        if unknown := [name for name in names if name not in (ALL, *parameters)]:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(unknown)}",
                 f"SkipManager.annotate(role={self.role!r}, ignore=...)",
@@ -154,34 +121,50 @@ class Stage:
             )
 
     def prompts_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The prompts argument: named, computed, or found (`prompts`, else the first).
+        """The prompts argument: named, computed, or found (:func:`likely_prompts`).
 
         None when the function takes no argument at all.
         """
         if callable(self.prompts):
             return self.prompts(*args, **kwargs)
+        bound = self._bound(args, kwargs)
+        name, arguments = self.prompts or likely_prompts(bound), by_name(bound)
+        if self.prompts is not None and name not in arguments:
+            raise ConfigError(
+                f"{self.name} has no argument {name!r}",
+                f"SkipManager.annotate(role={self.role!r}, prompts={name!r})",
+                f"name one of {', '.join(arguments)}",
+            )
+        return arguments.get(name)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         bound = bind(self._signature, self.func, args, kwargs)
         bound.apply_defaults()
-        if isinstance(self.prompts, str):
-            if self.prompts not in bound.arguments:
-                raise ConfigError(
-                    f"{self.name} has no argument {self.prompts!r}",
-                    f"SkipManager.annotate(role={self.role!r}, prompts={self.prompts!r})",
-                    f"name one of {', '.join(bound.arguments)}",
-                )
-            return bound.arguments[self.prompts]
-        return next((bound.arguments[name] for name in likely_prompts(bound.arguments)), None)
+        return bound
 
-    def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
+    def _holder(self, call: Call) -> str:
+        """The argument that holds the prompts; empty: none does."""
+        if self.holder or isinstance(self.prompts, str):
+            return str(self.holder or self.prompts)
+        bound = self._bound(call.args, call.kwargs)
+        taken, arguments = likely_prompts(bound), by_name(bound)
+        if self.prompts is None:
+            return taken
+        holding = [name for name, value in arguments.items() if holds(value, call.prompts)]
+        # Prompts that are computed may be made of anything but a number or a text.
+        computed = "" if is_single(arguments.get(taken)) else taken
+        return min(holding or [computed], key=lambda name: name in ("self", "cls"))
+
+    def explained(self, call: Call, error: UnsupportedTypeError) -> UnsupportedTypeError:
         """`error`; where it is about an argument that was not named as the prompts, it says so."""
-        parameters = [name for name in self._signature.parameters if name not in ("self", "cls")]
-        taken = next(iter(likely_prompts(parameters)), "prompts")
-        others = [name for name in parameters if name != taken]
-        of_prompts = error.where.startswith("prompts")
+        taken, of_prompts = self._holder(call), error.where.startswith("prompts")
+        names = [name for name in self._signature.parameters if name not in ("self", "cls")]
+        others = [name for name in names if name != taken]
         if self.prompts is not None or taken == "prompts" or not others or not of_prompts:
             return error
         return type(error)(
-            f"{error.what}; {taken!r}, the first argument, was taken for the prompts",
+            f"{error.what}; {taken!r}{', the first argument,' * (taken == names[0])} was taken for "
+            "the prompts",
             error.where,
             f"name the argument that holds them: annotate(prompts={others[0]!r})",
         )

@@ -21,7 +21,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import DumpedCalls, job_id
-from rlskip.skip.arguments import IGNORED, Arguments, plain_entries
+from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.notices import Notices, flat_config, keep_config
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
@@ -35,14 +35,8 @@ from rlskip.store import (
     fingerprint,
     run_directory,
 )
+from rlskip.store.identity import MORE
 from rlskip.store.layout import role_directory
-
-#: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.
-NEUTRAL_META = (
-    *IGNORED, "eos_token_id", "pad_token_id", "recompute_log_prob", "calculate_entropy", "metrics",
-    "micro_batch_size", "max_token_len", "use_dynamic_bsz", "dp_size", "global_token_num",
-    "is_last_step", "training_phase", "reward_extra_keys",
-)  # fmt: skip
 
 
 class Dumps:
@@ -180,17 +174,26 @@ class Dumps:
         arguments = self.arguments_of(call)
         try:
             return attrs.evolve(
-                self.conditions,
+                self.with_defaults(call, arguments),
                 stage=call.stage.stage,
                 prompts_hash=fingerprint(call.prompts),
                 extra=self.extra_of(call),
                 arguments=None if arguments is None else arguments.given,
-                defaults={} if arguments is None else arguments.defaults,
-                ignored=call.stage.ignored,
             )
         except UnsupportedTypeError as error:
-            self.refuse_uncomparable(call.stage.explained(error))
+            self.refuse_uncomparable(call.stage.explained(call, error))
             return attrs.evolve(self.conditions, stage=call.stage.stage)
+
+    def with_defaults(self, call: Call, arguments: Arguments | None) -> Identity:
+        """The `conditions` with what a call's `arguments` are besides those that are given."""
+        if arguments is None:
+            return self.conditions
+        return attrs.evolve(
+            self.conditions,
+            arguments={},
+            defaults={**arguments.defaults, MORE: arguments.more},
+            ignored=call.stage.ignored_of(call),
+        )
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""

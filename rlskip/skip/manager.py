@@ -24,10 +24,10 @@ from rlskip.skip.call import (
     PromptsSpec,
     RowsSpec,
     Stage,
-    named,
 )
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role, refuse_misspelt
+from rlskip.skip.signatures import named
 from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)
@@ -307,7 +307,8 @@ class SkipManager:
             The key under `skip` that configures it.
         prompts
             Name of the argument that holds the prompts, or a function of the call's arguments
-            that returns them. Default: the argument called `prompts`, else the first after self.
+            that returns them. Default: the argument called `prompts`, else the first after self,
+            or after a step or another number of :data:`rlskip.skip.arguments.IGNORED`.
         identity
             What else must be equal for a dump to replace the call: a mapping, or a function of
             the call's arguments that returns one. Plain JSON values.

@@ -115,11 +115,11 @@ class Notices:
 
     def arguments(self, stage: str, arguments: Arguments) -> None:
         """Name once what is compared of a stage's arguments, and what is not."""
-        compared, left_out = {**arguments.given, **arguments.defaults}, arguments.left_out
+        compared, left_out = arguments.compared, arguments.left_out
         if (compared or left_out) and self._is_new(f"arguments of {stage}"):
             log.info(
                 "rlskip: role %s: %s: besides the prompts these arguments are compared: %s%s",
-                self.role, stage, ", ".join(sorted(compared)) or "none",
+                self.role, stage, ", ".join(compared) or "none",
                 "; not compared, because they are not plain data: " * bool(left_out)
                 + ", ".join(f"{name} ({what})" for name, what in sorted(left_out.items())),
             )  # fmt: skip

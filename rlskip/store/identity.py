@@ -25,8 +25,11 @@ from rlskip.format.scalars import scalar_of
 
 VERSION = 3
 """Of the keys that an identity has in ``meta.json``."""
+MORE = "<more>"
+"""The entry of an identity's `defaults` with arguments that older releases do not record."""
 _COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
 _ONLY_LOGGED = ("model", "versions")
+_DRAW = "seed"  # in an argument, at any depth: which sample is drawn does not count
 # An older rlskip recorded no other entries of a batch's `meta_info`, and no arguments.
 _META = "extra.meta_info."
 _OLDER_META = (
@@ -243,23 +246,37 @@ class Identity:
 
     def _other_arguments(self, other: Identity) -> list[str]:
         """The arguments that differ. One at its default is equal to one that is not there."""
-        now = {**self.defaults, **(self.arguments or {})}
-        then = {**other.defaults, **(other.arguments or {})}
+        now, then = self._all_arguments(), other._all_arguments()
         return [
             _line(*difference)
             for name in sorted({*now, *then})
             if {"*", name.partition(".")[0]}.isdisjoint(self.ignored)
-            if (name in now or name not in other.defaults)
-            and (name in then or name not in self.defaults)
+            and (name in now or other._differs_without(name, self))
+            and (name in then or self._differs_without(name, other))
             for difference in _compare(
                 f"arguments.{name}", now.get(name, _ABSENT), then.get(name, _ABSENT)
             )
+            if _DRAW not in difference[0].split(".")
         ]
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        more = self.defaults.get(MORE)
+        return more if isinstance(more, dict) else {}
+
+    def _all_arguments(self) -> dict[str, Any]:
+        found = {**self.defaults, **(self.arguments or {}), **self._more}
+        return {name: value for name, value in found.items() if name != MORE}
+
+    def _differs_without(self, name: str, other: Identity) -> bool:
+        """Whether it is a difference that `other` does not have an argument of this identity."""
+        known = name not in self._more or MORE in other.defaults
+        return known and name not in self.defaults
 
     def digest(self) -> str:
         """A hash of all that must be equal."""
         compared = [self.prompts_hash, *(getattr(self, name) for name in _COMPARED)]
-        compared += [self.arguments] if self.arguments else []
+        compared += [given for given in (self.arguments, self._more) if given]
         return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rlskip.store import Identity, NewerFormatError, UnsupportedTypeError
+from rlskip.store.identity import MORE
 
 
 def _identity(**changes: Any) -> Identity:
@@ -95,6 +96,19 @@ def test_a_long_value_is_recorded_as_a_hash(where: str) -> None:
         (({"n": 2}, {}), (None, {}), [], ["an older dump, which does not record arguments.n"]),
         (({}, {"n": 2}), (None, {}), [], []),
         ((None, {}), ({"n": 2}, {}), [], []),
+        # What older releases do not record is in an entry that their dumps lack.
+        (({}, {MORE: {"n": 2}}), ({}, {}), [], []),
+        (({}, {}), ({}, {MORE: {"n": 2}}), [], []),
+        (({}, {MORE: {"n": 2}}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
+        (({}, {MORE: {"n": 2}}), ({}, {MORE: {}}), ["arguments.n: 2 now, absent in the dump"], []),
+        (({}, {MORE: {}}), ({}, {MORE: {"n": 2}}), ["arguments.n: absent now, 2 in the dump"], []),
+        (({}, {MORE: {"n": 2}}), ({}, {MORE: 5}), ["arguments.n: 2 now, absent in the dump"], []),
+        (
+            ({"x": {"seed": 1}}, {}),
+            ({"x": {"a": 1, "seed": 2}}, {}),
+            ["arguments.x.a: absent now, 1 in the dump"],
+            [],
+        ),
     ],
 )
 def test_an_argument_at_its_default_equals_an_absent_one(

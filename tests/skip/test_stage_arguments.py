@@ -14,7 +14,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import attrs
@@ -42,6 +42,24 @@ class Sampling:
 @attrs.define
 class Attributes:
     temperature: float
+
+
+@dataclass
+class Beams:
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
+class Pair(NamedTuple):
+    a: int
+
+
+class Other(NamedTuple):
+    a: int
+
+
+BIG = np.zeros(1 << 17)
+WIDE = "x" * 300
 
 
 class Struct:
@@ -92,7 +110,13 @@ def stage(**options: Any) -> Callable[..., Any]:
     """A stage with two defaults and any further arguments."""
 
     def generate(
-        ran: list[int], prompts: list[int], n: int = 4, temperature: float = 1.0, **more: Any
+        ran: list[int],
+        prompts: list[int],
+        n: int = 4,
+        temperature: float = 1.0,
+        images: Any = None,
+        engine: Any = None,
+        **more: Any,
     ) -> int:
         ran.append(1)
         return len(ran)
@@ -136,6 +160,11 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"x": {"b", "a"}}, {"x": frozenset("ab")}),
         ({"x": Model(1, transformers_version="a")}, {"x": Model(1, transformers_version="b")}),
         ({"x": {"loss": 0.5, "model": print}}, {"x": {"loss": 0.6, "model": print}}),
+        ({"x": {"a": [0], "s": {"seed": 1}}}, {"x": {"a": [0], "s": {"seed": 2}}}),
+        ({"engine": None}, {}),
+        ({}, {"engine": print}),
+        ({"images": [print]}, {"images": BIG}),
+        ({"x": [0] * 20_000}, {"x": [0] * 20_000}),
     ],
 )
 def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, second: Any) -> None:
@@ -174,6 +203,17 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
         ({"x": Model(0.5)}, {"x": Model(0.6)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": Model(0.5, f=print)}, {"x": Model(0.6, f=print)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": {"s": {"n": 1}, "f": print}}, {"x": {"s": {"n": 2}, "f": print}}, "x.s.n: 2 now"),
+        ({}, {"images": BIG}, "images: '<not compared>' now, None in"),
+        ({"images": BIG}, {}, "images: None now, '<not compared>' in"),
+        ({"images": [1]}, {"images": BIG}, "images: '<not compared>' now, [1] in"),
+        ({}, {"images": {"f": print}}, "images: '<not compared>' now"),
+        ({}, {"x": BIG}, "x: '<not compared>' now, absent"),
+        ({"x": Sampling()}, {"x": Beams()}, "x.<type>: ['Beams'] now, ['Sampling'] in"),
+        ({"x": [{"a": Pair(1)}]}, {"x": [{"a": Other(1)}]}, "x.<type>: ['[0].a: Other'] now"),
+        ({"x": re.compile(WIDE + "a")}, {"x": re.compile(WIDE + "b")}, "x.<type>"),
+        ({"x": [0] * 10_001}, {"x": [1] * 10_001}, "x: '<list of 10001: "),
+        ({"x": {"skip": 1}}, {"x": {"skip": 2}}, "x.skip: 2 now, 1 in"),
+        ({"x": [{"skip": 1, "f": print, "n": 1}]}, {"x": []}, "x: [] now"),
     ],
 )
 def test_other_values_of_every_kind_are_a_mismatch(
@@ -265,7 +305,7 @@ def test_what_is_compared_and_what_is_not_is_said_once(
     caplog.set_level(logging.INFO)
     calls(stage(), [1], model=torch.nn.Linear(1, 1), reward=print)
     (line,) = [r.getMessage() for r in caplog.records if "are compared" in r.getMessage()]
-    assert "n, temperature; not compared" in line
+    assert "engine, images, n, temperature; not compared" in line
     assert "model (a Linear)" in line
     assert "reward (a builtin_function_or_method)" in line
 
@@ -286,6 +326,45 @@ def test_a_method_compares_neither_self_nor_computed_prompts(calls: Any) -> None
     assert calls(run, {"ids": [1], "uid": "b"}, 1)
     with pytest.raises(MismatchError, match=r"arguments\.n"):
         calls(run, {"ids": [1], "uid": "b"}, 2)
+
+
+class Holder:
+    """Stages whose prompts are a part of their object, or are computed."""
+
+    batch = ("a",)
+
+    @SkipManager.annotate("rollout", lambda self, *_, **__: self.batch, ignore=["ran"])
+    def of_self(self, options: Any, *, ran: list[int]) -> None:
+        ran.append(1)
+
+    @SkipManager.annotate("rollout", lambda self, options, ran: [*self.batch], ignore=["ran"])
+    def computed(self, options: Any, *, ran: list[int]) -> None:
+        ran.append(1)
+
+
+@SkipManager.annotate("rollout", "batch", ignore=["ran"])
+def named(temperature: float, batch: Any, prompts: Any = None, *, ran: list[int]) -> None:
+    ran.append(1)
+
+
+@SkipManager.annotate("rollout", lambda request, ran: request["ids"], ignore=["ran"])
+def within(request: Any, *, ran: list[int]) -> None:
+    ran.append(1)
+
+
+@SkipManager.annotate("rollout", ignore=["ran"])
+def after_step(step: int, batch: Any, *, ran: list[int]) -> None:
+    ran.append(1)
+
+
+@SkipManager.annotate("rollout", ignore=["ran"])
+def by_keyword(*args: Any, ran: list[int], **more: Any) -> None:
+    ran.append(1)
+
+
+@SkipManager.annotate("rollout", ignore=["ran"])
+def indexed(index: int, n: int = 4, *, ran: list[int]) -> None:
+    ran.append(1)
 
 
 def supplying(function: Any) -> Any:
@@ -311,6 +390,12 @@ def twice_below(policy: str, other: str, prompts: Any, *, ran: list[int]) -> Non
     ran.append(1)
 
 
+@forwarding
+def below(policy: str, prompts: Any, *, ran: list[int]) -> None:
+    assert policy == "policy"
+    ran.append(1)
+
+
 class Partial:
     """A class whose attributes are no methods."""
 
@@ -322,8 +407,22 @@ class Partial:
 @pytest.mark.parametrize(
     ("function", "first", "second", "differs"),
     [
+        (named, (1.0, ["a"]), (0.0, ["a"]), "arguments.temperature: 0.0 now, 1.0 in"),
+        (named, (1.0, ["a"], 1), (1.0, ["a"], 2), "arguments.prompts: 2 now, 1 in"),
+        (Holder().of_self, (1.0,), (0.0,), "arguments.options: 0.0 now, 1.0 in"),
+        (Holder().of_self, ({"a": 1},), ({"a": 2},), "arguments.options.a: 2 now, 1 in"),
+        (Holder().computed, (1.0,), (0.0,), "arguments.options: 0.0 now, 1.0 in"),
+        (Holder().computed, ({"uid": 1},), ({"uid": 2},), ""),
+        (within, ({"ids": [1], "x": 1},), ({"ids": [1], "x": 2},), ""),
+        (within, ({"ids": [1], "n": 1},), ({"ids": [1], "n": 2},), "arguments.request.n: 2 now"),
+        (after_step, (1, BIG), (1, BIG + 1), "prompts: "),
+        (after_step, (1, ["a"]), (2, ["a"]), ""),
+        (by_keyword, {"prompts": BIG}, {"prompts": BIG + 1}, "prompts: "),
+        (by_keyword, {"prompts": BIG, "n": 1}, {"prompts": BIG, "n": 2}, "arguments.n: 2 now"),
+        (below, (["a"],), (["b"],), "prompts: "),
         (twice_below, (["a"],), (["b"],), "prompts: "),
         (Partial().generate, (["a"],), (["b"],), "prompts: "),
+        (indexed, (2,), {"index": 2, "n": 2}, "arguments.n: 2 now, 4 in"),
     ],
 )
 def test_what_holds_the_prompts_is_told_from_what_shapes_the_rollouts(
@@ -340,6 +439,34 @@ def test_what_holds_the_prompts_is_told_from_what_shapes_the_rollouts(
         return
     with pytest.raises(MismatchError, match=re.escape(differs)):
         calls(call, second)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"index": 2, "n": BIG}, {"index": "a text", "n": {"ids": BIG}}],
+    ids=["a number", "a text"],
+)
+def test_a_batch_is_not_left_out_for_a_number_that_is_taken_for_the_prompts(
+    calls: Any, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"name the argument .*annotate\(prompts='n'\)"):
+        calls(lambda ran: indexed(ran=ran, **given))
+    with pytest.raises(ConfigError, match=r"'batch' is too large .*'args', which is no batch"):
+        calls(lambda ran: by_keyword(ran=ran, batch=BIG))
+
+
+def test_what_a_dump_of_an_older_release_lacks_is_no_mismatch(calls: Any) -> None:
+    """It does not record what was left out, or taken for the prompts, then."""
+    given = {"images": BIG, "x": Beams(0.5), "y": [0] * 20_000}
+    assert not calls(stage(), [1], **given)
+    store = SkipManager.store("rollout")
+    meta = store.read_meta(1)
+    defaults = {k: v for k, v in meta.identity.defaults.items() if k != "<more>"}
+    store.quarantine(1, "for a test")
+    store.save(1, 1, identity=attrs.evolve(meta.identity, defaults=defaults))
+    assert calls(stage(), [1], **given)
+    with pytest.raises(MismatchError, match=r"arguments\.x\.temperature"):
+        calls(stage(), [1], **{**given, "x": Beams(0.6)})
 
 
 def test_an_attached_functions_arguments_count_but_those_it_ignores(
