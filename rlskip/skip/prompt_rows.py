@@ -24,13 +24,16 @@ from rlskip.batch.columns import (
     column_length,
     columns_of,
     length_of,
+    unwrapped,
     values_at,
 )
 from rlskip.batch.decoding import decoder_at
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
+from rlskip.skip.arguments import NEUTRAL_META
 
 ROWS_PER_PROMPT = "rows_per_prompt"
 """The entry of a dump's `info` that has the number of rows of each of its prompts.
@@ -122,8 +125,13 @@ def _digests(columns: Mapping[Any, Any], n: int) -> list[str]:
             parts = _bytes_of_rows(column, mask)
         elif (cells := cells_of(column, n)) is not None:
             parts = [fingerprint(cell).encode() for cell in cells]
-        else:
-            continue  # one value for all rows
+        elif name in NEUTRAL_META or column is None or column_length(column) == 0:
+            continue
+        else:  # one value for all rows
+            try:
+                parts = [fingerprint(unwrapped(column)).encode()] * n
+            except UnsupportedTypeError:
+                continue  # the batch cannot be compared either, so its dump serves no prompt
         for row, part in zip(rows, parts, strict=True):
             row.update(f"{name};".encode())
             row.update(part)
