@@ -19,7 +19,7 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
 from rlskip.skip.visit import Found
-from rlskip.store import DumpError, DumpMeta
+from rlskip.store import DumpError, DumpMeta, Identity
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class Submitted:
     served: set[DumpedGroup] = attrs.field(factory=set)
     #: What generating took until the first dump; None if nothing was generated.
     seconds: float | None = None
+    #: What it was submitted under besides what is hashed with each prompt; None: not known here.
+    conditions: Identity | None = None
 
 
 @attrs.frozen
@@ -180,7 +182,7 @@ class GroupDumps:
             meta = store.save(
                 part.step,
                 content,
-                identity=self.dumps.conditions,
+                identity=submitted.conditions or self.dumps.conditions,
                 info=info,
                 sidecar=capture_rng(),
                 part=number,

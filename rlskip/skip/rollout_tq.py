@@ -54,6 +54,7 @@ from rlskip.store import (
     CorruptDumpError,
     DumpError,
     DumpMeta,
+    Identity,
     UnsupportedTypeError,
 )
 
@@ -124,7 +125,7 @@ class GroupRole(Role):
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
         metas = self._groups.parts(self._source(step))
-        if not self._fits(metas):
+        if not self._fits(metas, self.dumps.conditions):
             return 0
         return max((group.position + 1 for group in _groups_of(metas)), default=0)
 
@@ -210,6 +211,7 @@ class GroupRole(Role):
     def _plan(self, call: Call) -> _Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
+            submitted.conditions = self.dumps.with_defaults(call, self.dumps.arguments_of(call))
             submitted.prompts, submitted.served = 0, set()
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
@@ -221,10 +223,11 @@ class GroupRole(Role):
         Those of an earlier step than the one at which this process began come last.
         """
         uids, contents = self._contents(call)
+        present = self._groups.submitted[call.step].conditions or self.dumps.conditions
         self._first = min(self._first, call.step)
         alone = call.step if self.serves_validation else None
         parts = {d: m for d, m in self._run.items() if alone in (None, d.step)}
-        fits = {d for d, m in parts.items() if not self.dumps.differences(self.dumps.conditions, m)}
+        fits = {d for d, m in parts.items() if not self.dumps.differences(present, m)}
 
         def plan(some: Iterable[Found]) -> _Plan:
             dumped: list[DumpedGroup] = []
@@ -238,7 +241,7 @@ class GroupRole(Role):
         if planned.rest and not (other := plan(parts)).rest:
             odd = next(group.found for group in other.groups if group and group.found not in fits)
             policy = self.local_config.on_mismatch
-            if policy != "regenerate" and self._is_accepted(parts[odd]):
+            if policy != "regenerate" and self._is_accepted(parts[odd], present):
                 return other
         return planned
 
@@ -248,7 +251,7 @@ class GroupRole(Role):
         metas = self._groups.parts(source)
         uids, contents = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
-        if not self._fits(metas):
+        if not self._fits(metas, submitted.conditions or self.dumps.conditions):
             metas = {}
         # A dump without an identity (an imported one) names no contents: it goes by place.
         nameless = bool(metas) and all(meta.identity is None for meta in metas.values())
@@ -267,14 +270,14 @@ class GroupRole(Role):
             return self._judge(plan, dumped, known or repeats)
         return plan
 
-    def _fits(self, metas: Mapping[Found, DumpMeta]) -> bool:
+    def _fits(self, metas: Mapping[Found, DumpMeta], present: Identity) -> bool:
         """Whether parts were made under conditions that this run accepts."""
         repeats = self.local_config.action == SkipAction.REPEAT
-        return repeats or all(map(self._is_accepted, metas.values()))
+        return repeats or all(self._is_accepted(meta, present) for meta in metas.values())
 
-    def _is_accepted(self, meta: DumpMeta) -> bool:
-        """Whether a part was made under the conditions of this run, or may be replayed anyway."""
-        differs = self.dumps.differences(self.dumps.conditions, meta)
+    def _is_accepted(self, meta: DumpMeta, present: Identity) -> bool:
+        """Whether a part was made under the `present` conditions, or may be replayed anyway."""
+        differs = self.dumps.differences(present, meta)
         what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
         return not differs or self.dumps.accept_mismatch(what, Found(meta.step))
 

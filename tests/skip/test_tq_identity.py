@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from rlskip import SkipManager
@@ -42,22 +43,42 @@ def test_one_functions_groups_are_not_anothers(start: Callable[..., Any]) -> Non
         start(stage="other").submit(prompts("x", "y"))
 
 
-def test_other_arguments_of_the_function_that_submits_count(start: Callable[..., Any]) -> None:
-    def submit(temperature: float) -> list[str]:
-        loop = start()
+@pytest.mark.parametrize("match", ["step", "prompt"])
+def test_other_arguments_of_the_function_that_submits_count(
+    start: Callable[..., Any], match: str
+) -> None:
+    def submit(text: str, default: float = 1.0, **more: Any) -> list[str]:
+        loop = start(match=match)
 
         @SkipManager.annotate(role="rollout_tq", queue=loop.queue, stage="submit")
-        def submitting(prompts: dict[str, Any], temperature: float = 1.0, seed: int = 0) -> None:
+        def submitting(
+            prompts: dict[str, Any], temperature: float = default, top_p: Any = None, seed: int = 0
+        ) -> None:
             loop._submit(prompts)
 
-        submitting(prompts("x"), temperature, seed=len(loop.seen))
+        submitting(prompts(text), seed=len(loop.seen), **more)
         loop.sample()
         return list(loop.submitted)
 
-    assert submit(0.5) == ["r-0"]
-    assert submit(0.5) == []
-    with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
-        submit(0.7)
+    assert submit("x", temperature=0.5) == ["r-0"]
+    assert submit("x", temperature=0.5) == []
+    if match == "step":
+        with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
+            submit("x", temperature=0.7)
+    SkipManager.store("rollout_tq").quarantine(1, "for a test")
+    assert submit("y") == ["r-0"]
+    assert submit("y") == []
+    with pytest.raises(MismatchError, match=r"arguments\.temperature: 0\.6 now, 1\.0 in the dump"):
+        submit("y", default=0.6)
+    with pytest.raises(MismatchError, match=r"arguments\.top_p: '<not compared>' now, None in"):
+        submit("y", top_p=[print])
+    # A part of an older release records no defaults.
+    store = SkipManager.store("rollout_tq")
+    value, meta, _ = store.load_with_meta(1, part=0)
+    store.quarantine(1, "for a test", part=0)
+    older = attrs.evolve(meta.identity, arguments=None, defaults={})
+    store.save(1, value, identity=older, info=meta.info, part=0)
+    assert submit("y", default=0.6) == []
 
 
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable[..., Any]) -> None:
