@@ -165,11 +165,12 @@ class SkipCallback(OwnKeysCallback):
                 ]
         if not rows:
             return
-        lines = [f"{'job':<12}{'role':<16}{'hits':>6}{'misses':>8}{'saved s':>10}"]
+        wide = 2 + max(10, *(len(job) for job, *_ in rows))
+        lines = [f"{'job':<{wide}}{'role':<16}{'hits':>6}{'misses':>8}{'saved s':>10}"]
         # Shorter names first, so that job 10 comes after job 2.
         for job, role, counts in sorted(rows, key=lambda row: (len(row[0]), row[0], row[1])):
             lines.append(
-                f"{job:<12}{role:<16}{counts['hits']:>6}{counts['misses']:>8}"
+                f"{job:<{wide}}{role:<15} {counts['hits']:>6}{counts['misses']:>8}"
                 f"{max(0.0, counts['seconds_saved']):>10.1f}"
             )
         log.info("rlskip, over the jobs of this sweep:\n%s", "\n".join(lines))

@@ -82,12 +82,13 @@ def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFi
     callback = SkipCallback()
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
     callback.on_multirun_start(config)
-    for job, written in (("10", 9e9), ("2", 9e9), ("1", 0.0)):
+    long = "3,a.long.key=1,another=2"
+    for job, written in (("10", 9e9), ("2", 9e9), ("1", 0.0), (long, 9e9)):
         (tmp_path / job).mkdir()
         summary = {"job": job, "written": written, "roles": {"rollout": counts}}
         (tmp_path / job / SUMMARY).write_text(json.dumps(summary))
     with caplog.at_level("INFO"):
         callback.on_multirun_end(config)
     # Job 1 of an earlier sweep is in the same directory and is not counted.
-    assert [row[0] for row in table(caplog.text)] == ["2", "10"]
+    assert [row[0] for row in table(caplog.text)] == ["2", "10", long]
     assert "-" not in caplog.text, "loading may take longer than generating"
