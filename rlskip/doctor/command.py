@@ -33,12 +33,13 @@ class Command:
     multirun: bool
     swept: list[str]  # the keys that a multirun sweeps
     note: str = ""
+    left_out: Sequence[str] = ()  # the sweeps of which no first value is known
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> Command:
         start, rest, note = _start_of(list(command))
         multirun = any(argument in ("-m", "--multirun") for argument in rest)
-        arguments, swept = [], []
+        arguments, swept, left_out = [], [], []
         parser = OverridesParser.create()
         for argument in rest:
             if argument in ("-m", "--multirun"):
@@ -51,10 +52,14 @@ class Command:
                     sweeps = False
                 if sweeps:
                     swept.append(override.key_or_group)
-                    first = next(iter(override.sweep_string_iterator()))
+                    try:
+                        first = next(iter(override.sweep_string_iterator()))
+                    except Exception:  # only the sweeper finds the values of a glob or an interval
+                        left_out.append(argument)
+                        continue
                     argument = f"{override.get_key_element()}={first}"
             arguments.append(argument)
-        return cls(start, arguments, multirun, swept, note)
+        return cls(start, arguments, multirun, swept, note, left_out)
 
     @property
     def module(self) -> str | None:
@@ -64,7 +69,9 @@ class Command:
     def findings(self) -> list[Finding]:
         findings = [Finding("command", NOTE, self.note)] if self.note else []
         if self.multirun:
-            findings.append(Finding("command", NOTE, "a multirun: its first job is explained"))
+            without = f", without {', '.join(self.left_out)}" if self.left_out else ""
+            what = f"a multirun: its first job is explained{without}"
+            findings.append(Finding("command", NOTE, what))
         return findings
 
 
@@ -101,7 +108,10 @@ def compose(command: Command) -> DictConfig:
     CannotComposeError
         The command fails, takes too long, or is not a Hydra application.
     """
-    run = run_command([*command.start, *command.arguments, "--cfg", "all", "--resolve"])
+    # A job's own directory is known when it starts.
+    output_dir = "${hydra.sweep.dir}/0" if command.multirun else "${hydra.run.dir}"
+    known = f"hydra.runtime.output_dir={output_dir}"
+    run = run_command([*command.start, *command.arguments, known, "--cfg", "all", "--resolve"])
     if run.returncode != 0:
         # Some interpolations resolve in the job only.
         run = run_command([*command.start, *command.arguments, "--cfg", "all"])

@@ -295,6 +295,10 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
     assert errors(said) == []
     assert "its first job is explained" in said_of(said, "command")
     assert "steps 1,2;" in said_of(said, "rollout"), "the first of the swept values"
+    for unlisted in ("skip.steps=glob(*)", "+lr=interval(0,1)"):
+        said = explain("-m", "+skip=rollout_cache", unlisted, "skip.dump_dir=dumps")
+        assert errors(said) == []
+        assert f"its first job is explained, without {unlisted}" in said_of(said, "command")
     swept = ("-m", "+skip=rollout_cache,rollout_repeat")
     assert errors(explain(*swept, "hydra/callbacks=rlskip")) == []
     (lost,) = (f for f in findings(explain(*swept)) if f["topic"] == "sweep")
@@ -313,6 +317,14 @@ def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., A
 def test_what_only_the_job_can_resolve_is_no_error(explain: Callable[..., Any]) -> None:
     said = explain("+skip=rollout_cache", config=HOST + "later: ${oc.env:SET_IN_THE_JOB}\n")
     assert errors(said) == []
+
+
+@pytest.mark.parametrize(("mode", "place"), [((), "out"), (("-m", "skip.n=1,2"), "sweep/0")])
+def test_a_dump_dir_in_the_jobs_own_directory(
+    app: Path, explain: Callable[..., Any], mode: tuple[str, ...], place: str
+) -> None:
+    said = explain(*mode, "+skip=rollout_cache", "skip.dump_dir=${hydra:runtime.output_dir}/d")
+    assert f"{app}/{place}/d (to be made" in said_of(said, "dump dir")
 
 
 def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:
