@@ -122,14 +122,15 @@ def said_in(
 
     What a tool answered within a row is among what was said.
     """
+    whole: list[dict[str, Any]] = []
     for number, (turn, piece) in enumerate(zip_longest(turns, pieces_of(turns))):
-        told = [] if number else _chat(recorded(turn, "user"), "user") or []
-        before = [Said(message, sampled=False) for message in told]
+        asked = _chat(recorded(turn, "user"), "user") or []
+        told = _observed(whole, turn, piece, text) if number else asked
         messages = _chat(recorded(turn, "assistant"), "assistant") or []
+        whole += told + messages
+        before = [Said(message, sampled=False) for message in told]
         if piece is not None and piece.continues and (added := piece.added):
-            if not before:
-                known = None if text is None else {"role": "user", "content": text(added)}
-                before = [Said(known, sampled=False)]
+            before = before or [Said(None, sampled=False)]
             before[-1].add(added, [False] * len(added), [None] * len(added))
         yield before, _answers(messages, piece)
 
@@ -183,17 +184,11 @@ def messages_of(
     observed between the turns is what a later prompt's messages have beyond those before it. Where
     none say so, its tokens are a message of a user, because nothing says who wrote it.
     """
-    found = _chat(recorded(turns[0], "user"), "user")
-    if found is None:
+    texts = [recorded(turns[0], "user"), *(recorded(turn, "assistant") for turn in turns)]
+    if any(one is None for one in texts):
         return None
-    for number, (turn, piece) in enumerate(zip_longest(turns, pieces_of(turns))):
-        if number:
-            found += _observed(found, turn, piece, text)
-        messages = _chat(recorded(turn, "assistant"), "assistant")
-        if messages is None:
-            return None
-        found += messages
-    return found
+    every = (one for told, answers in said_in(turns, text) for one in (*told, *answers))
+    return [one.message for one in every if one.message is not None]
 
 
 def _observed(

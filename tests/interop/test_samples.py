@@ -317,6 +317,20 @@ def test_each_message_goes_out_with_its_own_tokens(
             assert metrics["logprobs"] == [row["logprobs"][i] for i in said]
 
 
+def test_what_a_later_prompt_recorded_goes_out_with_its_tokens(rlskip: Any, tmp_path: Path) -> None:
+    tool = {"role": "tool", "content": "42"}
+    chat = [*ASKED, {"role": "assistant", "content": "there"}, tool]
+    StepStore(tmp_path / RUN).save(3, [TURNS[0], {**TURNS[1], "raw_prompt": chat}])
+    episode = json.loads(rlskip("export", tmp_path / RUN, "--to", "verifiers").out)
+    nodes = episode["traces"][0]["nodes"]
+    assert [node["message"]["content"] for node in nodes] == ["Hi", "there", "42", "yes"]
+    assert [node["token_ids"] for node in nodes] == [[1], [2, 3], [9], [4]]
+    assert rlskip("export", tmp_path / RUN, "--to", "atif", "--out", tmp_path / "atif").code == 0
+    steps = json.loads((tmp_path / "atif" / "3-p-0.json").read_text())["steps"]
+    assert [step["message"] for step in steps] == ["Hi", "there", "42", "yes"]
+    assert steps[3]["metrics"]["prompt_token_ids"] == [1, 2, 3, 9]
+
+
 def test_log_probs_stay_with_the_tokens_of_their_message(imported: Any, tmp_path: Path) -> None:
     def node(parent: int | None, ids: list[int], **more: Any) -> dict[str, Any]:
         message = {"role": "assistant" if more else "user", "content": "a"}
