@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -299,11 +300,11 @@ class CallRole(Role):
 
         What keeps other jobs from generating it is given back when the call ends.
         """
-        visit = call.visit
+        visit, looks = call.visit, itertools.count()
 
         def is_there() -> bool:
             with visit.lock:
-                visit.refresh()
+                visit.refresh(everything=next(looks) > 0)
                 there = False
                 with contextlib.suppress(DumpError, OSError, MemoryError):
                     there = next(self._matching.offers(call), None) is not None
@@ -337,12 +338,15 @@ class CallRole(Role):
         def on_conflict(other: DumpMeta) -> int | None:
             """The next number, unless another job has dumped this very call."""
             taken = call.number or 0
-            call.visit.mark_present(taken)
             if other.identity is None or not identity.differences(other.identity)[0]:
+                call.visit.mark_present(taken)
                 return None
+            call.visit.add(taken, other)
             self._reserve(call, at_least=taken + 1)
+            call.visit.saves(call.number, identity)
             return call.number
 
+        call.visit.saves(call.number, identity)
         return {
             "identity": identity,
             "info": {

@@ -19,7 +19,7 @@ from rlskip.config.steps import compact
 from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
-from rlskip.skip.visit import Traces
+from rlskip.skip.traces import Traces
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 from rlskip.store.layout import as_step, journal_name, name_before_quarantine
 

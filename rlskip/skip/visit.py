@@ -11,15 +11,14 @@ import bisect
 import contextlib
 import enum
 import logging
-import math
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from datetime import datetime
 
 import attrs
 
 from rlskip.jobs.records import DumpedCalls
+from rlskip.skip.traces import Traces
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 
 log = logging.getLogger(__name__)
@@ -71,6 +70,8 @@ class State(enum.Enum):
     WRITTEN = "this visit has written its dump, which serves no other call"
 
 
+# In a step of more calls than these its directory is not listed for each call that is generated.
+_MAX_LISTED = 256
 _USABLE = (State.UNREAD, State.OPEN, State.USED)
 
 
@@ -88,30 +89,6 @@ class Slot:
 
     state: State
     alike: Alike | None = None
-
-
-class Traces:
-    """What the dumps of a step tell of how many calls it had, as far as they were read.
-
-    Each records how many there were when it was written; the records of the jobs that wrote them
-    name the dumps that came later.
-    """
-
-    def __init__(self) -> None:
-        self._calls = 0
-        self._jobs: set[str] = set()
-        self._since = math.inf
-
-    def add(self, meta: DumpMeta) -> None:
-        calls, job = meta.info.get("calls"), meta.info.get("job")
-        self._calls = max(self._calls, calls if type(calls) is int else 0)
-        self._jobs |= {job} if isinstance(job, str) else set()
-        self._since = min(self._since, datetime.fromisoformat(meta.created).timestamp())
-
-    def calls(self, step: int, dumped: DumpedCalls | None) -> int:
-        """How many calls the step had at least. Those before its first dump do not count."""
-        later = 0 if dumped is None else dumped.count(step, self._jobs, self._since)
-        return max(self._calls, later)
 
 
 class Visit:
@@ -155,6 +132,8 @@ class Visit:
         self._counted: Counter[str] = Counter()
         self._used_elsewhere: set[Found] = set()
         self._low = 0
+        # Of the reserved numbers those whose dumps are being written, each with what it is for.
+        self._saving: dict[int, Identity] = {}
         self._states = Counter({State.UNREAD: len(self.listed)})
         # Calls that began and are not dumped: those that still run, and by what is compared of
         # them those that failed.
@@ -313,6 +292,11 @@ class Visit:
             self._become(number, State.RESERVED)
             return number
 
+    def saves(self, number: int, identity: Identity) -> None:
+        """The dump of a reserved number is going to be written, unless another job is quicker."""
+        with self.lock:
+            self._saving[number] = identity
+
     def release(self, number: int) -> None:
         """Give a number back, unless a dump has it meanwhile."""
         with self.lock:
@@ -326,11 +310,36 @@ class Visit:
             self._become(number, State.WRITTEN)
             self.end(call, dumped=True)
 
-    def refresh(self) -> None:
-        """Find what other jobs have added to the step since: they take the lowest numbers."""
+    def refresh(self, everything: bool = True) -> None:
+        """Find what other jobs have added to the step since.
+
+        They take the lowest numbers that are free for them, and this visit may have reserved these.
+        In a large step only the next ones are looked at, unless `everything` is.
+        """
         with self.lock, contextlib.suppress(DumpError, OSError, MemoryError):
-            while (meta := self._store.read_meta(self.step, self._next_part())) is not None:
-                number = self.next_number()
+            if everything or len(self.slots) <= _MAX_LISTED:
+                for number in self._store.calls(self.step):
+                    if self._is_free(number) or self.slots[number].state is State.RESERVED:
+                        self._find(number)
+            while self._find(self.next_number()):
+                pass
+
+    def _find(self, number: int) -> bool:
+        """Whether another job has written a dump of this number, which may serve a call."""
+        meta = self._store.read_meta(self.step, Found(self.step, number).part)
+        if meta is None:
+            return False
+        if (mine := self._saving.get(number)) is not None and (
+            meta.identity is None or not mine.differences(meta.identity)[0]
+        ):
+            return False  # it is this visit's own
+        self.add(number, meta)
+        return True
+
+    def add(self, number: int, meta: DumpMeta) -> None:
+        """Another job has written this dump of another call: it may serve one of this visit."""
+        with self.lock:
+            if self._is_free(number) or self.slots[number].state is State.RESERVED:
                 self.mark_present(number)
                 self._open(number, meta)
 
@@ -346,9 +355,6 @@ class Visit:
     def _is_free(self, number: int) -> bool:
         return number not in self.slots or self.slots[number].state is State.LOST
 
-    def _next_part(self) -> int | None:
-        return Found(self.step, self.next_number()).part
-
     def _become(self, number: int, state: State) -> None:
         """Give a number its state. An open one is offered no longer."""
         slot = self.slots.get(number)
@@ -360,6 +366,7 @@ class Visit:
                 slot.alike.numbers.remove(number)
         slot.state = state
         self._states[state] += 1
+        self._saving.pop(number, None)
 
     def _read_next(self) -> bool:
         """Read one more of the listed dumps; False after the last one."""

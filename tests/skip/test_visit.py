@@ -88,6 +88,28 @@ def test_what_another_job_adds_meanwhile_is_one_of_the_steps_calls(store: StepSt
     assert visit.next_number() == 1
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_number_that_this_job_has_reserved_may_become_another_jobs(
+    store: StepStore, saves: bool
+) -> None:
+    ours, visit = attrs.evolve(IDENTITY, n=2), Visit(store, 1)
+    numbers = [visit.reserve() for _ in range(3)]
+    if saves:
+        visit.saves(1, ours)
+        store.save(1, "ours", identity=ours, part=2)
+        visit.saves(2, ours)
+    store.save(1, "theirs", identity=IDENTITY, part=1)
+    store.save(1, "theirs", identity=IDENTITY, part=7)
+    visit.refresh()
+    assert numbers == [0, 1, 2]
+    assert [found.number for found in visit.fitting(IDENTITY)] == [1, 7]
+    assert [*visit.fitting(ours)] == []
+    visit.add(1, store.read_meta(1, 1))  # type: ignore[arg-type]
+    visit.release(1)
+    assert visit.next_number() == 3
+    assert visit.listed == [1, 7]
+
+
 def test_a_dump_that_served_a_call_before_it_was_read_serves_no_other(store: StepStore) -> None:
     store.save(1, "x", identity=IDENTITY)
     visit = Visit(store, 1)
