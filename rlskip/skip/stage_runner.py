@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -36,6 +36,9 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
 }
+
+
+_MAX_LOOKERS = 256
 
 
 class Miss:
@@ -106,7 +109,7 @@ async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: 
     with call.cleanup:
         with running(skip, call):
             result = await awaitable
-        return await in_thread(after_stage, skip, call, result, replayed)
+        return await in_thread(None, after_stage, skip, call, result, replayed)
 
 
 async def _returned(result: Any) -> Any:
@@ -128,7 +131,7 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
-            replayed = await in_thread(replay, skip, call)
+            replayed = await in_thread(_lookers(os.getpid()), replay, skip, call)
             if replayed is not Miss and call.verify is None:
                 return replayed
             return await _awaited(skip, call, func(*call.args, **call.kwargs), replayed)
@@ -262,7 +265,19 @@ def running(role: Role, call: Call) -> Iterator[None]:
         inside.reset(token)
 
 
-async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+@functools.cache
+def _lookers(process: int) -> ThreadPoolExecutor:
+    """Threads of a process that look for dumps, and wait there for those of other jobs.
+
+    They have none of asyncio's own, which are few: what the others wait for needs these, stages
+    and the dumps of what they return.
+    """
+    return ThreadPoolExecutor(_MAX_LOOKERS, "rlskip-look")
+
+
+async def in_thread(
+    executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
+) -> Any:
     """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
     outcome: Future[Any] = Future()
     begun = threading.Lock()
@@ -283,7 +298,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
                 outcome.set_result(result)
 
     try:
-        asyncio.get_running_loop().run_in_executor(None, run)
+        asyncio.get_running_loop().run_in_executor(executor, run)
     except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
         run()
     return await asyncio.wrap_future(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +35,6 @@ def _job(folder: str, index: int, steps: list[int]) -> None:
 
 
 def test_parallel_jobs_generate_each_step_once(tmp_path: Path) -> None:
-    import multiprocessing
-
     context = multiprocessing.get_context("fork")
     jobs = [
         context.Process(target=_job, args=(str(tmp_path), index, [1, 2, 3])) for index in range(3)
@@ -45,6 +44,45 @@ def test_parallel_jobs_generate_each_step_once(tmp_path: Path) -> None:
     assert [job.exitcode for job in jobs] == [0, 0, 0]
     generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(3))
     assert sorted(generated.split()) == ["1", "2", "3"]
+
+
+def _calls(folder: str, index: int, names: list[str], start: Any) -> None:
+    roles = {"rollout": {"enable": True}}
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "wait_s": 1000, **roles}})
+    generated = []
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: str) -> str:
+        generated.append(prompts)
+        await asyncio.to_thread(time.sleep, 0.05)
+        return prompts
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        start.wait(60)
+        assert await asyncio.gather(*map(generate, names)) == names
+
+    asyncio.run(main())
+    Path(folder, f"generated-{index}").write_text(" ".join(generated))
+
+
+def test_jobs_that_wait_for_each_others_calls_do_not_keep_each_other_waiting(
+    tmp_path: Path,
+) -> None:
+    """Each has more calls than asyncio has threads, for which the stage and its dumps wait."""
+    context = multiprocessing.get_context("fork")
+    start, names = context.Barrier(2), [str(i) for i in range(64)]
+    orders = enumerate((names, names[::-1]))
+    jobs = [
+        context.Process(target=_calls, args=(str(tmp_path), index, order, start))
+        for index, order in orders
+    ]
+    [job.start() for job in jobs]
+    [job.join(100) for job in jobs]
+    [job.kill() for job in jobs]
+    assert [job.exitcode for job in jobs] == [0, 0]
+    generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(2))
+    assert sorted(generated.split(), key=int) == names, "each once"
 
 
 def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> None:
