@@ -54,6 +54,8 @@ def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
         raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
     if value.dtype.itemsize == 0 or value.size == 0:
         return [value.dtype.str, list(value.shape), None]
+    if value.dtype.kind == "U":  # what no reader takes for text is not written, either
+        check_characters(np.ascontiguousarray(value).reshape(-1))
     flat, kind = _flat(value)
     owned = not np.may_share_memory(flat, value)
     number = packer.array(flat, kind, owner=value, owned=owned)

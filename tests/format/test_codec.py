@@ -167,6 +167,8 @@ def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
         ({"x": {1: lambda: 0}}, r"rollouts\['x'\]\[1\]", "builtins.function"),
         (TensorDict({"n": {"s": torch.ones(2, 2).to_sparse()}}, []), r"\['n'\]\['s'\]", "Tensor"),
         (np.array([(1, 2)], "i4,i4"), "rollouts", "numpy.ndarray"),
+        # Of memory that was never filled: no reader takes it for text.
+        ([np.full((2, 2), 0x110000, ">i4").view(">U2")], r"rollouts\[0\]", "impossible characters"),
         (np.ma.masked_array([1]), "rollouts", "MaskedArray"),
         (defaultdict(lambda: 0), "rollouts", "defaultdict"),
         (torch.empty(2, device="meta"), "rollouts", "Tensor"),
