@@ -348,7 +348,12 @@ class Unpacker:
         return zip(keys, (self.node(value) for _, value in entries), strict=True)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
-        """Return keys of a mapping or items of a set, of which few have one hash."""
+        """Return keys of a mapping or items of a set, of which few have one hash.
+
+        Without the host's classes, one of a class whose plain form has no hash is text.
+        """
+        if not self.make.host_classes:
+            keys = [_with_hash(key) for key in keys]
         for key in keys:
             if type(key).__module__ != "builtins":  # its hash is not rlskip's either
                 self.outside(hash, key)
@@ -377,6 +382,14 @@ class Unpacker:
         if same != form:
             raise ValueError("one array in two forms")
         return found  # type: ignore[no-any-return]
+
+
+def _with_hash(key: Any) -> Any:
+    try:
+        hash(key)
+    except Exception:  # that of a class of the program may raise anything
+        return repr(key)
+    return key
 
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
