@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig
 
-from rlskip.config.check import leaves, look_up
+from rlskip.config.check import did_you_mean, leaves, look_up
 from rlskip.errors import ConfigError
 
 SHAPING_NAMES = (
@@ -138,9 +138,12 @@ class HostFacts:
         if dataclasses.is_dataclass(node):
             node = vars(node)
         if not isinstance(node, Mapping | DictConfig) or name not in node:
-            example = next((f", such as {k}" for k in self.known[:1]), "")
-            what = f"the config has no key {key}"
-            raise ConfigError(what, where, f"name a full key of the config{example}")
+            config = self.config
+            if dataclasses.is_dataclass(config) and not isinstance(config, type):
+                config = dataclasses.asdict(config)
+            there = [name for name, _ in leaves(config, resolve=False)]
+            remedy = did_you_mean(key, there, otherwise="name a full key of the config")
+            raise ConfigError(f"the config has no key {key}", where, remedy)
         value = look_up(self.config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
 

@@ -258,10 +258,20 @@ def test_a_key_or_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None
         run(changes, identity=["sampling"], dump_dir=str(tmp_path / "node"))
 
 
-@pytest.mark.parametrize("key", ["sampling.temprature", "nowhere", "sampling.temperature.x"])
-def test_a_key_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"skip\.rollout\.identity: the config has no key {key}"):
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("sampling.temprature", "did you mean sampling.temperature?"),
+        ("nowhere", "name a full key of the config"),
+        ("temperature", "did you mean sampling.temperature?"),
+        ("seed.x", "did you mean seed?"),
+    ],
+)
+def test_a_key_that_is_not_there_is_refused(tmp_path: Path, key: str, remedy: str) -> None:
+    what = rf"skip\.rollout\.identity: the config has no key {key}"
+    with pytest.raises(ConfigError, match=what) as caught:
         Run(tmp_path, OWN)(identity=[key])
+    assert caught.value.remedy == remedy
 
 
 def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
