@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -160,7 +161,7 @@ def _is_node(value: Any) -> bool:
 def _plain(value: Any, at: str) -> Any:
     """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text.
 
-    Arrays and ranges are lists.
+    Arrays and ranges are lists, and paths are texts.
     """
     if OmegaConf.is_config(value):
         try:
@@ -173,6 +174,8 @@ def _plain(value: Any, at: str) -> Any:
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
+    if isinstance(value, PurePath):
+        return str(value)
     if hasattr(value, "tolist"):  # of numpy or torch
         value = value.tolist()
     if isinstance(value, list | tuple | range):

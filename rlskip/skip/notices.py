@@ -355,4 +355,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Path):
+        return str(value)
     return f"<{type(value).__qualname__}>"  # its text might hold an address, new in every run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,11 @@ def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flat["empty_token"] is None
     assert "missing" not in flat
     assert "unresolved" not in flat
+
+
+def test_a_path_is_kept_as_text() -> None:
+    config = OmegaConf.create({"model_path": Path("/models/a")})
+    assert flat_config(config) == {"model_path": "/models/a"}
 
 
 @pytest.mark.parametrize("config", [None, {}, RoleConfig(), {"a": object(), 1: {"b": {1, 2}}}])
