@@ -28,6 +28,11 @@ def register() -> None:
     May be called several times.
     """
     store_config(GROUP, "open", OmegaConf.create({}, flags={"struct": False}), "rlskip")
+    register_steps()
+
+
+def register_steps() -> None:
+    """Make ``${rlskip.steps:1-3,7}`` resolve, also where Hydra looks for no plug-in."""
     register_resolver("rlskip.steps", _resolve_steps)
 
 

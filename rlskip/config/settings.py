@@ -18,6 +18,7 @@ from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
 from rlskip.config.check import Problem, did_you_mean, find_node, look_up, raise_all, read
 from rlskip.config.facts import HostFacts
+from rlskip.config.register import register_steps
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
@@ -30,6 +31,8 @@ from rlskip.config.skip import (
     role_specs,
 )
 from rlskip.errors import ConfigError
+
+register_steps()
 
 # Keys of a role that the host's facts fill where they are null.
 _FROM_HOST = {

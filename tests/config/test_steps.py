@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +121,18 @@ def test_resolver(text: str, expected: object) -> None:
     assert config.steps == expected
     assert OmegaConf.to_container(config, resolve=True) == {"steps": expected}
     OmegaConf.to_yaml(config, resolve=True)  # a plain list would break this on OmegaConf 2.3
+
+
+def test_the_resolver_is_there_without_hydra(python: Any) -> None:
+    code = """
+from omegaconf import OmegaConf
+from rlskip import SkipManager
+config = OmegaConf.create({"skip": {"steps": "${rlskip.steps:1-3,7}", "rollout": {"enable": True}}})
+SkipManager.init(config)
+print(SkipManager.skip_instances["rollout"].local_config.steps)
+"""
+    out, err = python.start("-c", code).communicate(timeout=60)
+    assert out == "1,2,3,7\n", err
 
 
 def test_the_resolver_refuses_a_list_that_is_too_long() -> None:
