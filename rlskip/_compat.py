@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -53,13 +53,13 @@ def after_compose(note: Callable[[Any], None]) -> None:
     hydra.Hydra.compose_config = noting  # type: ignore[union-attr]
 
 
-def spare_own_keys(groups: Collection[str], provider: str) -> None:
-    """Let an override set an application's own key that is called like one of `groups`.
+def spare_own_keys(provider: str) -> None:
+    """Let an override set an application's own key that is called like a group of `provider`.
 
     Hydra takes every ``name=value`` for the choice of an option if the search path has a group
-    `name`, so a group of `provider` would keep it from the key. Where no other source has the
-    group, and the value cannot be an option's name or no defaults list has an entry to override,
-    the override is one of a key. Without Hydra's private class nothing is changed.
+    `name`, so the group would keep it from the key. Where no other source has the group, and the
+    value cannot be an option's name or no defaults list has an entry to override, the override is
+    one of a key. Without Hydra's private class nothing is changed.
     """
     module: Any = sys.modules.get("hydra._internal.defaults_list")
     base: Any = getattr(module, "Overrides", None)
@@ -72,7 +72,7 @@ def spare_own_keys(groups: Collection[str], provider: str) -> None:
             self._ours = [
                 override
                 for override in overrides_list
-                if override.key_or_group in groups and override.package is None
+                if "." not in override.key_or_group and override.package is None
                 if not override.is_sweep_override()
                 if _sources(repo, override.key_or_group) == {provider}
             ]

@@ -10,7 +10,6 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from rlskip._compat import after_compose, spare_own_keys
-from rlskip._nodes import NODES
 from rlskip.config.register import register
 
 #: The node `hydra` of what the compose API composed last in this process: it runs no callback
@@ -25,7 +24,7 @@ def _note(config: Any) -> None:
 
 register()
 after_compose(_note)
-spare_own_keys(NODES, "rlskip")
+spare_own_keys("rlskip")
 
 
 class RlskipSearchPathPlugin(SearchPathPlugin):
