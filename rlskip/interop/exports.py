@@ -141,10 +141,8 @@ def _trajectory(session: SessionRows, name: str) -> dict[str, Any]:
             context = None if context is None else context + one.tokens
             if one.message is None:
                 continue
-            content = one.message.get("content")
-            text = content if isinstance(content, str) else json.dumps(content)
             role = _ROLES.get(str(one.message["role"]), "user")
-            step = {"step_id": len(steps) + 1, "source": role, "message": text}
+            step = {"step_id": len(steps) + 1, "source": role, "message": _text(one.message)}
             steps.append(step | ({"metrics": metrics} if metrics else {}))
     return {
         "schema_version": "ATIF-v1.4",

@@ -245,6 +245,9 @@ def test_a_message_without_text_is_what_it_calls(
     assert rlskip("export", run, "--to", "verl-text", "--out", tmp_path / "text").code == 0
     (line,) = map(json.loads, (tmp_path / "text" / "4.jsonl").read_text("utf-8").splitlines())
     assert (line["input"], line["output"]) == ("Hi", f"{text}\n42")
+    assert rlskip("export", "4", "-d", run, "--to", "atif", "--out", tmp_path / "atif").code == 0
+    (file,) = (tmp_path / "atif").iterdir()
+    assert [one["message"] for one in json.loads(file.read_text())["steps"]] == ["Hi", text, "42"]
 
 
 def test_traces_of_verifiers_go_out_and_in(
