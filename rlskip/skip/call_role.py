@@ -360,7 +360,16 @@ class CallRole(Role):
         }
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
+        ours = not call.visit.is_usable(call.number)  # else another job's dump of the call stays
         call.visit.wrote(call, call.number)
         self._index.wrote(Found(call.step, meta.part or 0))
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, part=meta.part or 0, bytes=size)
+        if ours:
+            call.cleanup.add(functools.partial(self._withdraw, call, meta))
+
+    def _withdraw(self, call: Call, meta: DumpMeta) -> None:
+        """Take back the dump of a call that was cancelled: the trainer got no such rollouts."""
+        if call.cleanup.failed:
+            self.dumps.store.quarantine(call.step, "its call was cancelled", meta.part)
+            call.visit.lose(Found(call.step, call.number or 0))

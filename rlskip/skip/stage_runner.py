@@ -39,6 +39,7 @@ _REMEDIES = {
 
 
 _MAX_LOOKERS = 256
+_MOST_ENDING_S = 60.0
 
 
 class Miss:
@@ -109,7 +110,18 @@ async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: 
     with call.cleanup:
         with running(skip, call):
             result = await awaitable
-        return await in_thread(None, after_stage, skip, call, result, replayed)
+        return await _ended(in_thread(None, after_stage, skip, call, result, replayed))
+
+
+async def _ended(work: Coroutine[Any, Any, Any]) -> Any:
+    """Await `work`; where that is cancelled, until it has ended: then what it dumped is known."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is retrieved
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=_MOST_ENDING_S)
+        raise
 
 
 async def _returned(result: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally_steps
+from rlskip.store import StepStore
 
 made: list[str] = []
 
@@ -228,6 +229,51 @@ def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     if how != "raised":
         with pytest.raises(MismatchError):
             asyncio.run(stage("x", asyncio.Event()))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it is dumped", "after that"])
+def test_a_call_that_is_cancelled_with_its_result_leaves_no_dump(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """The trainer makes it again, and gets another draw, which the next run replays."""
+    saving, go_on, draws = threading.Event(), threading.Event(), iter(range(9))
+    write = StepStore.write
+
+    def held(self: StepStore, dump: Any) -> Any:
+        meta = write(self, dump) if late else None
+        saving.set()
+        go_on.wait(60)
+        return meta or write(self, dump)
+
+    @SkipManager.annotate(role="rollout")
+    async def stage(prompts: str) -> int:
+        return next(draws)
+
+    async def main(calls: str) -> list[int]:
+        SkipManager.set_step(1)
+        return [await stage(call) for call in calls]
+
+    async def cancelled() -> int:
+        task = asyncio.create_task(stage("a"))
+        await asyncio.to_thread(saving.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await stage("a")
+
+    async def first_run() -> list[int]:
+        drawn = await main("b")
+        monkeypatch.setattr(StepStore, "write", held)
+        return [*drawn, await cancelled(), *await main("c")]
+
+    init()
+    drawn = asyncio.run(first_run())
+    assert drawn == [0, 2, 3]
+    init(on_miss="error")
+    assert SkipManager.will_replay("rollout", [1])
+    assert asyncio.run(main("bac")) == drawn
 
 
 @pytest.mark.parametrize("how", ["cancelled", "raised"])
