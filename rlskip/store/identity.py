@@ -65,7 +65,9 @@ def _convert(value: Any, where: str, sharing: Sharing, levels: int) -> Any:
         return int(value)
     if isinstance(value, float):
         return _NAN if math.isnan(value) else float(value)
-    if not levels or sharing.is_endless(value):
+    if isinstance(value, Set):
+        levels -= 1  # it is read back as a list in a mapping
+    if levels <= 0 or sharing.is_endless(value):
         raise UnsupportedTypeError("nested without end", where, _REMEDY)
 
     def part(value: Any, at: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
@@ -243,6 +244,18 @@ def test_a_stack_that_is_exhausted_is_no_damage(
     assert raised <= {RecursionError, UnreadableDumpError}
     assert (store.steps(), list(store.directory.glob("*.bad-*"))) == ([1], [])
     assert len(store.load(1)["a"]) == 1
+
+
+@pytest.mark.parametrize("innermost", [[], {}, {1}, ({1},)])
+def test_an_identity_as_deep_as_it_may_be_is_read_back(innermost: Any, store: StepStore) -> None:
+    value, saved = innermost, 0
+    for _ in range(110):
+        with contextlib.suppress(UnsupportedTypeError):
+            store.save(saved, "x", identity=Identity(extra={"x": value}))
+            saved += 1
+        value = [value]
+    assert 90 < saved < 100
+    assert [store.load(step) for step in range(saved)] == ["x"] * saved
 
 
 def test_a_meta_that_could_not_be_read_back_is_not_written(
