@@ -1,22 +1,25 @@
-"""The reader of verl's files: damage, and archives in forms that torch.save does not write."""
+"""The readers of foreign files: damage, archives that torch.save does not write, small bombs."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import random
+import resource
 import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.pickles import read_data_proto, read_queue_batch
-from tests.interop.crafting import saved
+from tests.interop.crafting import proto, saved
 
 
 def batch(rows: int = 3, tags: int = 3, keys: int = 3) -> dict[str, Any]:
@@ -114,3 +117,42 @@ def test_any_file_is_read_or_refused_by_name(verl_files: Path, tmp_path: Path, f
             refused += 1
         assert time.process_time() - began < 10
     assert 0.2 * files < refused < files
+
+
+def _branches(n: int) -> dict[str, Any]:
+    """A trace of `n` messages, one after the other, and `n` that follow the last of them."""
+    message = {"role": "user", "content": "a"}
+    parents = [None, *range(n - 1), *[n - 1] * n]
+    return {"traces": [{"nodes": [{"parent": at, "message": message} for at in parents]}]}
+
+
+_ONE = {"tokens": list(range(5000)), "response_length": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("7.pt", {"rollout_id": 7, "samples": [_ONE] * 5000}),
+        ("7.pt", {"rollout_id": 7, "samples": [{f"k{i}": 0} for i in range(20_000)]}),
+        ("7_0.pt", {"rollout_id": 7, "rank": 0, "rollout_data": {"tokens": [_ONE] * 5000}}),
+        ("gen_batch.dp", (None, {"x": np.array(["x" * 50_000] * 5000, object)}, {})),
+        ("traces.jsonl", _branches(3000)),
+    ],
+    ids=["samples", "columns", "train", "verl", "traces"],
+)
+def test_a_small_file_does_not_become_a_large_dump(
+    rlskip: Any, tmp_path: Path, name: str, content: Any
+) -> None:
+    """What it names many times would be copied as often."""
+    file = tmp_path / name
+    if isinstance(content, tuple):
+        file.write_bytes(proto(content))
+    elif name.endswith(".jsonl"):
+        file.write_text(json.dumps(content))
+    else:
+        torch.save(content, file)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = ("--run", "e_p/GBS1_N2_in1_out4", "--trust-pickle")
+    done = rlskip("import", file, "-d", tmp_path / "in", "--step", 7, *run)
+    assert (done.code, "more than 1024 times the file's" in done.err) == (2, True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kB"

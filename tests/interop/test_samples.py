@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 
 import rlskip as package
 from rlskip.store import StepStore
-from tests.interop.crafting import proto
 
 RUN = "e_p/GBS1_N2_in1_out4"
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -93,45 +91,6 @@ def test_a_pickle_needs_trust_and_runs_nothing(rlskip: Any, tmp_path: Path) -> N
         torch.save({"rollout_id": 1, "rank": 0, "rollout_data": data}, tmp_path / "1.pt")
         other = rlskip("import", tmp_path / "1.pt", "-d", tmp_path / "in", "--trust-pickle")
         assert (other.code, str(tmp_path / "1.pt") in other.err) == (2, True)
-
-
-def _branches(n: int) -> dict[str, Any]:
-    """A trace of `n` messages, one after the other, and `n` that follow the last of them."""
-    message = {"role": "user", "content": "a"}
-    parents = [None, *range(n - 1), *[n - 1] * n]
-    return {"traces": [{"nodes": [{"parent": at, "message": message} for at in parents]}]}
-
-
-_ONE = {**SAMPLE, "tokens": list(range(5000)), "rollout_log_probs": None}
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("7.pt", {"rollout_id": 7, "samples": [_ONE] * 5000}),
-        ("7.pt", {"rollout_id": 7, "samples": [{f"k{i}": 0} for i in range(20_000)]}),
-        ("7_0.pt", {"rollout_id": 7, "rank": 0, "rollout_data": {"tokens": [_ONE] * 5000}}),
-        ("gen_batch.dp", (None, {"x": np.array(["x" * 50_000] * 5000, object)}, {})),
-        ("traces.jsonl", _branches(3000)),
-    ],
-    ids=["samples", "columns", "train", "verl", "traces"],
-)
-def test_a_small_file_does_not_become_a_large_dump(
-    rlskip: Any, tmp_path: Path, name: str, content: Any
-) -> None:
-    """What it names many times would be copied as often."""
-    file = tmp_path / name
-    if isinstance(content, tuple):
-        file.write_bytes(proto(content))
-    elif name.endswith(".jsonl"):
-        file.write_text(json.dumps(content))
-    else:
-        torch.save(content, file)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run = ("--run", RUN, "--trust-pickle")
-    done = rlskip("import", file, "-d", tmp_path / "in", "--step", 7, *run)
-    assert (done.code, "more than 1024 times the file's" in done.err) == (2, True)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kB"
 
 
 def test_what_many_samples_share_is_imported(imported: Any, tmp_path: Path) -> None:
