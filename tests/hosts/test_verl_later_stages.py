@@ -17,7 +17,7 @@ from rlskip.hosts.verl import later_stages
 from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, MAIN_PPO_SYNC
 from rlskip.hosts.verl.preflight import before_workers
-from rlskip.hosts.verl.trainer import begin
+from rlskip.hosts.verl.trainer import _is_scored_again, begin
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
 
@@ -138,6 +138,16 @@ def test_what_workers_have_loaded_counts_and_not_what_was_edited_later(
     with pytest.raises(ConfigError, match="cannot be read here"):
         before_workers(begun(path), 2)
     before_workers(begun(path, "skip.reward.enable=false"), 2)
+
+
+def test_what_a_judge_on_the_rollouts_gpus_scores_is_left_to_verl(
+    begun: Callable[..., DictConfig],
+) -> None:
+    rollouts = SimpleNamespace(batch={})
+    for more, workers in ((), []), ((COLOCATED,), None):  # [] if all is replayed, None with a judge
+        begun("skip.drop_fields=[rm_scores]", *more)
+        manager = SimpleNamespace(reward_loop_worker_handles=workers)
+        assert _is_scored_again(manager, rollouts, "rollout") is (workers is not None)
 
 
 @pytest.fixture

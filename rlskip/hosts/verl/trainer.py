@@ -251,9 +251,10 @@ def _is_scored_again(manager: Any, rollouts: Any, role: str) -> bool:
     skip = SkipManager.skip_instances.get(role)
     if skip is None or SCORES not in skip.local_config.drop_fields:
         return False
+    if (workers := manager.reward_loop_worker_handles) is None:
+        return False
     left_out = SCORES not in rollouts.batch.keys()  # noqa: SIM118 - iterating one gives rows
-    by_workers = left_out and bool(manager.reward_loop_worker_handles)
-    return REWARD in SkipManager.skip_instances or by_workers
+    return REWARD in SkipManager.skip_instances or (left_out and bool(workers))
 
 
 def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
