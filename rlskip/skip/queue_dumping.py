@@ -71,14 +71,22 @@ def partition_of(call: Call) -> str:
 
 @attrs.define
 class Submitted:
-    """What was submitted at a step so far: a batch and its refills."""
+    """What was submitted at a step so far: batches and their refills.
+
+    What the present visit of the step was served with, or has generated (by content and position),
+    serves none of its later batches.
+    """
 
     prompts: int = 0
     served: set[DumpedGroup] = attrs.field(factory=set)
+    generated: set[tuple[str | None, int]] = attrs.field(factory=set)
     #: What generating took until the first dump; None if nothing was generated.
     seconds: float | None = None
     #: What it was submitted under besides what is hashed with each prompt; None: not known here.
     conditions: Identity | None = None
+
+    def begin_visit(self) -> None:
+        self.prompts, self.served, self.generated = 0, set(), set()
 
 
 @attrs.frozen
@@ -190,6 +198,4 @@ class GroupDumps:
             if meta.info.get("part") == mine:
                 break
             number += 1  # another took this number meanwhile
-        # What this visit generated serves none of its later batches.
-        submitted.served |= {*DumpedGroup.of_part(Found(part.step, number), meta)}
         call.record("dumped", step=part.step, part=meta.part, bytes=store.size_of(meta))

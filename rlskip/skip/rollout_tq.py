@@ -117,6 +117,10 @@ class GroupRole(Role):
     def keep(self, call: Call, result: Any) -> None:
         self._groups.keep(call, result)
 
+    def begin_visit(self) -> None:
+        for submitted in self._groups.submitted.values():
+            submitted.begin_visit()
+
     def prompts_dumped(self, step: int) -> int:
         """The number of prompts that were submitted at `step` in the run that made its dump.
 
@@ -181,6 +185,7 @@ class GroupRole(Role):
         first = self._count(plan, plan.groups if replay is not None else [])
         submitted = self._groups.submitted[call.step]
         submitted.seconds = submitted.seconds or 0.0
+        submitted.generated |= {(plan.contents[i], first + i) for i in rest}
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
@@ -212,7 +217,6 @@ class GroupRole(Role):
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
             submitted.conditions = self.dumps.with_defaults(call, self.dumps.arguments_of(call))
-            submitted.prompts, submitted.served = 0, set()
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
         return self._plan_by_step(call, submitted)
@@ -260,14 +264,22 @@ class GroupRole(Role):
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch
         dumped = without_superseded(_groups_of(metas))
-        dumped = [group for group in dumped if group not in submitted.served]
+        left = [
+            group
+            for group in dumped
+            if group not in submitted.served
+            and (group.content, group.position) not in submitted.generated
+        ]
+        if not repeats or len(left) >= len(uids):  # else a repeat begins anew
+            dumped = left
         match = by_position(dumped, len(uids))
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
         plan = _Plan(step, source, uids, contents, metas, _whole(match))
         if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
-            return self._judge(plan, dumped, known or repeats)
+            first = repeats or submitted.prompts == 0
+            return self._judge(plan, dumped, known or repeats, first)
         return plan
 
     def _fits(self, metas: Mapping[Found, DumpMeta], present: Identity) -> bool:
@@ -302,8 +314,14 @@ class GroupRole(Role):
             self.dumps.refuse_uncomparable(error)
             return uids, [None] * len(uids)
 
-    def _judge(self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool) -> _Plan:
-        """What to do with a batch for which the dump lacks prompts."""
+    def _judge(
+        self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool
+    ) -> _Plan:
+        """What to do with a batch for which the dump lacks prompts.
+
+        What one that is not the `first` of the visit lacks is generated: the run that made the dump
+        may have ended before.
+        """
         policy = self.local_config.on_mismatch
         what = str(plan)
         if not told_apart:
@@ -311,14 +329,17 @@ class GroupRole(Role):
                 f"the dump of step {plan.source} holds {len(dumped)} groups for the batch's "
                 f"{len(plan.uids)} prompts, and only uids tell which group is for which prompt"
             )
-        if policy == "regenerate":
-            if told_apart:
-                return plan
-            self.dumps.store.quarantine(plan.source, what)
-            return attrs.evolve(plan, metas={}, groups=[None] * len(plan.uids))
         if policy == "ignore" and len(dumped) >= len(plan.uids):
             self.dumps.notices.once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
             return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
+        if not first:
+            log.info("rlskip: step %d: %s; what a later batch lacks is generated", plan.step, what)
+        if policy == "regenerate" or not first:
+            if told_apart:
+                return plan
+            if first:
+                self.dumps.store.quarantine(plan.source, what)
+            return attrs.evolve(plan, metas={}, groups=[None] * len(plan.uids))
         raise MismatchError(
             what,
             str(self.dumps.directory / str(plan.source)),

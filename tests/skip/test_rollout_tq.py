@@ -15,7 +15,8 @@ from rlskip import SkipManager
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import tally
 from rlskip.queue import MemoryQueue, to_rows
-from tests.skip.trainers import Trainer, prompts, uids_only
+from rlskip.skip.rollout_tq import GroupRole
+from tests.skip.trainers import Trainer, prompts, uids_only, visit
 
 _generated = itertools.count(1)
 
@@ -189,6 +190,7 @@ def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     rows = to_rows(trainer.queue.get([f"{uid}_0_0" for uid in again["uid"]], "train"))
     assert [row["text"] for row in rows] == [f"{uid}/0/0" for uid in batch["uid"]]
     for n in (2, 4):
+        visit(3)
         with pytest.raises(MismatchError, match=f"3 groups for the batch's {n} prompts"):
             trainer.submit(uids_only(n))
     assert trainer.submitted == []
@@ -260,6 +262,45 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[...
     second = run()
     assert train(second) == [["a"], ["b", "c", "d"]]
     assert second.submitted == []
+
+
+@pytest.mark.parametrize("skip", [{}, {"match": "prompt"}, {"on_mismatch": "regenerate"}])
+@pytest.mark.parametrize("batches", [["ab", "ab"], ["ab", "bc"], ["ab", "cd"], ["a", "a", "a"]])
+@pytest.mark.parametrize("sampled", ["once", "each", "elsewhere"])
+def test_each_batch_of_a_visit_has_groups_of_its_own(
+    run: Callable[..., Any], skip: dict[str, str], batches: list[str], sampled: str
+) -> None:
+    def train(count: int) -> tuple[list[list[Any]], list[str]]:
+        """What the samples hold after `count` batches of one visit, and what was generated."""
+        trainer, samples = run(**skip), []
+        SkipManager.set_step(1)
+        roles = SkipManager.skip_instances
+        for number, texts in enumerate(batches[:count], 1):
+            trainer.submit(prompts(*texts))
+            if sampled == "once" and number < count:
+                continue
+            here = roles["rollout_tq"]
+            if sampled == "elsewhere":  # in a process of its own
+                roles["rollout_tq"] = GroupRole("rollout_tq", here.local_config, here.dumps.facts)
+            [thread.join() for thread in trainer.threads]
+            batch, _ = trainer.sample()
+            roles["rollout_tq"] = here
+            data = to_rows(trainer.queue.get(batch.keys, "train"))
+            samples.append(sorted((row["text"], row["responses"].tolist()) for row in data))
+            trainer.buffer.clear(batch)
+        return samples, trainer.submitted
+
+    begun, generated = train(1)  # the process ends in mid-step
+    assert generated == [*batches[0]]
+    whole, generated = train(len(batches))
+    assert generated == [*"".join(batches[1:])]
+    assert sum(map(len, whole)) == 3 * len("".join(batches)) == len({r[0] for r in _rows(whole)})
+    assert all(row in _rows(whole) for row in _rows(begun))
+    assert train(len(batches)) == (whole, [])
+
+
+def _rows(samples: list[list[Any]]) -> list[Any]:
+    return [(tuple(responses), text) for sample in samples for text, responses in sample]
 
 
 def test_a_prompt_submitted_again_in_the_first_run_is_no_mismatch(run: Callable[..., Any]) -> None:

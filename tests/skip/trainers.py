@@ -160,8 +160,8 @@ class Trainer:
         return self.buffer.sample(SkipManager.step or 0, partition_id, batch_size)
 
     def step(self, step: int, prompts: Any, *sizes: int | None) -> list[dict[str, Any]]:
-        """One step of training; what it would train on, row by row."""
-        SkipManager.set_step(step)
+        """One step of training, in a visit of its own; what it would train on, row by row."""
+        visit(step)
         self.submit(prompts)
         asked = dict(zip(prompts["uid"], prompts.get("text", prompts["uid"]), strict=True))
         rows = []
