@@ -16,6 +16,7 @@ import attrs
 from tensordict import TensorDictBase
 
 from rlskip.batch.columns import own, rows_of
+from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.coroutines import Answer
 from rlskip.dispatch.failures import InfrastructureFailure
@@ -254,14 +255,15 @@ def read_batch(
         sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
         if n is None or n < 1:
             raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
-        if not str(sample.get("uid", "")):
+        uid = str(plain(sample.get("uid", "")))
+        if not uid:
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         prompt = Prompt(
             prompt=i,
             prompts=len(samples),
             n=n,
             batch=batch,
-            uid=str(sample["uid"]),
+            uid=uid,
             sample=Sample(sample),
             sampling=usual if sampled else greedy,
             info=info,

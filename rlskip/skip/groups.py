@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from rlskip.batch.meta import plain
 from rlskip.keys import (
     DUMP_CONTENT,
     DUMP_POSITION,
@@ -229,4 +230,5 @@ def _replayed(root: Tag, source: int) -> Tag:
 
 
 def _renamed(row: Row, old: str, new: str) -> Row:
-    return {**row, "uid": new} if row.get("uid") == old else row
+    named = "uid" in row and str(plain(row["uid"])) == old
+    return {**row, "uid": new} if named and old != new else row

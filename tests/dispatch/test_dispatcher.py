@@ -7,10 +7,12 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack
+from tensordict import NonTensorStack, TensorDict
 
+from rlskip.batch.prompts import uids_of
 from rlskip.dispatch import (
     LocalPool,
     Placement,
@@ -80,6 +82,13 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
     dispatcher.generate_sequences(make_prompts(2), step=1, validate=True)
     assert queue.list("val")["u_0"]["n"] == 2
     assert list(seen.values()) == [val] * 4
+
+
+@pytest.mark.parametrize("uids", [torch.tensor([7, 8]), np.array([7, 8]), NonTensorStack(7, 8)])
+def test_uids_of_any_kind_are_named_as_the_role_for_queues_names_them(make_dispatcher, echo, uids):
+    batch = TensorDict({"uid": uids, "input_ids": torch.ones(2, 3, dtype=torch.long)}, [2])
+    rows, _ = make_dispatcher(echo, n=1).collect(batch, step=1)
+    assert list(dict.fromkeys(rows["uid"])) == uids_of(batch) == ["7", "8"]
 
 
 def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_prompts):
