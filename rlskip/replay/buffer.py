@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
-#: own uids. The buffer is locked during the call, so it must not wait for a thread that uses it.
+#: own uids. All buffers of the queue are locked during the call, so it must not wait for a thread
+#: that uses one.
 Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 
 # Another thread that uses the same buffer may poll the change that this thread waits for.
@@ -37,7 +37,8 @@ class ReplayBuffer:
     """Samples complete groups from a trajectory queue.
 
     The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
-    in :meth:`sample`, others may count and clear.
+    in :meth:`sample`, others may count and clear. Several buffers of this process may share a
+    queue: none samples what another has reserved or sampled.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ class ReplayBuffer:
         self._on_evict = on_evict
         self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
-        self._lock = threading.RLock()
+        self._lock = self._partitions.owners.lock
 
     def reserve(self, uids: Iterable[str], partition: str) -> None:
         """Leave these prompts, until they are deleted, to calls of :meth:`sample` that name them.
@@ -322,6 +323,7 @@ class ReplayBuffer:
             call.partition.announce(uid, refills)
         if call.uids is not None:
             call.uids.update(uids)
+            call.awaited.update(uids)
             call.partition.reserved.update(uids)
         return True
 
@@ -334,6 +336,8 @@ class ReplayBuffer:
             if underway:
                 return None
             groups = list(complete)
+            if call.awaited - {group.uid for group in groups}:
+                return None
             if not groups and call.dropped:
                 raise call.incomplete(call.dropped, "(every prompt was dropped)")
             return groups or None
@@ -359,7 +363,9 @@ class ReplayBuffer:
         if groups:
             if self._on_evict is not None and not call.partition.validates:
                 self._on_evict(call.batch(groups, PromptGroup.all_rows))
-            self._partitions.remove([group.uid for group in groups], call.partition.name)
+            uids = [group.uid for group in groups]
+            self._partitions.remove(uids, call.partition.name)
+            call.awaited.difference_update(uids)
 
     def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""

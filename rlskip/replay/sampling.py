@@ -23,6 +23,7 @@ class SampleCall:
     # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
     # surplus. Those still to be replaced are in `to_replace`; `submitted` counts the replaced ones.
     # All uids of `uids` are reserved, so calls with and without uids never sample the same prompt.
+    # `awaited` has those of `uids` that the call has not evicted.
     step: int
     partition: Partition
     batch_size: int | None
@@ -41,6 +42,10 @@ class SampleCall:
     #: The groups that the filter rejected, by the value of the metric; those that no batch took.
     rejected: Counter[float] = attrs.field(factory=Counter)
     surplus: int = 0
+    awaited: set[str] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.awaited = set(self.uids or ())
 
     @property
     def only_step(self) -> int | None:
@@ -67,6 +72,14 @@ class SampleCall:
         """The uids of replacements that the queue does not hold yet."""
         return [group.uid for group in self.partition.groups(State.ANNOUNCED, None, self.uids)]
 
+    def absent(self) -> list[str]:
+        """The uids that the call waits for and cannot sample: somebody else deleted them, say."""
+        if self.batch_size is not None:
+            return []
+        states = State.COMPLETE, State.RUNNING, State.INCOMPLETE
+        there = {group.uid for state in states for group in self.groups(state)}
+        return sorted(self.awaited - there - {*self.announced()})
+
     def running(self) -> list[PromptOutcome]:
         """The running prompts that the call waits for."""
         return [group.outcome() for group in self.groups(State.RUNNING)]
@@ -75,14 +88,16 @@ class SampleCall:
         """What there is to sample and what is missing, in one line."""
         partition = self.partition
         complete, running, sampled = map(self.count, (State.COMPLETE, State.RUNNING, State.SAMPLED))
-        refills = self.announced()
-        every = complete + running + len(refills)
+        refills, absent = self.announced(), self.absent()
+        every = complete + running + len(refills) + len(absent)
         wanted = every if self.batch_size is None else self.batch_size
         facts = [f"{complete} of {wanted} prompts are complete, {running} are running"]
         if partition.about_to_be_stale(self.step):
             facts.append("running prompts that are about to be stale come first")
         if refills:
             facts.append(f"refills that have not arrived: {_names(refills)}")
+        if absent:
+            facts.append(f"not submitted at this step, or deleted: {_names(absent)}")
         if self.dropped:
             facts.append(f"{len(self.dropped)} were incomplete and dropped")
         if sampled:
@@ -152,7 +167,7 @@ class SampleCall:
         return self._error(what, remedy, prompts)
 
     def timed_out(self, now: float) -> IncompleteRolloutError:
-        missing = self.running()
+        missing = self.running() + [self.partition.find(uid).outcome() for uid in self.absent()]
         situation = f"{self.situation()}{name_prompts(missing)}"
         what = f"no batch after {now - self.started:.1f} s; {situation}"
         remedy = (

@@ -155,6 +155,19 @@ def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts,
     assert len(made[-1].collect(make_prompts(1), step=1)[0]) == 6
 
 
+def test_prompts_that_are_evicted_meanwhile_are_missed_by_name(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.uid == "u_1":
+            await asyncio.to_thread(dispatcher.buffer.evict, ["u_0"], "train")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker, replay={"timeout_s": 0.5})
+    with pytest.raises(ReplayTimeoutError, match="deleted: u_0") as error:
+        dispatcher.collect(make_prompts(3), step=1)
+    assert [prompt.uid for prompt in error.value.prompts] == ["u_0"]
+    assert dispatcher.queue.list("train") == {}
+
+
 class Full(MemoryQueue):
     def __init__(self, what: str) -> None:
         super().__init__()

@@ -15,7 +15,22 @@ def sample(errors):
     ReplayBuffer(queue, {"replay": {"timeout_s": 0.01}}).sample(1, "train")
 
 
+def sample_deleted(_):
+    ReplayBuffer(MemoryQueue(), {"replay": {"timeout_s": 0.01}}).sample(1, "train", uids={"u"})
+
+
 CASES = [
+    (
+        "a named prompt that is not there",
+        sample_deleted,
+        ReplayTimeoutError,
+        "partition 'train', step 1",
+        """\
+partition 'train', step 1: no batch after 0.0 s; 0 of 1 prompts are complete, 0 are running; not \
+submitted at this step, or deleted: u
+  u: expected some, got 0
+  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow""",
+    ),
     (
         "a group that does not arrive",
         lambda _: sample([None]),

@@ -1,5 +1,5 @@
 """No interleaving of puts, failures, retries, deletions and samples yields a short group, a
-duplicate or a lost row: the buffer against a model that reads all tags each time."""
+duplicate or a lost row: two buffers of a queue against a model that reads all tags each time."""
 
 import itertools
 import uuid
@@ -23,6 +23,7 @@ from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutErr
 UIDS = st.sampled_from(["a", "b_1_2", "c_sess1"])
 SESSIONS = st.integers(0, 2)
 STEPS = st.integers(1, 2)
+BUFFERS = st.integers(0, 1)
 MAX_REFILLS = 2
 VIABLE = 2
 
@@ -38,6 +39,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.tags = {}  # what the queue must hold
         self.attempts = {}  # (uid, session) -> its attempt now
         self.sampled = set()
+        self.reserved = set()
         self.refills = {}
         self.batches = []  # sampled and not deleted
         self.delivered = set()  # their keys
@@ -54,7 +56,9 @@ class BufferAgainstModel(RuleBasedStateMachine):
         # Ten looks at this clock: a busy machine does not decide when a call times out.
         clock = map((0.0001).__mul__, itertools.count()).__next__
         on = {"replay": replay}
-        self.buffer = ReplayBuffer(self.queue, on, refill=self.refill, clock=clock)
+        self.buffers = [
+            ReplayBuffer(self.queue, on, refill=self.refill, clock=clock) for _ in range(2)
+        ]
 
     # -- what writers do ---------------------------------------------------------------------
     def put(self, key, tag):
@@ -67,6 +71,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         for key in self.keys_of(uid):
             del self.tags[key]
         self.sampled.discard(uid)
+        self.reserved.discard(uid)
         self.refills.pop(uid, None)
 
     def refill(self, partition, prompts):
@@ -119,18 +124,28 @@ class BufferAgainstModel(RuleBasedStateMachine):
             self.put(uid, {"status": status})
 
     # -- what the trainer does -----------------------------------------------------------------
-    @rule(step=STEPS, size=st.sampled_from([None, 1, 2]))
-    def sample(self, step, size):
-        refused, expected = self.expect(step, size)
+    @rule(
+        step=STEPS,
+        size=st.sampled_from([None, 1, 2]),
+        uids=st.sampled_from([None, None, {"a"}, {"a", "b_1_2"}]),
+        buffer=BUFFERS,
+    )
+    def sample(self, step, size, uids, buffer):
+        """By any buffer; one that refills a prompt counts its refills alone."""
+        buffer = self.buffers[0 if self.policy == "refill" else buffer]
+        uids = uids and set(uids)
+        self.reserved |= uids or set()
+        refused, expected, absent = self.expect(step, size, uids)
         if expected is None:
             with pytest.raises(IncompleteRolloutError) as error:
-                self.buffer.sample(step, self.partition, size)
+                buffer.sample(step, self.partition, size, uids)
             timed_out = isinstance(error.value, ReplayTimeoutError)
-            missing = {uid for uid in self.prompts(step, size) if not self.finished(uid)}
+            missing = {uid for uid in self.prompts(step, size, uids) if not self.finished(uid)}
             assert timed_out == (refused is None)
-            assert {p.uid for p in error.value.prompts} == (missing if timed_out else refused)
+            named = missing | absent if timed_out else refused
+            assert {p.uid for p in error.value.prompts} == named
             return
-        batch, _ = self.buffer.sample(step, self.partition, size)
+        batch, _ = buffer.sample(step, self.partition, size, uids)
         roots = batch.extra_info["rollout_root_keys"]
         assert len(roots) == len(expected) if size else set(roots) == set(expected)
         assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
@@ -141,51 +156,61 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.delivered |= set(batch.keys)
         self.batches.append(batch)
 
+    @rule(uid=UIDS, buffer=BUFFERS)
+    def reserve(self, uid, buffer):
+        self.buffers[buffer].reserve([uid], self.partition)
+        self.reserved.add(uid)
+
     @precondition(lambda self: self.batches)
-    @rule()
-    def clear_a_batch(self):
+    @rule(buffer=BUFFERS)
+    def clear_a_batch(self, buffer):
         batch = self.batches.pop(0)
-        self.buffer.clear(batch)
+        self.buffers[buffer].clear(batch)
         for uid in batch.extra_info["rollout_root_keys"]:
             self.forget(uid)
         self.delivered -= set(batch.keys)
 
-    @rule(uid=UIDS)
-    def evict(self, uid):
+    @rule(uid=UIDS, buffer=BUFFERS)
+    def evict(self, uid, buffer):
         if uid not in self.sampled:
-            self.buffer.evict([uid], self.partition)
+            self.buffers[buffer].evict([uid], self.partition)
             self.forget(uid)
 
     # -- the model: reads all tags each time -----------------------------------------------------
-    def expect(self, step, size):
-        """(uids an error names, uids of a batch); both None when the call must time out."""
+    def expect(self, step, size, uids):
+        """(uids an error names, uids of a batch, named ones that are not there to sample).
+
+        The first two are None when the call must time out.
+        """
         dropped = set()
         while True:
-            scope = self.prompts(step, size)
+            scope = self.prompts(step, size, uids)
             incomplete = {uid for uid in scope if self.finished(uid) and not self.enough(uid)}
             if incomplete and self.policy in ("raise", "min_viable"):
-                return incomplete, None
+                return incomplete, None, None
             exhausted = {uid for uid in incomplete if self.refills.get(uid, 0) >= MAX_REFILLS}
             if exhausted and self.policy == "refill":
-                return exhausted, None
+                return exhausted, None, None
             for uid in incomplete:
                 refills = self.refills.get(uid, 0)
                 self.forget(uid)
                 if self.policy == "refill":
                     self.tags[uid] = prompt_tag(1, 1)
                     self.refills[uid] = refills + 1
+                    self.reserved |= {uid} & (uids or set())
                 else:
                     dropped.add(uid)
             if incomplete:
                 continue
             complete = sorted((uid for uid in scope if self.finished(uid)), key=self.step)
             if size is not None:
-                return None, complete[:size] if len(complete) >= size else None
-            if len(complete) < len(scope):
-                return None, None
+                return None, complete[:size] if len(complete) >= size else None, set()
+            absent = (uids or set()) - set(scope) - dropped
+            if len(complete) < len(scope) or absent:
+                return None, None, absent
             if not complete and dropped:
-                return dropped, None
-            return None, complete or None
+                return dropped, None, None
+            return None, complete or None, set()
 
     def keys_of(self, uid, tags=None):
         keys = self.tags if tags is None else tags
@@ -199,11 +224,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def step(self, uid):
         return self.tags[uid]["global_steps"]
 
-    def prompts(self, step, size):
+    def prompts(self, step, size, uids=None):
         return [
             uid
             for uid in self.submitted()
             if uid not in self.sampled and (size is not None or self.step(uid) == step)
+            if (uid not in self.reserved if uids is None else uid in uids)
         ]
 
     def finished(self, uid):
@@ -245,8 +271,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def each_group_is_on_the_shelf_of_its_state(self):
-        if hasattr(self, "buffer"):
-            known = self.buffer._partitions[self.partition]
+        for buffer in getattr(self, "buffers", ()):
+            known = buffer._partitions[self.partition]
             for state, shelves in known._shelves.items():
                 for step, shelf in shelves.items():
                     assert shelf, "no shelf is empty"
@@ -257,10 +283,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def the_count_is_right(self):
-        if hasattr(self, "buffer"):
+        for buffer in getattr(self, "buffers", ()):
             prompts = self.prompts(1, size=1)
             ready = sum(self.finished(uid) and self.enough(uid) for uid in prompts)
-            assert self.buffer.get_sampleable_count(1, self.partition) == ready
+            assert buffer.get_sampleable_count(1, self.partition) == ready
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
