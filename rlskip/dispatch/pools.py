@@ -93,7 +93,8 @@ class LocalPool(Pool):
     workers
         The number of workers.
     threads
-        The number of blocking calls that one worker runs at once.
+        The number of blocking calls that one worker runs at once, besides those that were given
+        up and have not returned.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
@@ -137,6 +138,7 @@ class Runner:
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
+                self._threads.give_up(thread)
                 return await thread  # a thread cannot be stopped
         try:
             return kept(await self._worker(*args))

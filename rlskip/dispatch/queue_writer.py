@@ -123,8 +123,7 @@ class QueueWriter:
                 self._stuck.clear()
                 return error
             self._stuck.append(write)
-            self._thread.close()
-            self._thread = DaemonThreads(1, "rlskip-queue")
+            self._thread.give_up(write)
         return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
 
     def _put(self, batch: list[Leaving]) -> None:
@@ -155,7 +154,6 @@ class QueueWriter:
             error = await failure_of(append, self._seconds, "the disk")
             if not append.done():
                 journal.hangs = True
-                self._journal.close()
-                self._journal = DaemonThreads(1, "rlskip-journal")
+                self._journal.give_up(append)
             if error is not None:
                 self._warn(journal.path, text_of(error))

@@ -155,7 +155,7 @@ class Sessions:
         if error is None:
             batch.journal = opened.result()
         else:
-            opened.cancel()
+            self._threads.give_up(opened)
             self._warn_of_journal(f"step {batch.step}", text_of(error))
 
     def _warn_of_journal(self, where: object, cause: str) -> None:
@@ -198,6 +198,7 @@ class Sessions:
         drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)
         failed = await failure_of(drawn, self._seconds, "the disk")
         if failed is not None:
+            self._threads.give_up(drawn)
             text = "the timeline of step %d was not written"
             logger.error(text, batch.step, exc_info=failed)
 

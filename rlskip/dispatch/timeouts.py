@@ -29,6 +29,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import attrs
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.failures import InfrastructureFailure, portable
@@ -49,15 +52,29 @@ def write_seconds(config: DispatchConfig) -> float:
     return most if seconds is None else min(max(seconds, least), most)
 
 
+@attrs.define(eq=False)
+class _Call:
+    """How far a call is; it keeps nothing of what was given or returned."""
+
+    started: bool = False
+    ended: bool = False
+    given_up: bool = False  # while it ran
+
+
 class DaemonThreads:
     """Runs calls on up to `most` daemon threads, for an event loop."""
+
+    # `pending` counts the calls that have not ended. `_given_up` counts those that run and were
+    # given up; `_threads` does not count their threads.
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[_Call, Callable[[], None]] | None] = SimpleQueue()
+        self._calls: WeakKeyDictionary[asyncio.Future[Any], _Call] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._threads = 0
+        self._given_up = 0
         self.pending = 0
         _all.add(self)
 
@@ -90,30 +107,57 @@ class DaemonThreads:
         with self._lock:
             self.pending += 1
             try:
-                if self._threads < min(self.pending, self._most):
-                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
-                    self._threads += 1
+                self._grow()
             except RuntimeError as error:  # no thread can be started now
                 if self._threads == 0:
                     self.pending -= 1
                     future.set_exception(InfrastructureFailure(f"{error}"))
                     return future
-            self._calls.put(work)
+            made = self._calls[future] = _Call()
+            self._queue.put((made, work))
         return future
+
+    def give_up(self, future: asyncio.Future[Any]) -> None:
+        """Nobody waits for a call: it is not made, or another thread takes its thread's place."""
+        with self._lock:
+            call = self._calls.get(future)
+            if call is None:  # no thread could be started for it
+                return
+            if not call.started:
+                future.cancel()
+            elif not (call.ended or call.given_up):
+                call.given_up = True
+                self._given_up += 1
+                self._threads -= 1
+                with contextlib.suppress(RuntimeError):  # the next call tries again
+                    self._grow()
+
+    def _grow(self) -> None:
+        """Start another thread, if there are too few for the calls that are awaited."""
+        if self._threads < min(self.pending - self._given_up, self._most):
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._threads += 1
 
     def close(self) -> None:
         """Let the threads end; calls that run are not interrupted."""
         with self._lock:
             for _ in range(self._threads):
-                self._calls.put(None)
+                self._queue.put(None)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (taken := self._queue.get()) is not None:
+            call, work = taken
+            with self._lock:
+                call.started = True
             if not _exiting:
-                call()
-            del call  # and with it what the call was given, such as tensors
+                work()
+            del taken, work  # and with it what the call was given, such as tensors
             with self._lock:
                 self.pending -= 1
+                call.ended = True
+                if call.given_up:  # another thread has its place
+                    self._given_up -= 1
+                    return
 
 
 def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:

@@ -13,10 +13,9 @@ import pytest
 import torch
 from tensordict import NonTensorStack
 
-from rlskip.dispatch import (
-    LocalPool,
-)
+from rlskip.dispatch import LocalPool
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
+from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
 
@@ -101,6 +100,57 @@ def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompt
     # Handed out at once, the third and the fourth would wait past their deadline.
     assert report.failed == {}
     assert report.attempts == 4
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (1, 2)])
+def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, queue, clock):
+    hangs, hang, calls = threading.Event(), threading.Event(), Counter()
+
+    def worker(prompt, sampling, session):
+        calls[session.step] += 1
+        if session.step == 1 and (session.session_id, session.attempt) == (0, 0):
+            hangs.set()
+            hang.wait(100)
+        return {"responses": torch.ones(3)}
+
+    settings = {"rollout_level": True, "n": 3, "session_timeout_s": 30, "max_retries": 1}
+    pool = LocalPool(worker, workers, threads=threads)
+    try:
+        with Dispatcher(pool, queue, {"dispatch": settings}) as dispatcher:
+            batch = dispatcher.submit([{"uid": "1"}], step=1)
+            assert hangs.wait(30)
+            while batch.report().succeeded < (2 if workers * threads > 1 else 0):
+                time.sleep(0.001)
+            clock.sleep(30)  # past its deadline
+            batches = [batch, *(dispatcher.submit([{"uid": f"{i}"}], step=i) for i in (2, 3))]
+            assert [one.result(30).succeeded for one in batches] == [3, 3, 3]
+            assert calls == {1: 4, 2: 3, 3: 3}
+    finally:
+        hang.set()
+
+
+def test_a_call_that_waits_for_a_thread_and_is_given_up_is_not_made():
+    begun, release, made = threading.Event(), threading.Event(), []
+
+    async def main():
+        threads = DaemonThreads(1, "test")
+        first = threads.run(lambda: begun.set() or release.wait(30))
+        second = threads.run(made.append, 1)
+        assert begun.wait(30)
+        threads.give_up(second)
+        threads.give_up(first)
+        await threads.run(made.append, 2)  # while the first still runs
+        assert second.cancelled()
+        release.set()
+        assert await first
+        threads.give_up(first)  # too late, and harmless
+        await asyncio.gather(*(threads.run(made.append, i) for i in (3, 4)))
+        threads.close()
+        return threads
+
+    threads = asyncio.run(main())
+    assert made == [2, 3, 4]
+    assert (threads.pending, threads._given_up) == (0, 0)
 
 
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
