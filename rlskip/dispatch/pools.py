@@ -149,7 +149,15 @@ class Runner:
             raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
 
     async def call(self, method: str, *args: Any) -> None:
-        result = getattr(self._worker, method)(*args)
+        called = getattr(self._worker, method)
+        if self._threads is None:
+            result = called(*args)
+        else:  # it may block as well; not in a thread of sessions, whose deadlines run
+            threads = DaemonThreads(1, "rlskip-broadcast")
+            try:
+                result = await threads.run(called, *args)
+            finally:
+                threads.close()
         if inspect.isawaitable(result):
             await result
 

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -151,6 +152,29 @@ def test_a_call_that_waits_for_a_thread_and_is_given_up_is_not_made():
     threads = asyncio.run(main())
     assert made == [2, 3, 4]
     assert (threads.pending, threads._given_up) == (0, 0)
+
+
+def test_a_broadcast_to_blocking_workers_delays_no_session(queue):
+    release = threading.Event()
+
+    class Worker:
+        def load(self, weights):
+            release.wait(60)
+            self.weights = weights
+
+        def __call__(self, prompt, sampling, session):
+            return {"responses": torch.ones(3), "weights": getattr(self, "weights", 0)}
+
+    config = {"dispatch": {"rollout_level": True, "n": 2, "session_timeout_s": 20}}
+    with (
+        Dispatcher(LocalPool(Worker, 1, threads=1), queue, config) as dispatcher,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        loading = thread.submit(dispatcher.broadcast, "load", 7)
+        assert set(dispatcher.collect([{"uid": "a"}], step=1)[0]["weights"]) == {0}
+        release.set()
+        loading.result(60)
+        assert set(dispatcher.collect([{"uid": "b"}], step=1)[0]["weights"]) == {7}
 
 
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
