@@ -53,12 +53,29 @@ class Collector:
     def take(
         self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None
     ) -> Rows:
-        """Sample groups, and take their rows out of the queue."""
+        """Sample groups, and take their rows out of the queue.
+
+        Groups whose rows cannot be read are deleted. If the caller is interrupted before they are
+        read, they are there for the next call.
+        """
         seconds = self.seconds + self.buffer.config.timeout_s
-        sampling = step, partition, batch_size, uids
-        taken, metrics = timeouts.bounded(seconds, self.buffer.sample, *sampling)
-        rows = _with_ids(timeouts.bounded(seconds, self.buffer.get, taken), taken.keys)
-        timeouts.bounded(seconds, self.buffer.clear, taken)
+        buffer, stop = self.buffer, threading.Event()
+        sampling = step, partition, batch_size, uids, stop
+        try:
+            taken, metrics = timeouts.bounded(
+                seconds, buffer.sample, *sampling, undo=lambda sampled: buffer.give_back(sampled[0])
+            )
+        except BaseException:
+            stop.set()  # its thread goes on
+            raise
+        try:
+            rows = _with_ids(timeouts.bounded(seconds, buffer.get, taken), taken.keys)
+        except BaseException as error:
+            end = buffer.clear if isinstance(error, Exception) else buffer.give_back
+            with contextlib.suppress(Exception):
+                timeouts.bounded(timeouts.CLOSE_S, end, taken)
+            raise
+        timeouts.bounded(seconds, buffer.clear, taken)
         return rows, metrics
 
 

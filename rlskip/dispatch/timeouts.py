@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -160,21 +160,39 @@ class DaemonThreads:
                     return
 
 
-def bounded(seconds: float, call: Callable[..., T], *args: Any) -> T:
-    """``call(*args)``, on a new thread; raises InfrastructureFailure after `seconds`."""
-    outcome: Future[T] = Future()
+def bounded(
+    seconds: float,
+    call: Callable[..., T],
+    *args: Any,
+    undo: Callable[[T], object] = lambda result: None,
+) -> T:
+    """``call(*args)``, on a new thread; raises InfrastructureFailure after `seconds`.
+
+    `undo` gets a result that the caller does not: it was interrupted, or waits no longer.
+    """
+    outcome: Future[T] = Future()  # never "running", so that whoever gives it up first cancels it
 
     def work() -> None:
-        outcome.set_running_or_notify_cancel()
         try:
-            outcome.set_result(call(*args))
+            result = call(*args)
         except BaseException as error:
-            outcome.set_exception(portable(error))
+            with contextlib.suppress(InvalidStateError):
+                outcome.set_exception(portable(error))
+            return
+        try:
+            outcome.set_result(result)
+        except InvalidStateError:
+            undo(result)
 
     thread = threading.Thread(target=work, name="rlskip-bounded", daemon=True)
     _bounded.add(thread)
     thread.start()
-    return result_of(outcome, seconds, call)
+    try:
+        return result_of(outcome, seconds, call)
+    except BaseException:
+        if not outcome.cancel() and outcome.exception() is None:  # it came just now
+            undo(outcome.result())
+        raise
 
 
 def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -> T:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from tensordict import TensorDict
@@ -107,6 +109,7 @@ class ReplayBuffer:
         partition: str,
         batch_size: int | None = None,
         uids: set[str] | None = None,
+        stop: threading.Event | None = None,
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
@@ -122,7 +125,10 @@ class ReplayBuffer:
             that were dropped.
         uids
             Sample these prompts only, which the call reserves; it adds the prompts that
-            replace them. None: all that are not reserved.
+            replace them. Without a batch size it waits for all of them that it did not evict
+            itself. None: all that are not reserved.
+        stop
+            Once it is set, the call changes nothing more, and raises CancelledError.
 
         Returns
         -------
@@ -148,16 +154,16 @@ class ReplayBuffer:
             known = self._partitions[partition]
             known.reserved.update(uids or ())
             group_filter = None if known.validates else self._filter
-            call = SampleCall(number, known, batch_size, uids, group_filter, now, now)
+            call = SampleCall(number, known, batch_size, uids, group_filter, stop, now, now)
         while True:
             with self._lock:
-                self._partitions.sync()
+                self._look(call)
                 # Once a round: a refill may be stale itself, and would be replaced without end.
                 self._evict_stale(call)
                 while self._evict_or_replace(call):
                     # Replacements may have finished already, and be rejected, without end. The time
                     # is checked after they are there: no evicted prompt is left without one.
-                    self._partitions.sync()
+                    self._look(call)
                     if call.submitted:
                         self._check_time(call)
                 groups = self._choose(call)
@@ -235,6 +241,14 @@ class ReplayBuffer:
             )
         self.evict(roots, batch.partition_id)
 
+    def give_back(self, batch: KVBatchMeta) -> None:
+        """Let the groups of a sampled batch, which was not used, be sampled again."""
+        with self._lock:
+            self._partitions.sync()
+            known = self._partitions[str(batch.partition_id)]
+            roots = (batch.extra_info or {})[ROLLOUT_ROOT_KEYS]
+            known.mark_sampled([known.find(uid) for uid in roots], sampled=False)
+
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
@@ -242,6 +256,11 @@ class ReplayBuffer:
             self._partitions.remove(list(uids), partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
+
+    def _look(self, call: SampleCall) -> None:
+        if call.stop is not None and call.stop.is_set():
+            raise CancelledError
+        self._partitions.sync()
 
     def _evict_stale(self, call: SampleCall) -> None:
         stale = [] if call.batch_size is None else call.partition.stale(call.step)

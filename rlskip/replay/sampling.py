@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ class SampleCall:
     batch_size: int | None
     uids: set[str] | None  # the prompts to sample; None: all that no call has reserved
     group_filter: GroupFilter | None
+    stop: threading.Event | None  # set once nobody waits for the call
     started: float  # on the buffer's clock, in seconds
     logged: float  # when the last progress line was written
     stale_spans: list[int] = attrs.field(factory=list)

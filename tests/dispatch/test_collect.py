@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, timeouts
+from rlskip.dispatch.collect import Collector
 from rlskip.keys import split_trajectory
-from rlskip.queue import MemoryQueue, TrajectoryQueue
+from rlskip.queue import MemoryQueue, MissingKeysError, TrajectoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 CONFIG = {"dispatch": {"rollout_level": True, "n": 3}, "replay": {"timeout_s": 20}}
@@ -165,6 +166,78 @@ def test_prompts_that_are_evicted_meanwhile_are_missed_by_name(make, make_prompt
     with pytest.raises(ReplayTimeoutError, match="deleted: u_0") as error:
         dispatcher.collect(make_prompts(3), step=1)
     assert [prompt.uid for prompt in error.value.prompts] == ["u_0"]
+    assert dispatcher.queue.list("train") == {}
+
+
+@pytest.mark.parametrize("during", ["sample", "sampled", "get"])
+def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch, during):
+    """Ctrl-C while a call samples or reads: the groups are there for the next call."""
+    release, waiting = threading.Event(), timeouts.result_of
+
+    async def worker(prompt, sampling, session):
+        await asyncio.to_thread(release.wait, 20)
+        return await echo(prompt, sampling, session)
+
+    def interrupted(outcome, seconds, call):
+        if getattr(call, "__name__", "") == during.removesuffix("d"):
+            monkeypatch.setattr(timeouts, "result_of", waiting)
+            if during == "sampled":
+                waiting(outcome, seconds, call)
+            raise KeyboardInterrupt
+        return waiting(outcome, seconds, call)
+
+    dispatcher = make(worker)
+    if during != "sample":
+        release.set()
+    monkeypatch.setattr(timeouts, "result_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.collect([{"uid": "a"}, {"uid": "b"}], step=1, batch_size=2)
+    release.set()
+    assert set(dispatcher.collect(step=1, batch_size=2)[0]["uid"]) == {"a", "b"}
+    assert dispatcher.queue.list("train") == {}
+
+
+def test_an_interrupted_call_evicts_and_refills_nothing_more(make, monkeypatch):
+    release, waiting = threading.Event(), timeouts.result_of
+
+    async def worker(prompt, sampling, session):
+        await asyncio.to_thread(release.wait, 20)
+        if session.uid == "bad":
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    def interrupted(outcome, seconds, call):
+        monkeypatch.setattr(timeouts, "result_of", waiting)
+        raise KeyboardInterrupt
+
+    def refill(partition, evicted):
+        dispatcher.submit([{"uid": "good"}], step=1)
+        return ["good"]
+
+    dispatcher = make(worker, max_data_retries=0)
+    replay = {"replay": {"on_incomplete": "refill", "timeout_s": 20}}
+    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
+    batch = dispatcher.submit([{"uid": "bad"}], step=1)
+    take = Collector(dispatcher.queue, dispatcher.buffer, 20).take
+    monkeypatch.setattr(timeouts, "result_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        take(1, "train", 1)
+    release.set()
+    batch.result(20)
+    for thread in threading.enumerate():
+        if thread.name == "rlskip-bounded":
+            thread.join(20)
+    assert take(1, "train", 1)[1]["training/rollout_failure/refilled_samples"] == 1
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_groups_that_cannot_be_read_are_deleted(make, make_prompts, batch_size):
+    async def worker(prompt, sampling, session):
+        return {f"of session {session.session_id}": 1}
+
+    dispatcher = make(worker)
+    with pytest.raises(MissingKeysError):
+        dispatcher.collect(make_prompts(1), step=1, batch_size=batch_size)
     assert dispatcher.queue.list("train") == {}
 
 
