@@ -191,7 +191,9 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     with RolloutDispatcher(RayPool(at_once, 4), MemoryQueue(), config) as dispatcher:
 
         def ours() -> None:
-            assert dispatcher.generate_sequences(batch, step=1).succeeded == prompts * n
+            report = dispatcher.generate_sequences(batch, step=1)
+            assert report.succeeded == prompts * n
+            dispatcher.buffer.evict(uids, "train")
 
         peer()  # the first round starts processes
         ours()

@@ -75,7 +75,10 @@ class BatchReport:
 
 @attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
-    """One prompt of a submitted batch; ``open`` holds the sessions that have no outcome yet."""
+    """One prompt of a submitted batch.
+
+    ``open`` holds the sessions that have no outcome yet, ``marked`` those whose marker is there.
+    """
 
     batch: BatchHandle
     uid: str
@@ -84,7 +87,14 @@ class Prompt(SessionGroup):
     info: Mapping[str, Any]
     known_as: str | None = None
     journal_key: tuple[str, int] | None = None
-    open: set[int] = attrs.field(factory=set)
+    open: set[int]  # from the start, so that whatever fails, each session gets a marker
+    marked: set[int] = attrs.field(factory=set)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether some of its sessions have no marker in the queue yet, and get one."""
+        ended = self.batch.done() and self.batch.settled.is_set()
+        return len(self.marked) < self.n and not ended
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
@@ -264,6 +274,7 @@ def read_batch(
             n=n,
             batch=batch,
             uid=uid,
+            open=set(range(n)),
             sample=Sample(sample),
             sampling=usual if sampled else greedy,
             info=info,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -13,7 +12,6 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.units import BatchError
 from rlskip.keys import TrajectoryKey
 from rlskip.queue import TrajectoryQueue
 from rlskip.replay import ReplayBuffer
@@ -31,24 +29,19 @@ class Collector:
     seconds: float
 
     def own_rows(self, batch: BatchHandle, begin: Callable[[BatchHandle], None]) -> Rows:
-        """`begin` a batch, and take its rows; if there is an error, it leaves nothing behind.
-
-        Raises BatchError where another call collects a prompt of the same uid: their rows would
-        have the same keys.
-        """
+        """`begin` a batch, and take its rows; if there is an error, it leaves nothing behind."""
         uids = {prompt.uid for prompt in batch.prompts}  # and those that will replace them
-        with _claimed(self.queue, batch.partition, [*uids]):
-            try:
-                timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
-                begin(batch)
-                batch.result()
-                return self.take(batch.step, batch.partition, None, uids)
-            except BaseException:
-                batch.cancel()
-                batch.settled.wait(timeouts.CLOSE_S)
-                with contextlib.suppress(Exception):
-                    timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
-                raise
+        try:
+            timeouts.bounded(self.seconds, self.buffer.reserve, uids, batch.partition)
+            begin(batch)
+            batch.result()
+            return self.take(batch.step, batch.partition, None, uids)
+        except BaseException:
+            batch.cancel()
+            batch.settled.wait(timeouts.CLOSE_S)
+            with contextlib.suppress(Exception):
+                timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
+            raise
 
     def take(
         self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None
@@ -77,31 +70,6 @@ class Collector:
             raise
         timeouts.bounded(seconds, buffer.clear, taken)
         return rows, metrics
-
-
-# By queue: the partitions and uids of the batches that are collected now.
-_claims: WeakKeyDictionary[TrajectoryQueue, set[tuple[str, str]]] = WeakKeyDictionary()
-_claiming = threading.Lock()
-
-
-@contextlib.contextmanager
-def _claimed(queue: TrajectoryQueue, partition: str, uids: Collection[str]) -> Iterator[None]:
-    """Within the block nobody else in this process collects these prompts."""
-    claims = {(partition, uid) for uid in uids}
-    with _claiming:
-        claimed = _claims.setdefault(queue, set())
-        if taken := sorted(claims & claimed):
-            raise BatchError(
-                f"another call collects a prompt of the uid {taken[0][1]!r} now",
-                "uid",
-                "give the prompts of batches that are collected at once uids of their own",
-            )
-        claimed |= claims
-    try:
-        yield
-    finally:
-        with _claiming:
-            claimed -= claims
 
 
 def _with_ids(rows: TensorDict, keys: Sequence[str]) -> TensorDict:

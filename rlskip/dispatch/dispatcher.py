@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, BatchReport, read_batch
+from rlskip.dispatch.claims import claim
 from rlskip.dispatch.collect import Collector
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.history import History
@@ -196,7 +197,7 @@ class RolloutDispatcher:
         IncompleteRolloutError, ReplayTimeoutError
             As :meth:`ReplayBuffer.sample` raises them.
         BatchError
-            As :meth:`submit` raises it; or another call collects a prompt of the same uid now.
+            As :meth:`submit` raises it.
         Exception
             What kept a batch from being written to the queue.
         """
@@ -253,7 +254,9 @@ class RolloutDispatcher:
         Raises
         ------
         BatchError
-            The batch has no uid, duplicate uids, no step, or a session count below one.
+            The batch has no uid, duplicate uids, no step, or a session count below one; or an
+            earlier prompt of one of its uids is in flight: a session of it runs, or the queue
+            holds its group.
         DispatcherClosedError
             After :meth:`close`.
         """
@@ -265,10 +268,12 @@ class RolloutDispatcher:
         self, prompts: Prompts, step: int | None, validate: bool | None, partition: str | None
     ) -> BatchHandle:
         journal_key = None if self._journals is None else self._journals.key
+        self._check_open()
         batch = read_batch(
             prompts, self.config, self._history, journal_key, step, validate, partition
         )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
+        claim(self.queue, batch, timeouts.write_seconds(self.config))
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:

@@ -44,6 +44,8 @@ class Leaving(Answer["Exception | None"]):
         Markers, and new statuses of prompts, by key: readers see them after the rows.
     journal, entries
         The journal, or None, and what is added to it.
+    put
+        Called, in the thread that writes, once the tags are there.
     """
 
     partition: str
@@ -51,6 +53,7 @@ class Leaving(Answer["Exception | None"]):
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
+    put: Callable[[], object] = lambda: None
 
 
 class QueueWriter:
@@ -140,6 +143,8 @@ class QueueWriter:
             self._queue.put(list(found), partition, fields, row_tags)
         for partition, by_key in tags.items():
             self._queue.put(list(by_key), partition, tags=list(by_key.values()))
+        for leaving in batch:
+            leaving.put()
 
     # -- the journal: a fault costs a warning, and never the rows ----------------------------
 

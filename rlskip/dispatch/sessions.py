@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -122,8 +123,6 @@ class Sessions:
     async def _batch(self, batch: BatchHandle) -> None:
         """Open the journal, write the roots, run the sessions, draw the timeline."""
         error: BaseException | None = None
-        for prompt in batch.prompts:  # first, so that whatever fails, each session gets a marker
-            prompt.open = set(range(prompt.n))
         try:
             if self._config.timeline_dir is not None:
                 batch.spans = []
@@ -391,6 +390,7 @@ class Sessions:
             tags={marker: session_tag(session, attempt, outcome.error, count)},
             journal=batch.journal,
             entries=to_journal(prompt, session, rows, outcome.tags),
+            put=functools.partial(prompt.marked.add, session),
         )
         return self._writer.write(leaving)
 

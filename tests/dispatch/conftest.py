@@ -16,11 +16,11 @@ from tests.clock import MockClock
 
 @pytest.fixture
 def make_prompts():
-    """A batch of `count` prompts of `length` tokens, uids with underscores."""
+    """A batch of `count` prompts of `length` tokens, uids with underscores that begin with `of`."""
 
-    def make(count: int, length: int = 8, **fields: Any) -> TensorDict:
+    def make(count: int, length: int = 8, of: str = "u", **fields: Any) -> TensorDict:
         tokens = torch.arange(count * length).reshape(count, length)
-        uids = NonTensorStack(*[f"u_{i}" for i in range(count)])
+        uids = NonTensorStack(*[f"{of}_{i}" for i in range(count)])
         return TensorDict({"input_ids": tokens, "uid": uids, **fields}, batch_size=[count])
 
     return make

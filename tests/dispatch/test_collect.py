@@ -149,11 +149,32 @@ def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts,
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(made[0].collect, make_prompts(2), step=1)
         assert begun.wait(20)
-        with pytest.raises(BatchError, match="'u_0'"):
-            made[-1].collect(make_prompts(1), step=1)
+        for more in ({}, {"step": 2}, {"batch_size": 1}):
+            with pytest.raises(BatchError, match="'u_0'"):
+                made[-1].collect(make_prompts(1), **{"step": 1, **more})
+        made[-1].submit(make_prompts(1), step=1, partition="other")
         others_tried.set()
         assert len(first.result(20)[0]) == 12
     assert len(made[-1].collect(make_prompts(1), step=1)[0]) == 6
+
+
+@pytest.mark.parametrize("leaves", ["taken", "evicted", "deleted"])
+def test_a_uid_is_free_once_its_group_has_left_the_queue(make, make_prompts, leaves):
+    dispatcher, later = make(), {"step": 2, "batch_size": 1}
+    dispatcher.generate_sequences(make_prompts(2), step=1)
+    with pytest.raises(BatchError, match="'u_0'"):  # a group of two policies otherwise
+        dispatcher.collect(make_prompts(1), **later)
+    if leaves == "taken":
+        dispatcher.collect(step=1, batch_size=1)
+    elif leaves == "evicted":
+        dispatcher.buffer.evict(["u_0"], "train")
+    else:
+        mine = [key for key in dispatcher.queue.list("train") if key.startswith("u_0")]
+        dispatcher.queue.delete(mine, "train")
+    with pytest.raises(BatchError, match="'u_1'"):
+        dispatcher.submit(make_prompts(2), step=2)
+    dispatcher.submit(make_prompts(1), step=2).result(20)
+    assert set(dispatcher.collect(step=2, batch_size=2)[0]["uid"]) == {"u_0", "u_1"}
 
 
 def test_prompts_that_are_evicted_meanwhile_are_missed_by_name(make, make_prompts):

@@ -100,7 +100,7 @@ def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_promp
 
     dispatcher = make_dispatcher(worker)
     for step in (1, 2):
-        dispatcher.generate_sequences(make_prompts(2), step=step)
+        dispatcher.generate_sequences(make_prompts(2, of=f"{step}"), step=step)
     assert len(set(seeds)) == 2 * 2 * 4
 
 

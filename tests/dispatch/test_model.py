@@ -1,8 +1,9 @@
 """Whatever sessions, callers and the queue do: each batch gets its own rows, and no other's.
 
-Two callers collect batches of the same step from one queue, a third cancels one. Workers reuse
-their buffers, fail in every way, and cancel each other's tasks. What must come out depends on
-what each session does at each of its attempts, which is drawn by its name.
+Two callers collect batches of the same step from one queue, a third takes the oldest groups, and a
+fourth cancels a batch. Workers reuse their buffers, fail in every way, and cancel each other's
+tasks. What must come out depends on what each session does at each of its attempts, which is drawn
+by its name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
+from rlskip.dispatch import (
+    BatchError,
+    DataFailure,
+    InfrastructureFailure,
+    LocalPool,
+    RolloutDispatcher,
+)
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.queue.transfer_queue import PollingWatch
@@ -328,16 +335,37 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
         return 3 if plan.does(uid, session, plan.attempts(uid, session)[0]) == "rows" else 1
 
     def cancel() -> None:
-        batch = dispatchers[0].submit([{"uid": f"2-0-{i}"} for i in range(3)], step=1)
+        prompts = [{"uid": f"2-0-{i}"} for i in range(3)]
+        batch = dispatchers[0].submit(prompts, step=1, partition="cancelled")
         time.sleep(random.Random(plan.seed).random() / 200)
         batch.cancel()
         report = batch.result(60)
         assert report.succeeded + len(report.failed) == report.sessions == 3 * n
-        dispatchers[0].buffer.evict([f"2-0-{i}" for i in range(3)], "train")
+        dispatchers[0].buffer.evict([f"2-0-{i}" for i in range(3)], "cancelled")
 
-    with ThreadPoolExecutor(3) as callers:
+    def ahead() -> None:
+        """Two calls take what no other one has reserved or taken; no uid is in flight twice."""
+        uids = {f"3-0-{i}" for i in range(4)}
+        batch = dispatchers[0].submit([{"uid": uid} for uid in uids], step=1)
+        with pytest.raises(BatchError):
+            dispatchers[-1].submit([{"uid": "3-0-0"}], step=2)
+        taken: list[str] = []
+        with ThreadPoolExecutor(2) as takers:
+            calls = [takers.submit(of.collect, step=1, batch_size=2) for of in of_caller]
+        for call in calls:
+            error = call.exception()
+            if error is None:
+                taken += {*call.result()[0]["uid"]}
+            else:
+                assert isinstance(error, IncompleteRolloutError)
+                assert {prompt.uid for prompt in error.prompts} <= uids
+        assert len(taken) == len({*taken} & uids)
+        assert not batch.result(60).failed or len(taken) < 4
+        dispatchers[0].buffer.evict(uids, "train")
+
+    with ThreadPoolExecutor(4) as callers:
         done = [callers.submit(collect, caller) for caller in range(2)]
-        done.append(callers.submit(cancel))
+        done += [callers.submit(ahead), callers.submit(cancel)]
         for call in done:
             call.result(120)
     for dispatcher in dispatchers:

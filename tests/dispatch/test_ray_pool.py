@@ -96,7 +96,7 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     assert len(kept) + len(again) == 8
     assert dead not in again.values()
     # The seat is taken again: both workers work.
-    assert dispatcher.generate_sequences(make_prompts(4), step=2).failed == {}
+    assert dispatcher.generate_sequences(make_prompts(4, of="v"), step=2).failed == {}
 
 
 def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts, queue):
@@ -260,6 +260,7 @@ def test_broadcast_reaches_every_worker_and_its_successor(
     assert len(pids) == 2
     os.kill(pids.pop(), signal.SIGKILL)
     time.sleep(0.5)
+    dispatcher.buffer.evict(["u_0", "u_1"], "train")
     dispatcher.generate_sequences(make_prompts(2), step=2)
     assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
 

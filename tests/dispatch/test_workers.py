@@ -56,7 +56,8 @@ def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
 
     kinds = [blocking, functools.partial(Made, 3), Made(3), functools.partial(partial, 3)]
     for step, worker in enumerate(kinds):
-        report = make_dispatcher(worker, 2).generate_sequences(make_prompts(2), step=step)
+        batch = make_prompts(2, of=f"{step}")
+        report = make_dispatcher(worker, 2).generate_sequences(batch, step=step)
         assert (report.succeeded, report.tokens) == (8, 24)
 
 

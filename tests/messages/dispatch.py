@@ -23,6 +23,12 @@ def generate(policy):
         open_one.generate_sequences([{"uid": "a"}], step=1)
 
 
+def submit_twice(_):
+    with dispatcher() as open_one:
+        for step in (1, 2):
+            open_one.generate_sequences([{"uid": "a"}], step=step)
+
+
 def submit_to_closed(_):
     closed = dispatcher()
     closed.close()
@@ -38,6 +44,16 @@ CASES = [
         """\
 global_steps: no step is given
   -> pass step=... or add the field to the batch""",
+    ),
+    (
+        "a uid whose group is in the queue",
+        submit_twice,
+        BatchError,
+        "uid",
+        """\
+uid: an earlier prompt of the uid 'a' is in flight
+  -> give this one a uid of its own; or first take the other's group, or give it up: cancel its \
+batch, and evict it (dispatcher.buffer.evict)""",
     ),
     *(
         (
