@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
@@ -63,3 +64,12 @@ def claim(queue: TrajectoryQueue, batch: BatchHandle, seconds: float) -> None:
         claims.update(mine)
         for key in list(itertools.islice(claims, max(0, len(claims) - _MOST))):
             del claims[key]
+
+
+def batches_of(queue: TrajectoryQueue, partition: str, uids: Iterable[str]) -> set[BatchHandle]:
+    """The batches in flight that consist of these prompts."""
+    claims, uids = _claims[queue], set(uids)
+    with _claiming:
+        found = [claims[partition, uid]() for uid in uids if (partition, uid) in claims]
+    batches = {prompt.batch for prompt in found if prompt is not None and prompt.in_flight}
+    return {batch for batch in batches if uids.issuperset(one.uid for one in batch.prompts)}

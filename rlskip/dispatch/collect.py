@@ -12,6 +12,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
+from rlskip.dispatch.claims import batches_of
 from rlskip.keys import TrajectoryKey
 from rlskip.queue import TrajectoryQueue
 from rlskip.replay import ReplayBuffer
@@ -37,11 +38,21 @@ class Collector:
             batch.result()
             return self.take(batch.step, batch.partition, None, uids)
         except BaseException:
-            batch.cancel()
-            batch.settled.wait(timeouts.CLOSE_S)
+            self._remove(batch, uids)
+            raise
+
+    def _remove(self, batch: BatchHandle, uids: set[str]) -> None:
+        """End a batch and those that refill it, and delete what they have written."""
+        batches, ended = {batch}, set()
+        while batches:
+            for one in batches:
+                one.cancel()
+            for one in batches:
+                one.settled.wait(timeouts.CLOSE_S)
             with contextlib.suppress(Exception):
                 timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
-            raise
+            ended |= batches
+            batches = batches_of(self.queue, batch.partition, uids) - ended
 
     def take(
         self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None

@@ -190,6 +190,35 @@ def test_prompts_that_are_evicted_meanwhile_are_missed_by_name(make, make_prompt
     assert dispatcher.queue.list("train") == {}
 
 
+def test_an_error_leaves_nothing_of_what_was_refilled(make, make_prompts):
+    """Whether the refills have finished or still run."""
+    begun, release = threading.Event(), threading.Event()
+
+    async def worker(prompt, sampling, session):
+        if session.uid == "slow":
+            begun.set()
+            await asyncio.to_thread(release.wait, 20)
+            return await echo(prompt, sampling, session)
+        raise ValueError("bad prompt")
+
+    dispatcher = make(worker, max_data_retries=0)
+
+    def refill(partition, evicted):
+        uids = ["slow" if prompt.uid == "u_0" else "bad" for prompt in evicted]
+        dispatcher.submit([{"uid": uid} for uid in uids], step=1)
+        assert begun.wait(20)
+        return uids
+
+    replay = {"replay": {"on_incomplete": "refill", "max_refills": 1, "timeout_s": 20}}
+    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
+    with pytest.raises(IncompleteRolloutError, match="after 1 refills"):
+        dispatcher.collect(make_prompts(2), step=1)
+    left = dispatcher.queue.list("train")
+    release.set()
+    dispatcher.close()
+    assert (left, dispatcher.queue.list("train")) == ({}, {})
+
+
 @pytest.mark.parametrize("during", ["sample", "sampled", "get"])
 def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch, during):
     """Ctrl-C while a call samples or reads: the groups are there for the next call."""
