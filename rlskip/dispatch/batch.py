@@ -86,6 +86,7 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     info: Mapping[str, Any]
     known_as: str | None = None
+    content: str | None = None
     journal_key: tuple[str, int] | None = None
     open: set[int]  # from the start, so that whatever fails, each session gets a marker
     marked: set[int] = attrs.field(factory=set)
@@ -234,14 +235,14 @@ def read_batch(
     prompts: TensorDictBase | Sequence[Mapping[str, Any]],
     config: DispatchConfig,
     history: History | None,
-    journal_key: Callable[[int, str, str], tuple[str, int]] | None,
+    journaled: bool,
     step: int | None,
     validate: bool | None,
     partition: str | None,
 ) -> BatchHandle:
     """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`.
 
-    `journal_key` names a prompt in its step's journal, by step, content and uid; None: no journal.
+    `journaled`: whether journals need the contents of training prompts.
     """
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
         raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
@@ -282,10 +283,8 @@ def read_batch(
         if history is not None:
             prompt.known_as = history.key(sample)
             prompt.expected = history.expected(prompt.known_as)
-        if journal_key is not None and not validate:
-            (content,) = contents_of([sample], {DO_SAMPLE: sampled})
-            assert content is not None  # there is something besides volatile fields
-            prompt.journal_key = journal_key(batch.step, content, prompt.uid)
+        if journaled and not validate:
+            (prompt.content,) = contents_of([sample], {DO_SAMPLE: sampled})
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:

@@ -267,10 +267,10 @@ class RolloutDispatcher:
     def _read(
         self, prompts: Prompts, step: int | None, validate: bool | None, partition: str | None
     ) -> BatchHandle:
-        journal_key = None if self._journals is None else self._journals.key
         self._check_open()
+        journaled = self._journals is not None
         batch = read_batch(
-            prompts, self.config, self._history, journal_key, step, validate, partition
+            prompts, self.config, self._history, journaled, step, validate, partition
         )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
         claim(self.queue, batch, timeouts.write_seconds(self.config))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -120,9 +119,8 @@ class Journals:
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
     _begun: set[int] = attrs.field(factory=set, init=False)
-    # The uids of the prompts of equal content, for each of the steps that were submitted last.
-    _copies: dict[int, dict[str, dict[str, int]]] = attrs.field(factory=dict, init=False)
-    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    # How many prompts of each content each of the steps had that were submitted last.
+    _copies: dict[int, Counter[str]] = attrs.field(factory=dict, init=False)
 
     @property
     def directory(self) -> Path:
@@ -178,17 +176,22 @@ class Journals:
             )
         return None
 
-    def key(self, step: int, content: str, uid: str) -> tuple[str, int]:
-        """What names a prompt in a journal: its content, and its number among those of the step.
+    def name(self, batch: BatchHandle) -> None:
+        """Name prompts for the journal: by content, and by number among those of the step.
 
-        A uid that is submitted again keeps its number.
+        A prompt that is submitted again has another number, in this run and in the next: a run
+        never resumes what it has generated itself. A step that comes back too late is not
+        journaled.
         """
-        with self._lock:
-            self._copies[step] = contents = self._copies.pop(step, {})
-            for old in list(self._copies)[:-_OPEN]:
-                del self._copies[old]
-            uids = contents.setdefault(content, {})
-            return content, uids.setdefault(uid, len(uids))
+        if batch.step in self._begun and batch.step not in self._copies:
+            return
+        self._copies[batch.step] = copies = self._copies.pop(batch.step, Counter())
+        for old in list(self._copies)[:-_OPEN]:
+            del self._copies[old]
+        for prompt in batch.prompts:
+            if prompt.content is not None:
+                prompt.journal_key = prompt.content, copies[prompt.content]
+                copies[prompt.content] += 1
 
     def is_new(self, step: int) -> bool:
         """Whether this is the first batch of `step`."""

@@ -149,6 +149,7 @@ class Sessions:
         batch.finish(error)
 
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
+        journals.name(batch)
         opened = self._threads.run(journals.open, batch.step)
         error = await failure_of(opened, self._seconds, "the disk")
         if error is None:

@@ -68,9 +68,13 @@ class Run:
             self.queue.put([session.key(0)], session.partition, rows, tags)
             return cause
 
+        def generate(batch: list[dict[str, Any]]) -> Any:
+            dispatcher.buffer.evict([prompt["uid"] for prompt in batch], "train")  # of an earlier
+            return dispatcher.generate_sequences(batch, step=step)
+
         pool = LocalPool(worker, 1)
         with RolloutDispatcher(pool, self.queue, self.config, journals=journals) as dispatcher:
-            return [dispatcher.generate_sequences(batch, step=step) for batch in batches]
+            return [generate(batch) for batch in batches]
 
 
 def prompts(*numbers: int, step: int = 3, of: str = "u") -> list[dict[str, Any]]:
@@ -131,6 +135,19 @@ def test_prompts_of_equal_content_have_their_own_sessions(
     once.submit(first)
     twice = Run(tmp_path / "once")
     assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None:
+    """Under one uid or another, also after many later steps; the next run resumes each batch."""
+    again, others = prompts(1), [prompts(1, step=step, of=f"{step}-") for step in range(10, 20)]
+    batches = [again, again, prompts(1, of="v"), again]
+    first = Run(tmp_path, returns=returns)
+    assert [r.resumed for r in first.submit(*batches, *others, again, step=None)] == [0] * 15
+    second = Run(tmp_path, returns=returns)
+    resumed = [r.resumed for r in second.submit(*batches, again, *others, again, step=None)]
+    assert resumed == [N] * 4 + [0] + [N] * 10 + [0]
+    assert [r.resumed for r in Run(tmp_path).submit(*batches, again)] == [N] * 5
 
 
 def test_a_copy_that_comes_after_a_later_step_has_its_own_sessions(tmp_path: Path) -> None:
