@@ -25,6 +25,7 @@ from typing import Any
 
 import attrs
 
+from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.failures import text_of
@@ -32,7 +33,6 @@ from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Unjournaled, as_rows
 from rlskip.dispatch.units import Session
-from rlskip.format.fingerprint import VOLATILE
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
@@ -55,11 +55,14 @@ class Journaled:
         The tags of the rows, if a worker wrote them itself; else none.
     uid
         Its prompt's, which a trainer that restores its queue uses again.
+    step
+        The earlier step at which it was generated; None: that of its prompt now.
     """
 
     rows: list[dict[str, Any]]
     tags: Sequence[Mapping[str, Any]] = ()
     uid: str | None = None
+    step: int | None = None
 
     def packed(self) -> tuple[Any, ...]:
         """What a journal holds of it."""
@@ -76,9 +79,16 @@ class Journaled:
         return None
 
     def of(self, prompt: Prompt) -> Journaled:
-        """With the fields of `prompt` that differ from submission to submission."""
-        now = {name: value for name, value in prompt.sample.fields.items() if name in VOLATILE}
-        rows = [{k: now.get(k, value) for k, value in row.items()} for row in self.rows]
+        """As a session of `prompt`: rows that name the earlier prompt's uid or step name its."""
+        old = {"uid": self.uid, GLOBAL_STEPS: self.step}
+        fields = prompt.sample.fields
+
+        def now(name: str, value: Any) -> Any:
+            if old.get(name) is None or name not in fields or str(plain(value)) != str(old[name]):
+                return value
+            return prompt.uid if name == "uid" and isinstance(value, str) else fields[name]
+
+        rows = [{name: now(name, value) for name, value in row.items()} for row in self.rows]
         return attrs.evolve(self, rows=rows)
 
 
@@ -136,7 +146,7 @@ class Journals:
             for earlier in (number for number in self.steps() if number < step):
                 for key, packed in self._read(earlier).items():
                     if isinstance(key, tuple) and (entry := Journaled.unpacked(packed)):
-                        journal.entries[entry.uid, key[-1]] = packed
+                        journal.entries[entry.uid, key[-1]] = *entry.packed(), earlier
         return journal
 
     def tidy(self, checkpoint: int | None = None) -> None:

@@ -221,7 +221,9 @@ def test_a_prompt_that_is_submitted_again_later_finds_its_sessions_by_uid(tmp_pa
     again = Run(tmp_path, max_span=2, reissues=True)
     assert [r.resumed for r in again.submit(later, step=4)] == [5]
     tags = again.queue.list("train")
-    assert {tags[key]["global_steps"] for key in tags if split_trajectory(key)} == {4}
+    rows = [*filter(split_trajectory, tags)]
+    assert {tags[key]["global_steps"] for key in rows} == {4}
+    assert [int(step) for step in again.queue.get(rows, "train")["global_steps"]] == [4] * 2 * N
     (tmp_path / "3.journal").unlink()  # what was resumed is in the journal of the new step
     assert [r.resumed for r in Run(tmp_path, max_span=2).submit(later, step=4)] == [2 * N]
 

@@ -47,6 +47,25 @@ def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
     assert store.steps() == [1]
 
 
+def test_what_is_resumed_is_what_the_worker_returned(tmp_path):
+    """Only what names the prompt is the new one's, whatever else the fields of a row are called."""
+
+    async def worker(prompt, sampling, session):
+        mine = {"meta_info": {"finish": "length"}, "request_id": "mine", "timing": torch.ones(2)}
+        return [mine, {**mine, **prompt, "global_steps": 9}, {**mine, "uid": "another"}]
+
+    def run(uid):
+        prompt = {"uid": uid, "ids": [1], "meta_info": {"from": 1}, "global_steps": 1}
+        queue, report = dispatch(StepStore(tmp_path), [prompt], worker, n=1)
+        rows = [queue.get([f"{int(uid)}_0_{i}"], "train") for i in range(3)]
+        return report.resumed, [{k: list(v) for k, v in row.items()} for row in rows]
+
+    (none, first), (resumed, again) = run(torch.tensor(7)), run(torch.tensor(8))
+    assert (none, resumed) == (0, 1)
+    assert (first[1].pop("uid"), again[1].pop("uid")) == ([torch.tensor(7)], [torch.tensor(8)])
+    assert str(again) == str(first)
+
+
 def test_validation_is_not_journaled(tmp_path, make_prompts):
     config = {"dispatch": {"rollout_level": True, "val_n": 2, "journal": True}}
     pool, store = LocalPool(worker, 2), StepStore(tmp_path)
