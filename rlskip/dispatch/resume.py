@@ -5,7 +5,8 @@ are appended as they finish: by the dispatcher if it writes their rows, else by 
 does (:class:`WorkerJournal`). The next run that submits the step takes them by the content of
 their prompt and their number, and generates the others. A journal is removed once
 
-- the dump of its step is there, or a checkpoint of its step or a later one, and
+- the dump of its step is there, or a checkpoint of its step or a later one,
+- a later step is submitted, or a batch was sampled: a dump may be that of another call, and
 - no prompt of its step is in the queue any more, where groups are sampled one by one.
 
 Rows of a trainer that tags them with the weights that sampled them (``min_global_steps``,
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -138,8 +140,8 @@ class Journals:
         return self._store.directory
 
     def open(self, step: int) -> SessionJournal:
-        """Remove the journals that are done with, and open that of `step`."""
-        self.tidy()
+        """Remove the earlier journals that are done with, and open that of `step`."""
+        self.tidy(before=step)
         journal = SessionJournal(self._path(step), self.identity)
         if self._reissues:
             self._reissues = False  # before anything else is submitted
@@ -149,10 +151,13 @@ class Journals:
                         journal.entries[entry.uid, key[-1]] = *entry.packed(), earlier
         return journal
 
-    def tidy(self, checkpoint: int | None = None) -> None:
-        """Remove the journals that are done with; `checkpoint` is the step of the last one."""
+    def tidy(self, checkpoint: int | None = None, before: float = math.inf) -> None:
+        """Remove the journals that are done with, of steps `before` this one.
+
+        `checkpoint` is the step of the last one.
+        """
         self._checkpoint = max(self._checkpoint, -1 if checkpoint is None else checkpoint)
-        there = self.steps()
+        there = [step for step in self.steps() if step < before]
         if not there:
             return
         whole, parts = set(self._store.steps()), set(self._store.steps(part=0))

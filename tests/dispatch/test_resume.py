@@ -37,14 +37,17 @@ async def worker(prompt, sampling, session):
     return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
 
 
-def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts):
-    store = StepStore(tmp_path)
-    dispatch(store, make_prompts(2), worker, step=1)
-    assert (tmp_path / "1.journal").exists()
-    store.save(1, {"rollouts": torch.ones(3)})
-    dispatch(store, make_prompts(2), worker, step=2)
-    assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["2.journal"]
-    assert store.steps() == [1]
+@pytest.mark.parametrize("part", [None, 0])
+def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts, part):
+    """With the next step: the dump may be that of an earlier call than the one that was killed."""
+    store, prompts = StepStore(tmp_path), make_prompts(2)
+    dispatch(store, prompts, worker, step=2)
+    for step in (1, 2):
+        store.save(step, {"rollouts": torch.ones(3)}, part=part)
+        assert dispatch(store, prompts, worker, step=step)[1].resumed == 8 * (step == 2)
+    dispatch(store, prompts, worker, step=3)
+    assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["3.journal"]
+    assert store.steps() == ([1, 2] if part is None else [])
 
 
 def test_what_is_resumed_is_what_the_worker_returned(tmp_path):
