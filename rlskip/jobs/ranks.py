@@ -24,6 +24,11 @@ def world_size() -> int:
     return dist.get_world_size() if joined else 1
 
 
+def shard() -> tuple[int, int]:
+    """This rank of torch.distributed, and the number of its ranks; 0 and 1 without it."""
+    return (dist.get_rank(), world_size()) if world_size() > 1 else (0, 1)
+
+
 class RankError(RlskipError, RuntimeError):
     """Another rank raised instead of taking part in a decision."""
 
@@ -47,8 +52,7 @@ class RankGroup:
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:
-        self.world_size = world_size()
-        self.rank: int = dist.get_rank() if self.world_size > 1 else 0
+        self.rank, self.world_size = shard()
         self.exchange_id = ""
         self._timeout_s = timeout_s
         self._group = (

@@ -16,6 +16,7 @@ from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction, as_given, to_generate
 from rlskip.config.steps import compact
+from rlskip.jobs.ranks import shard
 from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
@@ -68,8 +69,10 @@ def unusable(
     dumps = skip.dumps
     if dumps is None:
         return dict.fromkeys(steps, "")
-    # The role's own store asks torch.distributed for its rank, which is known only later.
-    store, part = StepStore(dumps.directory, quarantines=False), skip.first_part
+    # The role's own store makes the ranks agree; not all of them need ask here.
+    rank, ranks = shard()
+    store = StepStore(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
+    part = skip.first_part
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
         stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]

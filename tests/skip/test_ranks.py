@@ -67,10 +67,14 @@ def counting(rank: int, role: Any) -> Any:
 def _steps(rank: int, folder: str, steps: str) -> None:
     role = start(folder)
     generate = counting(rank, role)
+    will_replay = SkipManager.will_replay("rollout", map(int, steps))
+    dist.barrier()
     for step in steps:
         SkipManager.set_step(int(step))
         got = generate(step)
         assert (got["rank"], got["of"]) == (rank, step)
+    assert not (will_replay and role.made)
+    Path(folder, f"will-replay-{rank}").write_text(str(will_replay))
     Path(folder, f"generated-{rank}").write_text("".join(role.made))
 
 
@@ -84,6 +88,7 @@ def test_all_hit_or_all_miss(tmp_path: Path) -> None:
     world = 3
     assert generated(tmp_path, "123", world) == ["123"] * world
     assert generated(tmp_path, "123", world) == [""] * world
+    assert {file.read_text() for file in tmp_path.glob("will-replay-*")} == {"True"}
     missing, broken = (
         next(tmp_path.glob(f"dumps/*/*/{step}/gen_batch.r1-of-{world}.dp")) for step in (2, 3)
     )
