@@ -1,4 +1,4 @@
-"""Which prompts are in flight: no uid names two at a time, whose rows would have the same keys."""
+"""Which prompts are in flight: two of one uid would have rows of the same keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
@@ -23,47 +23,64 @@ _claims: PerQueue[dict[tuple[str, str], weakref.ref[Prompt]]] = PerQueue(dict)
 _claiming = threading.Lock()
 
 
-def claim(queue: TrajectoryQueue, batch: BatchHandle, seconds: float) -> None:
-    """From now on the uids of `batch` are its own, until their groups have left the queue.
+def claim(queue: TrajectoryQueue, batch: BatchHandle, taken: Collection[str] | None = None) -> None:
+    """From now on these uids are known as those of `batch`.
 
-    The queue is asked about uids that were submitted before, because a trainer may delete groups
-    without our buffer. That may take `seconds`, and their last markers as long as at a close.
+    Parameters
+    ----------
+    taken
+        What :func:`queued` found; None: two prompts of one uid may be in flight.
 
     Raises
     ------
     BatchError
-        A session of an earlier prompt of the same uid runs, or the queue holds its group.
+        `taken` has one of the uids, or a session of an earlier prompt of it runs.
     """
     claims = _claims[queue]
-    mine = {(batch.partition, prompt.uid): weakref.ref(prompt) for prompt in batch.prompts}
-    queued: set[str] = set()
     with _claiming:
-        earlier = [claims[key]() for key in mine if key in claims]
-    if earlier:
-        deadline = time.monotonic() + timeouts.CLOSE_S
-        for prompt in earlier:
-            while prompt is not None and prompt.in_flight and not prompt.open:  # being written
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.001)
-        listing = timeouts.bounded(seconds, queue.list, batch.partition)
-        # Its markers tell: of an attempt that was given up a row may come at any time.
-        markers = (split_session(key) for key, tag in listing.items() if tag.get(IS_SESSION))
-        queued = {marker[0] for marker in markers if marker is not None}
-    with _claiming:
-        for key in filter(claims.__contains__, mine):
-            prompt = claims[key]()
-            if key[1] in queued or (prompt is not None and prompt.in_flight):
+        for prompt in batch.prompts:
+            key = batch.partition, prompt.uid
+            earlier = claims[key]() if key in claims else None
+            if taken is not None and (
+                prompt.uid in taken or (earlier is not None and earlier.in_flight)
+            ):
                 raise BatchError(
-                    f"an earlier prompt of the uid {key[1]!r} is in flight",
+                    f"an earlier prompt of the uid {prompt.uid!r} is in flight",
                     "uid",
                     "give this one a uid of its own; or first take the other's group, or give it "
                     "up: cancel its batch, and evict it (dispatcher.buffer.evict)",
                 )
-            del claims[key]
-        claims.update(mine)
+        for prompt in batch.prompts:
+            claims.pop((batch.partition, prompt.uid), None)  # the last one comes last
+            claims[batch.partition, prompt.uid] = weakref.ref(prompt)
         for key in list(itertools.islice(claims, max(0, len(claims) - _MOST))):
             del claims[key]
+
+
+def queued(queue: TrajectoryQueue, batch: BatchHandle, seconds: float) -> set[str]:
+    """The uids of `batch` of which an earlier prompt runs now, or the queue holds its group.
+
+    The queue is asked, because a trainer may delete groups without our buffer. That may take
+    `seconds`, and the last markers of groups that just ended as long as at a close.
+    """
+    claims = _claims[queue]
+    with _claiming:
+        uids = [prompt.uid for prompt in batch.prompts if (batch.partition, prompt.uid) in claims]
+        earlier = [claims[batch.partition, uid]() for uid in uids]
+    if not uids:
+        return set()
+    # Before the queue is asked: a session may end, and write its marker, at any time.
+    running = {one.uid for one in earlier if one is not None and one.in_flight and one.open}
+    deadline = time.monotonic() + timeouts.CLOSE_S
+    for prompt in earlier:
+        while prompt is not None and prompt.in_flight and not prompt.open:  # being written
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+    listing = timeouts.bounded(seconds, queue.list, batch.partition)
+    # Its markers tell: of an attempt that was given up a row may come at any time.
+    markers = (split_session(key) for key, tag in listing.items() if tag.get(IS_SESSION))
+    return running | {marker[0] for marker in markers if marker is not None}.intersection(uids)
 
 
 def batches_of(queue: TrajectoryQueue, partition: str, uids: Iterable[str]) -> set[BatchHandle]:

@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, BatchReport, read_batch
-from rlskip.dispatch.claims import claim
+from rlskip.dispatch.claims import claim, queued
 from rlskip.dispatch.collect import Collector
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.history import History
@@ -197,7 +197,8 @@ class RolloutDispatcher:
         IncompleteRolloutError, ReplayTimeoutError
             As :meth:`ReplayBuffer.sample` raises them.
         BatchError
-            As :meth:`submit` raises it.
+            As :meth:`submit` raises it; or an earlier prompt of one of the uids is in flight: a
+            session of it runs, or the queue holds its group.
         Exception
             What kept a batch from being written to the queue.
         """
@@ -207,6 +208,8 @@ class RolloutDispatcher:
         step = step_number(step)
         partition = partition or (VAL if validate else TRAIN)
         seconds = timeouts.write_seconds(self.config)
+        if batch is not None:
+            claim(self.queue, batch, queued(self.queue, batch, seconds))
         buffer = timeouts.bounded(seconds, lambda: self.buffer)
         collector = Collector(self.queue, buffer, seconds)
         if batch is not None and batch_size is None:
@@ -240,9 +243,10 @@ class RolloutDispatcher:
         ----------
         prompts
             A TensorDict of batch size ``(prompts,)``, or one mapping per prompt. Field ``uid``
-            names each prompt. Optional fields: ``__rollout_n__``, how many sessions a prompt
-            gets; ``__do_sample__``, false for greedy sampling in training; ``index``, its
-            number in the data set, by default its position.
+            names each prompt until its group has left the queue. Optional fields:
+            ``__rollout_n__``, how many sessions a prompt gets; ``__do_sample__``, false for
+            greedy sampling in training; ``index``, its number in the data set, by default its
+            position.
         step
             The trainer's step; None: the batch's field ``global_steps``.
         validate
@@ -254,13 +258,12 @@ class RolloutDispatcher:
         Raises
         ------
         BatchError
-            The batch has no uid, duplicate uids, no step, or a session count below one; or an
-            earlier prompt of one of its uids is in flight: a session of it runs, or the queue
-            holds its group.
+            The batch has no uid, duplicate uids, no step, or a session count below one.
         DispatcherClosedError
             After :meth:`close`.
         """
         batch = self._read(prompts, step, validate, partition)
+        claim(self.queue, batch)
         self._begin(batch)
         return batch
 
@@ -273,7 +276,6 @@ class RolloutDispatcher:
             prompts, self.config, self._history, journaled, step, validate, partition
         )
         batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
-        claim(self.queue, batch, timeouts.write_seconds(self.config))
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:

@@ -172,7 +172,7 @@ def test_a_uid_is_free_once_its_group_has_left_the_queue(make, make_prompts, lea
         mine = [key for key in dispatcher.queue.list("train") if key.startswith("u_0")]
         dispatcher.queue.delete(mine, "train")
     with pytest.raises(BatchError, match="'u_1'"):
-        dispatcher.submit(make_prompts(2), step=2)
+        dispatcher.collect(make_prompts(2), **later)
     dispatcher.submit(make_prompts(1), step=2).result(20)
     assert set(dispatcher.collect(step=2, batch_size=2)[0]["uid"]) == {"u_0", "u_1"}
 

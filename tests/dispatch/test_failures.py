@@ -143,7 +143,7 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
         raise WorkerLostError("its process died")
 
     dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts=1)
-    batches = [dispatcher.submit(make_prompts(2, of=f"{i}"), step=i) for i in (1, 2, 3)]
+    batches = [dispatcher.submit(make_prompts(2), step=step) for step in (1, 2, 3)]
     both.set()
     for batch in batches:
         assert set(batch.result(60).failed.values()) == {"no worker is left"}
@@ -199,8 +199,8 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
     assert set(report.failed.values()) == {"cancelled"}
     assert (cancelled["sessions"], started, len(queue.markers())) == (3, [1] * 3, 8)
     # The slots are free again.
-    assert dispatcher.submit(make_prompts(2, of="v"), step=2).result(10).succeeded == 8
-    batch = dispatcher.submit(make_prompts(1, of="w"), step=1)
+    assert dispatcher.submit(make_prompts(2), step=2).result(10).succeeded == 8
+    batch = dispatcher.submit(make_prompts(1), step=1)
     batch.cancel()
     assert batch.result(10).sessions == 4
 
@@ -224,7 +224,6 @@ def test_the_sessions_given_up_last_are_remembered(
     batch.cancel()
     assert len(batch.result(30).failed) == 2
     hangs = False
-    dispatcher.buffer.evict(["u_0", "u_1"], "train")
     assert dispatcher.generate_sequences(make_prompts(2), step=1).succeeded == 2
     assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
     attempts = sorted(attempt for _, attempt in started[2:])

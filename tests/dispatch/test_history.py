@@ -22,7 +22,7 @@ def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts
     dispatcher.generate_sequences(make_prompts(3), step=1)
     assert order[:3] == [0, 1, 2]  # one probe each
     order.clear()
-    dispatcher.generate_sequences(make_prompts(3, of="v"), step=2)
+    dispatcher.generate_sequences(make_prompts(3), step=2)
     assert order == [2, 2, 1, 1, 0, 0]
 
 

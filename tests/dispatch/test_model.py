@@ -348,7 +348,7 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
         uids = {f"3-0-{i}" for i in range(4)}
         batch = dispatchers[0].submit([{"uid": uid} for uid in uids], step=1)
         with pytest.raises(BatchError):
-            dispatchers[-1].submit([{"uid": "3-0-0"}], step=2)
+            dispatchers[-1].collect([{"uid": "3-0-0"}], step=2, batch_size=1)
         taken: list[str] = []
         with ThreadPoolExecutor(2) as takers:
             calls = [takers.submit(of.collect, step=1, batch_size=2) for of in of_caller]

@@ -75,7 +75,7 @@ def test_each_batch_of_a_step_has_its_own_timeline(make_dispatcher, make_prompts
 
     dispatcher = make_dispatcher(worker, timeline_dir=str(tmp_path))
     for count in (1, 2):
-        dispatcher.generate_sequences(make_prompts(count, of=f"{count}"), step=4)
+        dispatcher.generate_sequences(make_prompts(count), step=4)
     for file, sessions in (("train-4.json", 4), ("train-4-2.json", 8)):
         events = json.loads((tmp_path / file).read_text())["traceEvents"]
         assert sum(event["ph"] == "X" for event in events) == sessions

@@ -23,10 +23,10 @@ def generate(policy):
         open_one.generate_sequences([{"uid": "a"}], step=1)
 
 
-def submit_twice(_):
+def collect_again(_):
     with dispatcher() as open_one:
-        for step in (1, 2):
-            open_one.generate_sequences([{"uid": "a"}], step=step)
+        open_one.generate_sequences([{"uid": "a"}], step=1)
+        open_one.collect([{"uid": "a"}], step=2, batch_size=1)
 
 
 def submit_to_closed(_):
@@ -47,7 +47,7 @@ global_steps: no step is given
     ),
     (
         "a uid whose group is in the queue",
-        submit_twice,
+        collect_again,
         BatchError,
         "uid",
         """\
