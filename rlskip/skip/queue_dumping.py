@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -87,6 +88,11 @@ class Submitted:
 
     def begin_visit(self) -> None:
         self.prompts, self.served, self.generated = 0, set(), set()
+
+    def left_of(self, dumped: Iterable[DumpedGroup]) -> list[DumpedGroup]:
+        """Those of these groups that may serve another batch."""
+        own = self.generated
+        return [g for g in dumped if g not in self.served and (g.content, g.position) not in own]
 
 
 @attrs.frozen

@@ -264,12 +264,7 @@ class GroupRole(Role):
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch
         dumped = without_superseded(_groups_of(metas))
-        left = [
-            group
-            for group in dumped
-            if group not in submitted.served
-            and (group.content, group.position) not in submitted.generated
-        ]
+        left = submitted.left_of(dumped)
         if not repeats or len(left) >= len(uids):  # else a repeat begins anew
             dumped = left
         match = by_position(dumped, len(uids))
