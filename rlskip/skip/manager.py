@@ -15,7 +15,7 @@ from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, SkipAction
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
@@ -116,6 +116,10 @@ class SkipManager:
             and listed steps that have no usable dump where ``on_miss`` is ``error``. False for a
             process whose stages run on another machine.
         """
+        try:
+            cls.flush()  # what is still being written is there for the next
+        except RlskipError as error:
+            log.warning("rlskip: SkipManager.init does not wait longer: %s", error)
         cls._refuse("SkipManager.init failed")
         settings = read_skip(config)
         if isinstance(config, dict) and not {"skip", "record", ABOVE} & config.keys():

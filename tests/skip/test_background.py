@@ -54,6 +54,21 @@ def test_background_writes_only_where_a_flush_is_certain(
     assert counts.bytes_written == sum(file.stat().st_size for file in folder.iterdir())
 
 
+def test_the_next_job_of_a_process_sees_what_is_still_being_written(
+    init: Callable[..., Path],
+) -> None:
+    init(background_write=True)
+    role: Any = SkipManager.skip_instances["rollout"]
+    held, write = threading.Event(), role.store.write
+    role.store.write = lambda *args: (held.wait(60), write(*args))[1]
+    stage = Stage()
+    assert stage.at(1) == 1
+    threading.Timer(0.1, held.set).start()
+    init(background_write=True, on_miss="error")
+    assert SkipManager.will_replay("rollout", [1])
+    assert stage.at(1) == 1
+
+
 def test_repeat_sees_what_is_still_being_written(init: Callable[..., Path]) -> None:
     init(action="repeat", background_write=True)
     stage = Stage()
