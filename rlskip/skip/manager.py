@@ -203,10 +203,12 @@ class SkipManager:
         validated = any(skip.recorder and skip.serves_validation for skip in roles)
         if not cls.bypassed and (step == 0 or (cls._at_first_step and validated)):
             return
+        # A call that was replayed may enclose those of a stage of another role.
+        enclosed = cls._decorated if any(skip.has_replayed for skip in roles) else ()
         unused = [
             role
             for role, skip in cls.skip_instances.items()
-            if not (cls.was_called(role) or skip.serves_validation)
+            if not (cls.was_called(role) or skip.serves_validation or role in enclosed)
             if cls.bypassed or not skip.support_online_step
         ]
         if unused and cls.bypassed != cls._warned:

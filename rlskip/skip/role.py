@@ -56,6 +56,9 @@ class Role:
     #: The number of a step's first part in the store; None: the step's own dump.
     first_part: int | None = None
 
+    #: Whether it has replaced a call in this process.
+    has_replayed: bool = False
+
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
 

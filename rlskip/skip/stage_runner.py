@@ -195,6 +195,7 @@ def replay(role: Role, call: Call) -> Any:
     try:
         if role.find(call):
             result = role.replay(call)
+            role.has_replayed = True
             call.record("hit", step=call.step, **call.facts)
             change = call.stage.on_replay
             return result if change is None else change(result)

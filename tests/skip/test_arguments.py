@@ -142,6 +142,22 @@ def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
     assert warned.text.count("NEVER CONSULTED") == 1
 
 
+def test_a_stage_within_a_replayed_one_is_not_missed(
+    init: Callable[..., Path], warned: Any
+) -> None:
+    @SkipManager.annotate(role="experience")
+    def experience(prompts: list[int]) -> list[int]:
+        return generate(prompts)
+
+    for again in (False, True):
+        init("rollout", experience={"enable": True})
+        for step in (1, 2, 3):
+            SkipManager.set_step(step)
+            assert experience([step]) == [step]
+        assert SkipManager.was_called("rollout") is not again
+    assert "NEVER CONSULTED" not in warned.text
+
+
 @pytest.mark.parametrize(
     ("validated", "warns"),
     [(0, False), (7, False), (None, True)],
