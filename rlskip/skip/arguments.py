@@ -126,7 +126,8 @@ def read_arguments(
             continue
         if name == holder:
             if value is not prompts:
-                _add_parts(found, name, value, newer=True)
+                inside = value if is_data(value) else getattr(value, "__dict__", {})
+                _add_parts(found, name, inside, newer=True)
         elif value is not prompts or is_single(value):
             # Nor did they compare a number that is the very object that was the prompts.
             of_prompts = value is prompts and value is not None

@@ -258,7 +258,6 @@ class Identity:
             for difference in _compare(
                 f"arguments.{name}", now.get(name, _ABSENT), then.get(name, _ABSENT)
             )
-            if _DRAW not in difference[0].split(".")
         ]
 
     @property
@@ -268,7 +267,7 @@ class Identity:
 
     def _all_arguments(self) -> dict[str, Any]:
         found = {**self.defaults, **(self.arguments or {}), **self._more}
-        return {name: value for name, value in found.items() if name != MORE}
+        return {name: _without_draws(value) for name, value in found.items() if name != MORE}
 
     def _differs_without(self, name: str, other: Identity) -> bool:
         """Whether it is a difference that `other` does not have an argument of this identity."""
@@ -319,6 +318,12 @@ class Identity:
 
 def _is_recorded_since(key: str) -> bool:
     return key.startswith(_META) and key.removeprefix(_META) not in _OLDER_META
+
+
+def _without_draws(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_draws(part) for key, part in value.items() if key != _DRAW}
+    return [*map(_without_draws, value)] if isinstance(value, list) else value
 
 
 class _Absent:

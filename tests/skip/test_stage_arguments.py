@@ -50,14 +50,7 @@ class Beams:
     stop: tuple[str, ...] = ()
 
 
-class Pair(NamedTuple):
-    a: int
-
-
-class Other(NamedTuple):
-    a: int
-
-
+Pair, Other = (NamedTuple(name, [("a", int)]) for name in ("Pair", "Other"))
 BIG = np.zeros(1 << 17)
 WIDE = "x" * 300
 
@@ -161,6 +154,7 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"x": Model(1, transformers_version="a")}, {"x": Model(1, transformers_version="b")}),
         ({"x": {"loss": 0.5, "model": print}}, {"x": {"loss": 0.6, "model": print}}),
         ({"x": {"a": [0], "s": {"seed": 1}}}, {"x": {"a": [0], "s": {"seed": 2}}}),
+        ({"x": [{"seed": 1}]}, {"x": [{}]}),
         ({"engine": None}, {}),
         ({}, {"engine": print}),
         ({"images": [print]}, {"images": BIG}),
@@ -352,6 +346,18 @@ def within(request: Any, *, ran: list[int]) -> None:
     ran.append(1)
 
 
+class Request:
+    """Its class does not say which fields it has."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+@SkipManager.annotate("rollout", lambda request, ran: request.ids, ignore=["ran"])
+def within_object(request: Any, *, ran: list[int]) -> None:
+    ran.append(1)
+
+
 @SkipManager.annotate("rollout", ignore=["ran"])
 def after_step(step: int, batch: Any, *, ran: list[int]) -> None:
     ran.append(1)
@@ -415,6 +421,8 @@ class Partial:
         (Holder().computed, ({"uid": 1},), ({"uid": 2},), ""),
         (within, ({"ids": [1], "x": 1},), ({"ids": [1], "x": 2},), ""),
         (within, ({"ids": [1], "n": 1},), ({"ids": [1], "n": 2},), "arguments.request.n: 2 now"),
+        (within_object, (Request(ids=[1], n=1),), (Request(ids=[1], n=2),), "arguments.request.n"),
+        (within_object, (Request(ids=[1], x=1),), (Request(ids=[1], x=2),), ""),
         (after_step, (1, BIG), (1, BIG + 1), "prompts: "),
         (after_step, (1, ["a"]), (2, ["a"]), ""),
         (by_keyword, {"prompts": BIG}, {"prompts": BIG + 1}, "prompts: "),
