@@ -124,16 +124,19 @@ class CallMatching:
 
     def _repeated(self, call: Call) -> Found | None:
         """The same call of the step itself, else of the nearest one; else that step's last."""
-        source, store = call.step, self._dumps.store
-        numbers = [*filter(call.visit.is_usable, call.visit.listed)]
-        if not numbers:
-            nearest = store.nearest(source)
-            if nearest is None or nearest == source:  # written in this visit
-                return None
-            source, numbers = nearest, store.calls(nearest)
+        own = [*filter(call.visit.is_usable, call.visit.listed)]
+        if (found := self._at_place(call, call.step, own)) is not None:
+            return found
+        nearest = self._dumps.store.nearest(call.step)
+        if nearest is None or nearest == call.step:  # written in this visit
+            return None
+        return self._at_place(call, nearest, self._dumps.store.calls(nearest))
+
+    def _at_place(self, call: Call, step: int, numbers: list[int]) -> Found | None:
+        """The dump of the call's place among these of a step, else the last that can be read."""
         while numbers:
-            found = Found(source, numbers[min(call.place, len(numbers) - 1)])
-            if store.read_meta(source, found.part) is not None:
+            found = Found(step, numbers[min(call.place, len(numbers) - 1)])
+            if self._dumps.store.read_meta(step, found.part) is not None:
                 return found
             call.visit.lose(found)
             numbers.remove(found.number)

@@ -467,6 +467,22 @@ def test_what_one_rank_has_left_of_a_dump_tells_all_that_it_is_missing() -> None
         visits.teardown()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_repeat_of_a_damaged_step_takes_the_nearest_one(ranks: int) -> None:
+    stage = Decorated("rollout", True) if ranks == 1 else Ranks("rollout", True, ranks)
+    visits = Visits(stage, background=False)
+    visits.begin(
+        {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "repeat"}
+    )
+    visits.visit(2)
+    visits.call(("a", False), fails=False, again=False)
+    visits.damage(2, 0, "meta", 1)
+    for step in (1, 2):
+        visits.visit(step)
+        visits.call(("a", False), fails=False, again=False)
+    visits.teardown()
+
+
 @pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize(
     ("role", "plain", "ranks", "background"),
