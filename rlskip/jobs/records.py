@@ -72,12 +72,14 @@ def begin_job(*, lasts: bool = False) -> None:
     Parameters
     ----------
     lasts
-        Whether what begins in this process until :func:`end_job` is part of it. Then only a name
-        of the user's is one that was given, and not that of the job that started this process.
+        Whether what begins in this process until :func:`end_job` is part of it. Then a name counts
+        as given only if the user names the job of several ranks, and not that of the job that
+        started this process. A name that is left in the environment would join one run to the next.
     """
     global _began
     given, ours = os.environ.get(JOB_VARIABLE), _ours()
-    if given is None or (ours and not ours.lasts) or (lasts and _MADE_UP.fullmatch(given)):
+    is_new = given is None or (ours is not None and not ours.lasts)
+    if is_new or (lasts and (rank_of()[1] == 1 or _MADE_UP.fullmatch(str(given)))):
         _began = _Job(0 if _began is None else _began.number + 1, lasts)
         os.environ[JOB_VARIABLE] = _began.id
 

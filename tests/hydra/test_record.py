@@ -94,14 +94,19 @@ def test_each_job_of_a_sweep_has_its_own_records(make_app: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("mine", True), ("20260101-000000-0123abcd", False)], ids=["user", "parent"]
+    ("name", "ranks", "kept"),
+    [("mine", "2", True), ("mine", "1", False), ("20260101-000000-0123abcd", "2", False)],
+    ids=["ranks", "alone", "parent"],
 )
-def test_a_name_that_the_user_gave_stays(
-    make_app: Callable[..., Any], name: str, kept: bool
+def test_a_name_that_the_user_gave_the_ranks_stays(
+    make_app: Callable[..., Any], name: str, ranks: str, kept: bool
 ) -> None:
-    """The name that rlskip made up for another process, which started this job, is that one's."""
+    """The name that rlskip made up for another process, which started this job, is that one's.
+
+    One process needs no name: if it is exported for several runs, each is a job of its own.
+    """
     app = make_app(task=TASK)
-    app.run("+record=stages", "record.dump_dir=dumps", RLSKIP_JOB=name)
+    app.run("+record=stages", "record.dump_dir=dumps", RLSKIP_JOB=name, WORLD_SIZE=ranks)
     (job,) = (app.folder / "dumps" / "stages").iterdir()
     assert (job.name == name) is kept
     app.run("-m", "+record=stages", "record.dump_dir=swept", "a=1,2", RLSKIP_JOB=name)
