@@ -125,6 +125,7 @@ def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
     assert resumed.notes == ["actor_rollout"]
 
 
+@pytest.mark.long
 def test_another_reward_function_is_refused_before_models_are_loaded_or_scores_once(
     verl091: Any,
 ) -> None:

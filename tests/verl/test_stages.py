@@ -198,6 +198,7 @@ def test_micro_batches_of_another_size_differ_by_rounding(
     assert differing_metrics(answer) == BY_MICRO_BATCH
 
 
+@pytest.mark.long
 def test_v1_records_the_same_stages_as_v0(verl091: Any, golden: Path, rlskip: Any) -> None:
     """Its dumps are others; the token server samples the same for the same weights."""
     folder = str(verl091.folder / "dumps_of_v1_stages")

@@ -183,6 +183,7 @@ def b080(verl080: Any, a080: Any) -> Any:
     return verl080.train("b", "legacy", *ALL, *on, seed=2, VERL_USE_EXTERNAL_MODULES=modules)
 
 
+@pytest.mark.long
 def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
     (active,) = (a080.folder / "dumps" / "records").glob("*/rollout.active")
     assert '"by": "VERL_USE_EXTERNAL_MODULES"' in active.read_text()
@@ -190,6 +191,7 @@ def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
 
 
+@pytest.mark.long
 def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> None:
     assert b080.grad_norms == a080.grad_norms != []
     assert b080.generated == a080.generated - SESSIONS > 0
@@ -223,6 +225,7 @@ def test_a_resumed_run_replays_what_is_left(
     assert run.grad_norms == a.grad_norms[1:]
 
 
+@pytest.mark.long
 def test_091_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
     """The eight prompts of two steps in four."""
     plain = ("v0", "trainer.use_v1=False", "trainer.val_before_train=False", "+skip=rollout_cache")

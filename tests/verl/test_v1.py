@@ -220,6 +220,7 @@ def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
     assert second.summary["async_rollout"]["hits"] == SAMPLES
 
 
+@pytest.mark.long
 def test_with_another_batch_size_each_prompt_has_its_group(verl091: Any) -> None:
     """The eight prompts of two steps in four."""
     plain = ("v1", "trainer.val_before_train=False", "+skip=rollout_tq_cache")
