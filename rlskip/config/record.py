@@ -64,7 +64,7 @@ def read_record(config: Any) -> RecordConfig:
 
 
 def read_record_of(config: Any) -> RecordConfig | None:
-    """As :func:`read_record`; None where there is no such node, or one that is not rlskip's.
+    """As :func:`read_record`; None without such a node, or with one that is not rlskip's.
 
     A DictConfig is an application's, whose own key may be called `record`. Which options were
     chosen is not known here.

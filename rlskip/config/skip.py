@@ -198,11 +198,11 @@ class SkipManagerConfig(RoleConfig):
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 
-#: The roles whose dumps lie in the run's directory itself.
+#: The roles with dumps in the run's directory itself.
 TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")
 VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
-#: The keys of `skip` that are no roles.
+#: The keys of `skip` other than roles.
 SHARED_KEYS = tuple(f.name for f in fields(SkipManagerConfig) if f.name not in BUILT_IN_ROLES)
 
 #: The options of ``annotate`` that the role for groups has.

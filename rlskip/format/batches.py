@@ -277,7 +277,7 @@ def _pack_image(value: Any, packer: Packer) -> list[Node]:
 
 
 def _notes_of(image: Any) -> dict[Any, Any]:
-    """What an image notes besides its pixels, but what no codec keeps: it is no part of them."""
+    """What an image notes besides its pixels, except for what no codec keeps."""
     notes: dict[Any, Any] = {}
     for name, value in image.info.items():
         note = _plain_note({name: value})

@@ -163,7 +163,7 @@ class Rescoring:
 
         async def ask(cut: Sequence[SessionRows], k: int) -> list[float | Exception]:
             async with at_a_time:
-                # What the run lacks is no failure of one session.
+                # What the run lacks concerns every session, so it is raised here.
                 given = arguments(self.judge, cut, decode, self.data)
                 try:
                     if self.judge.is_async:

@@ -98,17 +98,17 @@ class Stage:
         return found
 
     def _refuse_as_prompts(self, prompts: Any, taken: str, other: str) -> None:
-        """Raise ConfigError if what was taken for the prompts, unlike `other`, is no batch."""
+        """Raise ConfigError if a single value was taken for the prompts, and `other` is a batch."""
         if is_single(prompts) or (isinstance(prompts, tuple) and not prompts):
             raise ConfigError(
-                f"{other!r} is too large to be compared, and {taken!r}, which is no batch, was "
-                "taken for the prompts",
+                f"{taken!r}, which is not a batch, was taken for the prompts, and "
+                f"{other!r} is too large to be compared",
                 f"SkipManager.annotate of {self.name}",
                 f"name the argument that holds them: annotate(prompts={other!r})",
             )
 
     def refuse_unknown_names(self) -> None:
-        """Raise ConfigError if `holder` or a name in `ignore` is no argument of the function."""
+        """Raise ConfigError unless the function has the arguments in `ignore` and `holder`."""
         parameters = self._whole_signature.parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return

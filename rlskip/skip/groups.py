@@ -70,7 +70,7 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]
 
 @attrs.frozen
 class DumpedGroup:
-    """Where a group lies in a dump, and what it was generated for."""
+    """Where a dump has a group, and what it was generated for."""
 
     found: Found
     index: int

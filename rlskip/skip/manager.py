@@ -344,7 +344,7 @@ class SkipManager:
             the times that it took, say. Default: the result itself.
         derived
             Whether the prompts are what an earlier stage returned, such as sampled tokens: if that
-            stage had to run again, a call with others than the dumps have is no mismatch.
+            stage had to run again, a call may have other prompts than the dumps.
         options
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.

@@ -102,7 +102,7 @@ def chosen_by(hydra_config: Any, role: str = "") -> str | None:
     """The override or choice through which a job asked for skip.
 
     What sets an application's own key or group of that name does not ask for it. A key of a `role`
-    is no such key.
+    always asks for it.
     """
     if hydra_config is None:
         return None

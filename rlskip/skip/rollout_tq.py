@@ -265,7 +265,7 @@ class GroupRole(Role):
             metas = {}  # these groups may belong to another batch
         dumped = without_superseded(_groups_of(metas))
         left = submitted.left_of(dumped)
-        if not repeats or len(left) >= len(uids):  # else a repeat begins anew
+        if not repeats or len(left) >= len(uids):  # a repeat that used all starts over
             dumped = left
         match = by_position(dumped, len(uids))
         if known and not repeats:

@@ -91,7 +91,7 @@ class Retention:
                 logger.info("removed the dumps of steps %s to stay within limits", removed)
 
     def forget(self, step: int) -> None:
-        """Measure a step anew, because something of it was quarantined."""
+        """Measure a step again, because something of it was quarantined."""
         self._known.pop(step, None)
 
     def _remove(self, steps: list[int], just_written: int, later_call: int | None) -> list[int]:

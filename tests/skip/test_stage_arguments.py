@@ -459,7 +459,7 @@ def test_a_batch_is_not_left_out_for_a_number_that_is_taken_for_the_prompts(
 ) -> None:
     with pytest.raises(ConfigError, match=r"name the argument .*annotate\(prompts='n'\)"):
         calls(lambda ran: indexed(ran=ran, **given))
-    with pytest.raises(ConfigError, match=r"'batch' is too large .*'args', which is no batch"):
+    with pytest.raises(ConfigError, match=r"'args', which is not a batch, .*'batch' is too large"):
         calls(lambda ran: by_keyword(ran=ran, batch=BIG))
 
 

@@ -58,10 +58,10 @@ def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
 
     again = rescore("scorer:compute_score")
     assert (again["sessions"], again["asked"], again["changed"]) == (16, 0, 0)
-    anew = rescore("scorer:score")
-    assert (anew["changed"], anew["old"]) == (0, anew["new"])
-    assert anew["asked"] == len(asked)
-    assert anew["old"]["count"] == 16
+    again = rescore("scorer:score")
+    assert (again["changed"], again["old"]) == (0, again["new"])
+    assert again["asked"] == len(asked)
+    assert again["old"]["count"] == 16
 
     # A run with other scores trains without an engine.
     (tmp_path / "other.py").write_text("def length(solution_str):\n    return len(solution_str)\n")

@@ -39,7 +39,7 @@ def expect_sessions(prompts: TensorDict, partition: str) -> None:
 
 
 class StatusQueue(TransferQueueAdapter):
-    """The run's queue for verl's own buffer, to which every key that is no prompt is a row.
+    """The run's queue for verl's own buffer, which takes every key but a prompt's for a row.
 
     :meth:`put` writes prompts without data as :func:`with_status` has them, and leaves out other
     keys without data.
