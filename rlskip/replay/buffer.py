@@ -263,7 +263,7 @@ class ReplayBuffer:
         self._partitions.sync()
 
     def _evict_stale(self, call: SampleCall) -> None:
-        stale = [] if call.batch_size is None else call.partition.stale(call.step)
+        stale = [] if call.batch_size is None else call.partition.stale(call.step, call.uids)
         if not stale:
             return
         outcomes = [group.outcome() for group in stale]

@@ -146,12 +146,12 @@ class Partition:
         """Whether groups submitted at that step span more steps than the threshold allows."""
         return self._spans("drop", submitted, step, 1)
 
-    def stale(self, step: int) -> list[PromptGroup]:
-        """The stale groups that could be sampled otherwise."""
+    def stale(self, step: int, uids: set[str] | None) -> list[PromptGroup]:
+        """The stale groups that a call for `uids`, or for all, could sample otherwise."""
         states = (State.COMPLETE, State.INCOMPLETE)
         places = [(state, at) for state in states for at in self.steps(state)]
         stale = [(state, at) for state, at in places if self.is_stale(at, step)]
-        return [group for state, at in stale for group in self.groups(state, at)]
+        return [group for state, at in stale for group in self.groups(state, at, uids)]
 
     def about_to_be_stale(self, step: int) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""
