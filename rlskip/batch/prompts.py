@@ -29,11 +29,16 @@ def uids_of(prompts: Any) -> list[str]:
             remedy="give them a field `uid`, one for each; or name the argument that holds the "
             "prompts: annotate(prompts=...)",
         )
-    uids = [str(plain(uid)) for uid in uids]
+    uids = named(uids)
     if len(set(uids)) < len(uids):
         twice = sorted({uid for uid in uids if uids.count(uid) > 1})
         raise PromptsError(f"uids given twice: {', '.join(twice)}", remedy="submit each once")
     return uids
+
+
+def named(uids: Iterable[Any]) -> list[str]:
+    """Uids as queues and dumps name them: numbers, tensors and the like as text."""
+    return [str(plain(uid)) for uid in uids]
 
 
 def first_uid(values: Iterable[Any]) -> str | None:

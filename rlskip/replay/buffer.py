@@ -13,6 +13,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from rlskip.batch.prompts import named
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
@@ -101,7 +102,7 @@ class ReplayBuffer:
         Called before they are submitted: several callers may then use the buffer at once.
         """
         with self._lock:
-            self._partitions[partition].reserved.update(uids)
+            self._partitions[partition].reserved.update(named(uids))
 
     def sample(
         self,
@@ -149,6 +150,10 @@ class ReplayBuffer:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ValueError(f"step must be a whole number, got {step!r}")
+        if uids is not None:
+            names = named(uids)
+            uids.clear()  # the caller's set, to which replacements are added
+            uids.update(names)
         now = self._clock()
         with self._lock:
             known = self._partitions[partition]
@@ -253,7 +258,7 @@ class ReplayBuffer:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
             self._partitions.sync()
-            self._partitions.remove(list(uids), partition)
+            self._partitions.remove(named(uids), partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
@@ -332,7 +337,7 @@ class ReplayBuffer:
         assert self._refill is not None
         evicted = [outcome for outcome, _ in now]
         uids = self._refill(call.partition.name, evicted)
-        uids = [outcome.uid for outcome in evicted] if uids is None else list(uids)
+        uids = [outcome.uid for outcome in evicted] if uids is None else named(uids)
         if len(uids) != len(now):
             raise RlskipError(
                 f"the refill callback returned {len(uids)} uids for {len(now)} prompts",
