@@ -18,7 +18,7 @@ from rlskip.runs.on_disk import dumps_of, folder_names
 from rlskip.runs.opened import NoSuchPlaceError, Run
 from rlskip.runs.rollouts import Decode
 from rlskip.stages.parts import MARK
-from rlskip.store.layout import STAGES, shape_of, steps_among
+from rlskip.store.layout import STAGES, steps_among
 
 
 @attrs.frozen
@@ -51,8 +51,8 @@ def find_side(name: str, within: Path) -> Side:
     Parameters
     ----------
     name
-        The path of a job's records, of a Hydra output directory, of a run, or of a dump_dir, whose
-        newest job it then is; or the name of a job in `within`.
+        The path of a job's records, of a Hydra output directory, of a run, of a directory of runs,
+        or of a dump_dir, whose newest job it then is; or the name of a job in `within`.
     within
         A dump_dir.
 
@@ -150,17 +150,20 @@ def _of_output(path: Path) -> Path | None:
 
 
 def _jobs(path: Path) -> list[Path]:
-    """The jobs with records in a dump_dir, or those of one run in it, the newest last."""
-    run = path if shape_of(path.name) else None
-    dump_dir = path if run is None else path.parent.parent
-    folder = dump_dir / STAGES
-    if not folder.is_dir():
+    """The jobs with records in a dump_dir, or those that used a run at or below `path`, the newest
+    last."""
+    # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
+    within = (path, *path.parents[:3])
+    dump_dir = next((one for one in within if (one / STAGES).is_dir()), None)
+    if dump_dir is None:
         return []
     # The name of a job begins with the time of its start.
-    jobs = sorted(job for job in folder.iterdir() if job.is_dir() and has_records(job))
-    if run is None:
-        return jobs
-    name = str(run.relative_to(dump_dir))
-    return [
-        job for job in jobs if any(event.run == name for event in read_events(dump_dir, job.name))
-    ]
+    every = (job for job in (dump_dir / STAGES).iterdir() if job.is_dir() and has_records(job))
+    place = path.relative_to(dump_dir).parts
+    return sorted(job for job in every if not place or _used(dump_dir, job.name, place))
+
+
+def _used(dump_dir: Path, job: str, place: tuple[str, ...]) -> bool:
+    """Whether a job used a run whose directory below the dump_dir begins with `place`."""
+    runs = {event.run for event in read_events(dump_dir, job) if event.run}
+    return any(Path(run).parts[: len(place)] == place for run in runs)

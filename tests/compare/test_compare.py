@@ -22,6 +22,7 @@ from rlskip.config.steps import Steps
 from rlskip.format.buffer_pool import pool
 from rlskip.runs.on_disk import Dump
 from rlskip.stages.digest import MOMENTS
+from rlskip.store import StepStore
 from rlskip.testing import assert_same_training
 
 Batch = dict[str, torch.Tensor]
@@ -367,6 +368,23 @@ def test_what_a_side_may_be(
     assert "Equal to the bit: 3 stages of steps 1,2" in answer.out
     # A long path wraps the line in any place.
     assert ("job20260102-b,thenewestof2" in "".join(answer.out.split())) == (name == "dump_dir")
+
+
+@pytest.mark.parametrize("below", ["", "GBS4_N3_in4_out6", "GBS4_N3_in4_out6/generate"])
+def test_a_side_may_be_a_directory_of_runs_that_a_job_used(
+    job: Callable[..., Side], rlskip: Any, tmp_path: Path, below: str
+) -> None:
+    sides = []
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        job(name, lambda step, v=value: train(step, lambda values: values + v))
+        run = Path(f"{name}_p/GBS4_N3_in4_out6/generate")
+        StepStore(tmp_path / run).save(1, rows())
+        records = tmp_path / "records" / name
+        records.mkdir(parents=True)
+        (records / "x.jsonl").write_text(f'{{"role": "r", "event": "miss", "run": "{run}"}}')
+        sides.append(tmp_path / f"{name}_p" / below)
+    said = rlskip("compare", *sides)
+    assert (said.code, "Log_probs differs first, at step 2" in said.out) == (1, True)
 
 
 def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
