@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -278,12 +278,18 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
                     reward=one.reward,
                     prompts=[turn["prompt"] or [] for turn in turns],
                     response=[token for turn in turns for token in turn["response"]],
-                    mask=[flag for turn in turns for flag in turn["mask"] or ()],
+                    mask=[flag for turn in turns for flag in _mask_of(turn)],
                     log_probs=log_probs if has_log_probs else None,
                     cells=[cells[i] for i in one.rows] if cells else [],
                 )
             )
     return found
+
+
+def _mask_of(turn: Mapping[str, Any]) -> list[int]:
+    """Which tokens of a turn were sampled; all of them where the run does not tell."""
+    mask: list[int] | None = turn["mask"]
+    return [1] * len(turn["response"]) if mask is None else mask
 
 
 def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -> dict[str, Any]:

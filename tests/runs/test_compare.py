@@ -239,6 +239,11 @@ def test_sessions_of_one_side_are_counted_and_named_by_their_call() -> None:
     assert (tally.sessions, tally.same, tally.prompts) == (1, 0, 2)
 
 
+def test_a_run_without_masks_sampled_all_tokens() -> None:
+    assert difference(completion_mask=(None, [1, 1, 1])) == {}
+    assert difference(completion_mask=(None, [1, 0, 1]))["mask"] is True
+
+
 def test_log_probs_of_some_turns_are_compared() -> None:
     a, b = ([rollouts([row(1, logprobs=[first]), row(1, turn=1)])] for first in (-0.1, -0.4))
     (found,), _ = compare_sessions(a, b, 1, 0.0)
