@@ -216,7 +216,7 @@ def traces(target: Scope) -> Iterator[str]:
                 "id": name,
                 "env": {"id": "rlskip"},
                 "task": task,
-                "group": {"id": session.group},
+                "group": {"id": _group(session)},
                 "run": {"type": "train", "id": str(place.get("run", "rlskip")), "work": work},
                 "ok": True,
                 "traces": [
@@ -255,9 +255,14 @@ def _messages(session: SessionRows) -> list[dict[str, Any]]:
     return found
 
 
-def _name(session: SessionRows) -> str:
-    """The session's name: step, call, rank, group and number, safe for a file."""
+def _group(session: SessionRows) -> str:
+    """The name of its group: those of several calls or ranks of a step may have one name."""
     place = session.place
-    call = "" if place.get("call") is None else f"-{place['call']}"
-    rank = f"-r{place['rank']}" if "rank" in place else ""
-    return safe_name(f"{place['step']}{call}{rank}-{session.group}-{session.number}")
+    call = "" if place.get("call") is None else f"{place['call']}-"
+    rank = f"r{place['rank']}-" if "rank" in place else ""
+    return f"{call}{rank}{session.group}"
+
+
+def _name(session: SessionRows) -> str:
+    """The session's name: step, group and number, safe for a file."""
+    return safe_name(f"{session.place['step']}-{_group(session)}-{session.number}")

@@ -222,6 +222,20 @@ def test_traces_of_verifiers_go_out_and_in(
     assert second["completions"] == [{"role": "assistant", "content": "no"}]
 
 
+def test_groups_of_several_calls_stay_apart_in_traces(
+    rlskip: Any, tmp_path: Path, imported: Any
+) -> None:
+    store = StepStore(tmp_path / "dumps" / RUN)
+    for call in (None, 1):
+        rows = [{"prompt_ids": [1], "completion_ids": [2, i]} for i in range(2)]
+        store.save(3, rows, part=call)
+    out = tmp_path / "traces.jsonl"
+    assert rlskip("export", tmp_path / "dumps" / RUN, "--to", "verifiers", "--out", out).code == 0
+    assert [row["group"] for row in imported(out)] == ["0-0", "0-0", "1-0", "1-0"]
+    said = rlskip("compare", tmp_path / "dumps", tmp_path / "in")
+    assert "no difference" in said.out
+
+
 def _chat(*roles: str) -> list[dict[str, str]]:
     return [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
 
