@@ -267,7 +267,7 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
                 key = tuple(turns[0]["prompt"] or ())
             else:
                 turns = []
-            log_probs = [p for turn in turns for p in turn["log_probs"] or ()]
+            log_probs = [p for turn in turns for p in _log_probs_of(turn)]
             has_log_probs = any(turn["log_probs"] is not None for turn in turns)
             found.append(
                 _Session(
@@ -290,6 +290,12 @@ def _mask_of(turn: Mapping[str, Any]) -> list[int]:
     """Which tokens of a turn were sampled; all of them where the run does not tell."""
     mask: list[int] | None = turn["mask"]
     return [1] * len(turn["response"]) if mask is None else mask
+
+
+def _log_probs_of(turn: Mapping[str, Any]) -> list[float]:
+    """One for each token of a turn, NaN where the run has none."""
+    found: list[float] = turn["log_probs"] or [math.nan] * len(turn["response"])
+    return found
 
 
 def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -> dict[str, Any]:

@@ -250,6 +250,14 @@ def test_log_probs_of_some_turns_are_compared() -> None:
     assert (found.log_prob, found.by) == (0, pytest.approx(0.3))
 
 
+def test_a_log_prob_is_named_by_its_token_after_turns_without_any() -> None:
+    a, b = ([rollouts([row(1), row(1, turn=1, logprobs=[last])])] for last in (-0.1, -0.4))
+    (found,), _ = compare_sessions(a, b, 1, 0.0)
+    assert (found.log_prob, found.by) == (1, pytest.approx(0.3))
+    b = [rollouts([row(1, logprobs=[-0.2]), row(1, turn=1, logprobs=[-0.1])])]
+    assert [one.log_prob for one in compare_sessions(a, b, 1, 0.0)[0]] == [0]
+
+
 def test_log_probs_count_up_to_the_first_token_that_differs() -> None:
     tokens = ([5, 6, 7], [5, 9, 7])
     pair = ([-0.1, -0.2, -0.3], [-0.1, -0.7, -0.8])
