@@ -11,6 +11,7 @@ import numpy as np
 
 from rlskip.batch.columns import columns_of, is_data_proto, is_lazy, is_tensor, is_tensordict
 from rlskip.errors import RlskipError
+from rlskip.format.fingerprint import fingerprint
 from rlskip.runs.columns import is_queue_part
 from rlskip.runs.on_disk import Dump, dumps_of
 from rlskip.runs.rollouts import Rollouts
@@ -30,7 +31,7 @@ class WriteError(RlskipError, ValueError):
 class RescoredRun:
     """A dump_dir for runs with the scores of `judge`; each has the name of the run it is made from.
 
-    A dump that a killed or failed attempt left is kept, if it is of the same function.
+    A dump that a killed or failed attempt left is kept, if it is the same.
     """
 
     dump_dir: Path
@@ -58,14 +59,6 @@ class RescoredRun:
             "repeat": self.repeat,
             "only_failed": self.only_failed,
         }
-        for there in dumps_of(directory, place.step):
-            same = (there.place.part, there.place.rank) == (place.part, place.rank)
-            if same and there.meta is not None:
-                if there.meta.info.get(NOTE) != note:
-                    what = "the dump that is there does not have the scores of this function"
-                    where = str(there.place.directory)
-                    raise WriteError(what, where, "write to another directory")
-                return
         name = rollouts.columns.name_of("reward")
         if name is None or "." in name or dump.meta is None:
             what = "the run records no rewards, because its trainer computes them later"
@@ -81,6 +74,11 @@ class RescoredRun:
             scored = with_scores(dump.load(), name, scores, lengths)
         except WriteError as error:
             raise WriteError(error.what, f"step {place.step}", error.remedy) from error
+        for there in dumps_of(directory, place.step):
+            same = (there.place.part, there.place.rank) == (place.part, place.rank)
+            if same and there.meta is not None:
+                _refuse_other(there, note, scored)
+                return
         store = StepStore(directory, rank=place.rank, world_size=place.world_size)
         store.save(
             place.step,
@@ -90,6 +88,15 @@ class RescoredRun:
             sidecar=dump.load("aside"),
             part=place.part,
         )
+
+
+def _refuse_other(there: Dump, note: Mapping[str, Any], scored: Any) -> None:
+    """Raise WriteError where a dump is not what would be written in its place."""
+    meta = there.meta
+    is_same = meta is not None and meta.info.get(NOTE) == note
+    if not is_same or fingerprint(there.load(), ()) != fingerprint(scored, ()):
+        what = "the dump that is there has other rollouts or other scores"
+        raise WriteError(what, str(there.place.directory), "write to another directory")
 
 
 def with_scores(

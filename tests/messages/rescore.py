@@ -72,7 +72,7 @@ step 3: the run records no rewards, because its trainer computes them later
         WriteError,
         "DIR/new/e_p/GBS1_N1_in1_out1/3",
         """\
-DIR/new/e_p/GBS1_N1_in1_out1/3: the dump that is there does not have the scores of this function
+DIR/new/e_p/GBS1_N1_in1_out1/3: the dump that is there has other rollouts or other scores
   -> write to another directory""",
     ),
 ]

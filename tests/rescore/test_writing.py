@@ -120,6 +120,25 @@ def test_the_run_has_the_name_identity_and_other_columns_of_the_first(
     assert store.load(3) == columns
 
 
+def test_a_dump_that_is_there_stays_only_for_the_same_rollouts_and_scores(
+    judges: Path, rlskip: Any
+) -> None:
+    columns = {"input": ["a"], "output": ["b"], "score": [0.0]}
+    store = StepStore(judges / "dumps" / RUN)
+    store.save(1, columns)
+    command = ("rescore", "1", "-d", judges / "dumps", "--reward", "judges:one", "--write", "n")
+    for truth, code in (("b", 0), ("b", 0), ("c", 2)):
+        (judges / "data.jsonl").write_text(
+            f'{{"prompt": "a", "data_source": "", "gts": "{truth}"}}'
+        )
+        assert rlskip(*command, "--data", "data.jsonl").code == code
+    store.quarantine(1, "test")
+    store.save(1, {**columns, "more": ["generated again"]})
+    (judges / "data.jsonl").write_text('{"prompt": "a", "data_source": "", "gts": "b"}')
+    said = rlskip(*command, "--data", "data.jsonl")
+    assert (said.code, "other rollouts or other scores" in said.err) == (2, True)
+
+
 def test_of_failed_sessions_alone_the_others_keep_their_scores(judges: Path, rlskip: Any) -> None:
     save(judges / "dumps", steps=1)
     command = ("rescore", "1", "-d", judges / "dumps", "--reward", "judges:trl", "--only-failed")
