@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from rlskip.doctor.finding import NOTE, Finding
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
+# Hydra's own -m stands before overrides.
+_MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
 
 
@@ -92,9 +95,16 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
         )
     # torchrun, accelerate launch, srun: the application alone composes the same config.
     for i, word in enumerate(command):
-        if word.endswith(".py"):
-            note = f"composed by {os.path.basename(sys.executable)} {word}, without {command[0]}"
-            return [sys.executable, word], command[i + 1 :], "" if i == 0 else note
+        following = "".join(command[i + 1 : i + 2])
+        if word in ("-m", "--module") and _MODULE.fullmatch(following):
+            application = ["-m", following]
+        elif word.endswith(".py") and "=" not in word:
+            application = [word]
+        else:
+            continue
+        start = " ".join([os.path.basename(sys.executable), *application])
+        note = f"composed by {start}, without {command[0]}" if i else ""
+        return [sys.executable, *application], command[i + len(application) :], note
     return command[:1], command[1:], ""
 
 
