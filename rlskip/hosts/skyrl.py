@@ -52,6 +52,9 @@ _NOT_SHAPING = ("log_requests", "timeout")
 # Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
 _LOGPROBS = "logprobs"
 
+# Training then routes the tokens as the engine did.
+_ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
+
 # The fully async trainer generates ahead of the steps that it trains, at a pace that varies.
 _FULLY_ASYNC = "trainer.fully_async.enabled"
 _STEP_AHEAD = 1
@@ -294,12 +297,17 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         return _compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
+        needed = {}
+        if needs_logprobs:
+            needed["rollout_logprobs"] = f"sampling_params.{_LOGPROBS} is set"
+        if role == ROLE and look_up(cfg, _ROUTES):
+            needed["rollout_expert_indices"] = f"{_ROUTES}=true"
         return SkipManager.annotate(
             role=role,
             stage="skyrl.generate",
             prompts=_prompts,
             identity=identity,
-            lacks=_lacks_logprobs if needs_logprobs else None,
+            lacks=functools.partial(_lacking, needed),
             rows=_rows,
             totals={"rollout_metrics": lambda rows: None},
             ignore=[ALL],
@@ -351,9 +359,9 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
 
 
-def _lacks_logprobs(output: Mapping[str, Any]) -> list[str]:
-    needed = f"rollout_logprobs (sampling_params.{_LOGPROBS} is set)"
-    return [] if output.get("rollout_logprobs") else [needed]
+def _lacking(needed: Mapping[str, str], output: Mapping[str, Any]) -> list[str]:
+    """The fields of `needed` that `output` does not have, each with what needs it."""
+    return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
 
 
 def _rows(output: Mapping[str, Any]) -> dict[str, Any]:

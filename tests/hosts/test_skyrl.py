@@ -133,6 +133,17 @@ def test_log_probs_are_needed_or_more_than_needed(make: Any, batch: Any, tmp_pat
         run(1, "without")
 
 
+def test_routes_of_experts_are_needed_in_training(make: Any, batch: Any, tmp_path: Path) -> None:
+    config = on(tmp_path, validation="replay")
+    train(make(config), batch, steps=(1,))
+    asyncio.run(make(config).generator.generate(batch(1, "eval")[0]))
+    needs = make(config, **{"trainer.policy.megatron_config.moe_enable_routing_replay": True})
+    with pytest.raises(MismatchError, match="needs: rollout_expert_indices"):
+        asyncio.run(needs.generate(batch(1)[0]))
+    asyncio.run(needs.generator.generate(batch(1, "eval")[0]))
+    assert needs.generator.calls == []
+
+
 def test_another_engine_of_skyrl_is_only_logged(
     make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
