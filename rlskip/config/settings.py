@@ -245,6 +245,11 @@ def _inherit(
             setattr(role, f.name, getattr(shared, f.name))
     # Their defaults depend on the host, which looks whether the node gives them.
     role.match = role.match or "step"
+    if name == VALIDATION_ROLE and role.match == "run":
+        role.match = "step"  # another step's shows another model
+        if role.enable and "match" in own:
+            what = "validation is replayed from the dumps of its own step only"
+            problems.append(Problem(typed("match"), what, f"remove {typed('match')}"))
     role.restore_rng = bool(role.restore_rng)
     never_runs = f"{typed('on_miss')}=error"
     # A role of another name may be a stage without an engine: there `generate` can be set.

@@ -87,7 +87,8 @@ class CallMatching:
             elsewhere = self._index.find(identity.prompts_hash, visit.step)
             if elsewhere:
                 call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
-                hint = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too; "
+                looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too; "
+                hint = "" if self._dumps.role == VALIDATION_ROLE else looks
         return Mismatch(found, hint)
 
     def take(self, call: Call, found: Any) -> None:

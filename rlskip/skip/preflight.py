@@ -76,6 +76,9 @@ def unusable(
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
         stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
+        if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
+            there = {step for one in stores for step in one.steps(part)}
+            return {step: "" for step in steps if step not in there or step not in listed}
         found = any(one.nearest(0, part) is not None for one in stores)
         return {step: "" for step in steps if not found or step not in listed}
     dumped = dumps.dumped_calls()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError, MissError
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.keys import row_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from tests.skip.trainers import prompts
@@ -74,6 +74,34 @@ def test_validation_is_replayed_batch_by_batch(
         "1", "2", "rollout_val",
     ]  # fmt: skip
     assert (run / "rollout_val" / "0" / "1" / "gen_batch.dp").exists()
+
+
+def test_no_other_steps_dump_shows_a_validation(tmp_path: Path) -> None:
+    calls = Calls()
+    init(tmp_path, match="run")
+    seen = calls.train()
+    assert (calls.calls.count("train"), calls.calls.count("val")) == (2, 6)
+    for match in ("prompt", "run"):
+        init(tmp_path, match=match, on_miss="error")
+        assert SkipManager.will_replay("rollout_val", [0, 1, 2])
+        assert not SkipManager.will_replay("rollout_val", [3])
+    assert calls.train() == seen
+    own = {"match": "run"}
+    with pytest.raises(ConfigError, match="its own step only"):
+        init(tmp_path, rollout_val=own)
+    init(tmp_path, validation="generate", rollout_val=own)
+
+
+def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:
+    for step in (1, 2):
+        init(tmp_path)
+        SkipManager.set_step(step)
+        Calls().validate({"ids": [step], "validate": True})
+    init(tmp_path)
+    SkipManager.set_step(1)
+    with pytest.raises(MismatchError, match="as those of step 2") as caught:
+        Calls().validate({"ids": [2], "validate": True})
+    assert "match=run" not in str(caught.value)
 
 
 def test_without_the_key_validation_generates(tmp_path: Path) -> None:
