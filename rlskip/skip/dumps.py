@@ -275,8 +275,12 @@ class Dumps:
         what = f"{error.where}: {error.what}"
         self.notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
 
-    def accept_mismatch(self, what: str, found: Found, hint: str = "") -> bool:
-        """Whether `what`, a mismatch of a dump, is ignored; False if the dump is quarantined.
+    def accept_mismatch(
+        self, what: str, found: Found, hint: str = "", *, replaces: bool = True
+    ) -> bool:
+        """Whether `what`, a mismatch of a dump, is ignored; False if the stage is to run.
+
+        Then the dump is quarantined if what the stage returns `replaces` it.
 
         Raises
         ------
@@ -287,12 +291,12 @@ class Dumps:
             self.notices.once("ignored", "%s; replayed anyway (on_mismatch=ignore)", what)
             return True
         if self.local_config.on_mismatch == "regenerate":
-            self.store.quarantine(found.step, what, found.part)
+            if replaces:
+                self.store.quarantine(found.step, what, found.part)
             return False
-        replaces = "runs the stage and replaces the dump (the old one is quarantined)"
-        raise MismatchError(
-            what, str(self.directory / found.path), self.ways_out(replaces, "it anyway", hint)
-        )
+        runs = "runs the stage"
+        runs += " and replaces the dump (the old one is quarantined)" if replaces else ""
+        raise MismatchError(what, self.path_of(found), self.ways_out(runs, "it anyway", hint))
 
     def ways_out(self, replaces: str, replays: str, hint: str = "") -> str:
         """What to type after a mismatch: how each value of ``on_mismatch`` acts, or other names."""
@@ -305,8 +309,14 @@ class Dumps:
             ways += f"; another {dump_dir} or {self.facts.experiment_key} starts from nothing"
         return ways
 
-    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call) -> None:
-        """Apply ``on_mismatch`` to a dump without fields that this run needs.
+    def path_of(self, found: Found) -> str:
+        """Where a dump is, for messages."""
+        return str(self.stores[found.size].directory / found.path)
+
+    def check_fields(
+        self, rollouts: Any, meta: DumpMeta, call: Call, found: Found, *, replaces: bool = True
+    ) -> None:
+        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
 
         A field that the stage itself did not return when the run that made the dump needed it
         does not count, because generating again would not help.
@@ -315,10 +325,9 @@ class Dumps:
         never = never if isinstance(never, list) else []
         lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
         if lacking:
-            found = Found(meta.step, 0 if call.found is None else meta.part or 0)
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
-            if not self.accept_mismatch(what, found):
-                raise CorruptDumpError(what, str(self.directory / str(meta.step)))
+            if not self.accept_mismatch(what, found, replaces=replaces):
+                raise CorruptDumpError(what, self.path_of(found))
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""

@@ -113,7 +113,7 @@ class CallMatching:
             if compares and self._dumps.differences(call.identity, meta):
                 where = str(self._dumps.directory / found.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)
-            self._dumps.check_fields(rollouts, meta, call)
+            self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
             source=meta.step,
@@ -203,8 +203,7 @@ class PromptMatching(CallMatching):
             first, must = next(differing, (None, []))
             if first is not None:
                 call.reason = f"{found} were made for other calls: {'; '.join(must)}"
-                policy = self._dumps.local_config.on_mismatch
-                if policy != "regenerate" and self._dumps.accept_mismatch(call.reason, first.found):
+                if self._dumps.accept_mismatch(call.reason, first.found, replaces=False):
                     return found
         if self._index.mute:
             self._dumps.notices.once(
@@ -244,7 +243,7 @@ class PromptMatching(CallMatching):
                 rollouts = self._dumps.without_dropped(whole)
             else:
                 rollouts = self._assemble(call, found, metas)
-            self._dumps.check_fields(rollouts, metas[first], call)
+            self._dumps.check_fields(rollouts, metas[first], call, first, replaces=False)
         for dump, meta in metas.items():
             self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
             if meta.identity is not None:

@@ -244,8 +244,7 @@ class GroupRole(Role):
         planned = plan(fits)
         if planned.rest and not (other := plan(parts)).rest:
             odd = next(group.found for group in other.groups if group and group.found not in fits)
-            policy = self.local_config.on_mismatch
-            if policy != "regenerate" and self._is_accepted(parts[odd], present):
+            if self._is_accepted(parts[odd], present, odd.size, replaces=False):
                 return other
         return planned
 
@@ -282,11 +281,14 @@ class GroupRole(Role):
         repeats = self.local_config.action == SkipAction.REPEAT
         return repeats or all(self._is_accepted(meta, present) for meta in metas.values())
 
-    def _is_accepted(self, meta: DumpMeta, present: Identity) -> bool:
+    def _is_accepted(
+        self, meta: DumpMeta, present: Identity, size: str = "", *, replaces: bool = True
+    ) -> bool:
         """Whether a part was made under the `present` conditions, or may be replayed anyway."""
         differs = self.dumps.differences(present, meta)
         what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-        return not differs or self.dumps.accept_mismatch(what, Found(meta.step))
+        found = Found(meta.step, size=size)
+        return not differs or self.dumps.accept_mismatch(what, found, replaces=replaces)
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
         """The prompts' uids and their contents.
@@ -371,7 +373,8 @@ class GroupRole(Role):
                     "it does not hold groups of a queue",
                     str(store.directory / str(dump.step)),
                 ) from error
-            self.dumps.check_fields(loaded["fields"], meta, call)
+            step = Found(dump.step, size=dump.size)
+            self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not dump.size)
             self.dumps.notices.changed(meta, store.directory)
         return replay
 

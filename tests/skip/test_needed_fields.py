@@ -74,6 +74,28 @@ def test_regenerate_quarantines_it(init: Callable[..., Path]) -> None:
     assert list(folder.rglob("1.bad-*")), "the old dump is kept"
 
 
+@pytest.mark.parametrize("policy", ["error", "regenerate"])
+def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], policy: str) -> None:
+    init(gbs=2)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([step, -step], "tokens")
+    needed.add("logprobs")
+    init(gbs=1, wait_s=0)
+    SkipManager.set_step(2)
+    generate([7], "tokens logprobs")
+    folder = init(gbs=1, match="prompt", on_mismatch=policy, wait_s=0)
+    SkipManager.set_step(1)
+    if policy == "regenerate":
+        assert field_names(generate([2], "tokens logprobs")) == {"tokens", "logprobs"}
+    else:
+        with pytest.raises(MismatchError, match="the dump of step 2 lacks") as caught:
+            generate([2], "tokens logprobs")
+        assert (Path(caught.value.where) / "meta.json") in folder.rglob("GBS2_*/2/meta.json")
+        assert "quarantined" not in str(caught.value)
+    assert not list(folder.rglob("*.bad-*"))
+
+
 def test_ignore_replays_it(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     dumped(init, "tokens", on_mismatch="ignore")
     assert field_names(generate([1], "never called")) == {"tokens"}
