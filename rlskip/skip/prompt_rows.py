@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import attrs
@@ -213,21 +213,26 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
     """How many rows of a stage's result each of the `asked` prompts has, one's after the other's.
 
     Or why that is not known: the rows are neither as many as the prompts, nor do the result's
-    fields tell.
+    fields tell; or the names of their groups contradict.
     """
     rows = row_count(result, fields)
     if asked == 1:
         return [rows or 1]
     if rows is None:
         return f"the stage returns a {type(result).__name__}, whose rows are not known"
+    groups = (values_at(result, fields.group) if fields.group else None) or ()
+    names = [plain(name) for name in prompt_groups(prompts, fields) or ()]
+    runs = [] if len(groups) != rows else _runs(map(plain, groups))
+    ordered = [name for name, _ in runs]
+    if {*map(repr, ordered)} == {*map(repr, names)} and ordered != [n for n, _ in _runs(names)]:
+        return (
+            f"by {fields.group} the rows are in another order than the prompts: return each "
+            "prompt's rows in its place"
+        )
     if rows == asked:
         return [1] * asked
-    groups = values_at(result, fields.group) if fields.group else None
-    if groups is not None and len(groups) == rows:
-        runs = [(name, len([*of])) for name, of in itertools.groupby(map(plain, groups))]
-        names = [plain(name) for name in prompt_groups(prompts, fields) or ()]
-        if len(runs) == asked and (not names or names == [name for name, _ in runs]):
-            return [count for _, count in runs]
+    if len(runs) == asked and (not names or names == ordered):
+        return [count for _, count in runs]
     last = values_at(result, fields.last) if fields.last else None
     if last is not None and len(last) == rows:
         ends = [i + 1 for i, is_last in enumerate(last) if bool(is_last)]
@@ -239,6 +244,11 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
         f"the stage returns {rows} rows for {asked} prompts, and no field tells which are whose: "
         "annotate(rows={'group': FIELD}), or {'n': ROWS_A_PROMPT} where they follow each other"
     )
+
+
+def _runs(values: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Each value with the number of times that it follows itself."""
+    return [(value, len([*run])) for value, run in itertools.groupby(values)]
 
 
 def row_count(result: Any, fields: RowFields) -> int | None:

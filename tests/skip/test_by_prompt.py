@@ -300,6 +300,23 @@ def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
     assert caught.value.where == "skip.rollout.match=prompt"
 
 
+@pytest.mark.parametrize(("order", "n"), [("ba", None), ("abab", 2), ("bbaa", 2)])
+def test_rows_in_another_order_than_their_prompts_are_refused(
+    init: Callable[..., Path], order: str, n: int | None
+) -> None:
+    @SkipManager.annotate(role="rollout", rows={"n": n})
+    def generate(prompts: dict[str, Any]) -> dict[str, Any]:
+        return {"uid": [*order], "said": [*order.upper()]}
+
+    init()
+    SkipManager.set_step(1)
+    generate({"uid": ["a", "b"], "text": ["x", "y"]})
+    init(match="prompt", wait_s=0)
+    SkipManager.set_step(2)
+    with pytest.raises(ConfigError, match="by uid the rows are in another order"):
+        generate({"uid": ["a", "b"], "text": ["y", "x"]})
+
+
 def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
     def decorated(**options: Any) -> Callable[..., Any]:
         @SkipManager.annotate(role="rollout", stage="same", **options)
