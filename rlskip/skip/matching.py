@@ -8,13 +8,15 @@ from typing import Any
 
 import attrs
 
-from rlskip.batch.columns import columns_of
+from rlskip.batch.columns import cells_of, columns_of
+from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.skip.agreement import Loaded, Mismatch
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.visit import Found
 from rlskip.store import CorruptDumpError, DumpMeta, Identity
@@ -237,8 +239,8 @@ class PromptMatching(CallMatching):
         with call.timed(), self._index.lock:  # calls may be side by side
             metas: dict[Found, DumpMeta] = {}
             first = found.groups[0].found
-            if found.is_whole:
-                whole, metas[first] = self._loaded(first, found.groups[0].checksum)
+            whole, metas[first] = self._loaded(first, found.groups[0].checksum)
+            if found.is_whole and not self._is_renamed(call, whole, metas[first]):
                 self._cache.pop(first)  # what the trainer gets it may change
                 rollouts = self._dumps.without_dropped(whole)
             else:
@@ -273,6 +275,17 @@ class PromptMatching(CallMatching):
             again=self._dumps.local_config.action == SkipAction.REPEAT,
         )
 
+    @staticmethod
+    def _is_renamed(call: Call, whole: Any, meta: DumpMeta) -> bool:
+        """Whether the prompts name the groups of a whole dump otherwise now."""
+        fields = _fields_of(whole, meta)
+        then = cells_of(columns_of(whole).get(fields.group))
+        now = prompt_groups(call.prompts, fields)
+        if then is None or now is None:
+            return False
+        first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
+        return first != second
+
     def _assemble(self, call: Call, found: Gathered, metas: dict[Found, DumpMeta]) -> Any:
         """The groups as one batch; `metas` gets the meta of each group's dump."""
         checksums = {group.found: group.checksum for group in found.groups}
@@ -288,9 +301,7 @@ class PromptMatching(CallMatching):
         for dump, checksum in checksums.items():
             rollouts, metas[dump] = self._loaded(dump, checksum)
             rollouts = self._dumps.without_dropped(rollouts)
-            names = {str(name) for name in columns_of(rollouts)}
-            fields = RowFields.from_meta(metas[dump]) or RowFields.of(names)
-            sources.append(Source.of(rollouts, fields, rows[dump]))
+            sources.append(Source.of(rollouts, _fields_of(rollouts, metas[dump]), rows[dump]))
         prompts = call.summarize_prompts()
         digests = prompts.digests if prompts else []
         owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
@@ -310,3 +321,8 @@ class PromptMatching(CallMatching):
         while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
         return loaded
+
+
+def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:
+    names = {str(name) for name in columns_of(rollouts)}
+    return RowFields.from_meta(meta) or RowFields.of(names)

@@ -254,6 +254,20 @@ def test_the_rows_groups_are_named_as_the_prompts_are_now(init: Callable[..., Pa
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("batch", ["a", "ab"])
+def test_so_they_are_where_one_dump_has_them_all(init: Callable[..., Path], batch: str) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: dict[str, Any]) -> dict[str, Any]:
+        return {"uid": [*prompts["uid"]], "said": [*prompts["text"]]}
+
+    for step, uids in ((1, "xy"), (2, "yx"), (3, "vw")):
+        init(match="prompt", on_miss="generate" if step == 1 else "error")
+        SkipManager.set_step(step)
+        named = [*uids[: len(batch)]]
+        got = generate({"uid": named, "text": [*batch]})
+        assert got == {"uid": named, "said": [*batch]}
+
+
 def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> None:
     def decorated(indexed: bool, **rows: Any) -> Callable[..., Any]:
         @SkipManager.annotate(role="rollout", stage="same", rows={"group": "task", **rows})
