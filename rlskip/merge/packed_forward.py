@@ -21,6 +21,7 @@ _IMPLEMENTATION = "rlskip_packed"
 _NOT_EXACT = {
     "sliding_window": "a sliding window",
     "attention_chunk_size": "chunked attention",
+    "keep_window_size": "a dynamic mask",
     "alibi": "ALiBi positions",
     "linear_conv_kernel_dim": "linear attention",
     "ssm_cfg": "a recurrent state",
@@ -93,21 +94,25 @@ def refuse_inexact(model: nn.Module) -> None:
     Raises
     ------
     PackingError
-        The config names a sliding window, linear attention, a recurrent state, attention sinks,
-        positions that are neither RoPE nor learned by position id, RoPE that depends on the
-        batch's length, a mixture of experts' auxiliary loss, or dropout in training.
+        The config names a sliding window, linear attention, a dynamic mask, a recurrent state,
+        attention sinks, positions that are neither RoPE nor learned by position id, RoPE that
+        depends on the batch's length, a mixture of experts' auxiliary loss, or dropout in training.
     """
     config = _text_config(model)
     for reason in _reasons(model, config):
-        raise PackingError(
-            f"packing is not exact with {reason}", type(model).__name__, "train it on separate rows"
-        )
+        raise _not_exact(reason, model)
+
+
+def _not_exact(reason: str, model: nn.Module) -> PackingError:
+    what = f"packing is not exact with {reason}"
+    return PackingError(what, type(model).__name__, "train it on separate rows")
 
 
 def _reasons(model: nn.Module, config: Any) -> Iterator[str]:
-    for layer_type in sorted(set(getattr(config, "layer_types", None) or ())):
-        if layer_type != "full_attention":
-            yield f"layers of the type {layer_type}"
+    # GPT-Neo has another name for them, and "local" for a window.
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    for layer_type in sorted({*(layer_types or ())} - {"full_attention", "global"}):
+        yield f"layers of the type {layer_type}"
     for name, what in _NOT_EXACT.items():
         if name == "sliding_window" and not _uses_sliding_window(config):
             continue
@@ -206,6 +211,8 @@ def _packed_attention(
 
     Query, key and value have the shape ``[1, heads, T, size]``; the result ``[1, T, heads, size]``.
     """
+    if attention_mask is not None:
+        raise _not_exact("a mask that its layers make", module)
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))

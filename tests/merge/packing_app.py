@@ -36,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "Mistral": {"sliding_window": 4},
     "Gemma3Text": {"head_dim": 8},
     "GptOss": {"head_dim": 8, "num_local_experts": 4},
+    "GPTNeo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "Doge": {"head_dim": 8},
     "Bloom": {"n_layer": 2, "n_head": 4},
     "Mamba": {"state_size": 4},
     "Rwkv": {"attention_hidden_size": 32},
@@ -93,6 +95,19 @@ def refused(name: str, changes: dict[str, Any]) -> str:
     model = model_of(name, attention, **changes).train(training)
     try:
         refuse_inexact(model)
+    except PackingError as error:
+        return error.what
+    return ""
+
+
+def refused_mask() -> str:
+    """What is said of a layer that gives the attention function a mask of its own."""
+    model = model_of("Llama").eval()
+    layer = model.model.layers[1].self_attn
+    attend, own = layer.forward, {"attention_mask": torch.ones(1, 1, 3, 3)}
+    layer.forward = lambda **given: attend(**{**given, **own})
+    try:
+        packed_forward(model, *pack([[1, 2, 3]], 3))
     except PackingError as error:
         return error.what
     return ""

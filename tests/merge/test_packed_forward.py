@@ -24,6 +24,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Mistral", {}, "sliding window"),
     ("Gemma3Text", {}, "sliding_attention"),
     ("GptOss", {"layer_types": ["full_attention"] * 2}, "sinks"),
+    ("GPTNeo", {}, "layers of the type local"),
+    ("Doge", {}, "dynamic mask"),
     ("Bloom", {}, "position_ids"),
     ("Mamba", {}, "linear_attention"),
     ("Rwkv", {}, "recurrent state"),
@@ -41,6 +43,7 @@ CASES: list[list[Any]] = [
     ["flex", "Llama"],
     ["spread", "Qwen2"],
     *(["refused", model, change] for model, change, _ in REFUSED),
+    ["refused_mask"],
     *(["wrong", how] for how in WRONG),
     ["trls", "Llama"],
     ["trained", "GRPO"],
@@ -94,6 +97,10 @@ def test_what_cannot_be_exact_is_refused_by_name(
     said = result("refused", model, change)
     assert reason in said
     assert bool(said) == bool(reason)
+
+
+def test_a_mask_that_layers_make_is_not_lost(result: Callable[..., Any]) -> None:
+    assert "a mask that its layers make" in result("refused_mask")
 
 
 @pytest.mark.parametrize("how", WRONG)
