@@ -47,7 +47,8 @@ def packed_forward(model: nn.Module, pack: Pack) -> Tensor:
         A causal language model of transformers whose attention is ``sdpa``, ``eager`` or
         ``flex_attention``. ``sdpa`` computes attention branch by branch, so that time and memory
         follow the tokens that attend to each other. The others take a mask of the whole pack, and
-        so does ``sdpa`` with gradient checkpointing.
+        so does ``sdpa`` with gradient checkpointing, or in models that do not take attention
+        functions of others.
     pack
         From :func:`pack`.
 
@@ -74,7 +75,7 @@ def packed_forward(model: nn.Module, pack: Pack) -> Tensor:
     recomputes = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if implementation == "flex_attention":
         logits = model(**inputs, attention_mask=pack.block_mask(device)).logits
-    elif implementation == "sdpa" and not recomputes:
+    elif implementation == "sdpa" and not recomputes and _passes_branches(model):
         with _branch_by_branch(config, pack, device) as branches:
             logits = model(**inputs, rlskip_branches=branches).logits
     else:
@@ -148,6 +149,11 @@ def _uses_sliding_window(config: Any) -> bool:
 def _text_config(model: nn.Module) -> Any:
     config: Any = getattr(model, "module", model).config  # a wrapper such as DDP has no config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _passes_branches(model: nn.Module) -> bool:
+    """Whether the model's layers give the attention function what its forward pass was given."""
+    return bool(getattr(getattr(model, "module", model), "_supports_attention_backend", False))
 
 
 class _Branch:
@@ -230,4 +236,4 @@ def _packed_attention(
         )
         for i, branch in enumerate(rlskip_branches)
     ]
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None

@@ -32,6 +32,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16
     },
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    # Their layers do not pass on what the forward pass was given.
+    "Falcon": {"hidden_dropout": 0.0},
+    "StableLm": {},
+    # Its layers need contiguous attention.
+    "JetMoe": {"kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     # Not exact, each for another reason.
     "Mistral": {"sliding_window": 4},
     "Gemma3Text": {"head_dim": 8},

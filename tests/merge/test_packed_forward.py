@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
 APP = Path(__file__).with_name("packing_app.py")
 
 
-MODELS = ["Llama", "Qwen2", "Qwen3", "Qwen3Moe", "GPT2"]
+MODELS = ["Llama", "Qwen2", "Qwen3", "Qwen3Moe", "GPT2", "Falcon", "StableLm", "JetMoe"]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Mistral", {}, "sliding window"),
     ("Gemma3Text", {}, "sliding_attention"),
