@@ -97,7 +97,8 @@ def refuse_inexact(model: nn.Module) -> None:
     PackingError
         The config names a sliding window, linear attention, a dynamic mask, a recurrent state,
         attention sinks, positions that are neither RoPE nor learned by position id, RoPE that
-        depends on the batch's length, a mixture of experts' auxiliary loss, or dropout in training.
+        depends on the batch's length, a mixture of experts' auxiliary loss, or dropout in
+        training; or an adapter of PEFT adds virtual tokens.
     """
     config = _text_config(model)
     for reason in _reasons(model, config):
@@ -125,9 +126,12 @@ def _reasons(model: nn.Module, config: Any) -> Iterator[str]:
     kind = rope.get("rope_type", rope.get("type"))
     if kind in _LENGTH_DEPENDENT_ROPE:
         yield f"RoPE of the type {kind}, which depends on the longest row of a batch"
-    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
+    parameters = inspect.signature(_unwrapped(model).forward).parameters
     if not {"position_ids", "logits_to_keep"} <= parameters.keys():
         yield "a forward pass that takes no position_ids or no logits_to_keep"
+    adapters = getattr(getattr(model, "module", model), "peft_config", {}).values()
+    if any(adapter.is_prompt_learning for adapter in adapters):
+        yield "an adapter that adds virtual tokens"
     if getattr(config, "output_router_logits", False):
         yield "the auxiliary loss of a mixture of experts (config.output_router_logits)"
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
@@ -146,14 +150,20 @@ def _uses_sliding_window(config: Any) -> bool:
     return bool(getattr(config, "use_sliding_window", True))
 
 
+def _unwrapped(model: nn.Module) -> Any:
+    """The model of transformers in a wrapper, such as those of DDP and PEFT."""
+    model = getattr(model, "module", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _text_config(model: nn.Module) -> Any:
-    config: Any = getattr(model, "module", model).config  # a wrapper such as DDP has no config
+    config: Any = _unwrapped(model).config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _passes_branches(model: nn.Module) -> bool:
     """Whether the model's layers give the attention function what its forward pass was given."""
-    return bool(getattr(getattr(model, "module", model), "_supports_attention_backend", False))
+    return bool(getattr(_unwrapped(model), "_supports_attention_backend", False))
 
 
 class _Branch:

@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -65,6 +66,29 @@ def model_of(name: str, attention: str = "sdpa", **more: Any) -> Any:
 
 def exact(name: str, attention: str) -> str:
     assert_exact_packing(model_of(name, attention))
+    return "exact"
+
+
+class Adapted(torch.nn.Module):
+    """A model in a wrapper as PEFT's: it takes any arguments."""
+
+    def __init__(self, base: Any, is_prompt_learning: bool) -> None:
+        super().__init__()
+        self.base, self.config = base, base.config
+        self.peft_config = {"default": SimpleNamespace(is_prompt_learning=is_prompt_learning)}
+
+    def get_base_model(self) -> Any:
+        return self.base
+
+    def forward(self, input_ids: Any = None, **given: Any) -> Any:
+        return self.base(input_ids=input_ids, **given)
+
+
+def adapted(is_prompt_learning: bool) -> str:
+    try:
+        assert_exact_packing(Adapted(model_of("Llama"), is_prompt_learning))
+    except PackingError as error:
+        return error.what
     return "exact"
 
 

@@ -39,6 +39,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 WRONG = {"positions": "row 1, token 6", "mask": "row 1, token 6", "detached": "gradient of"}
 CASES: list[list[Any]] = [
     *(["exact", model, attention] for model in MODELS for attention in ("sdpa", "eager")),
+    ["adapted", False],
+    ["adapted", True],
     ["checkpointing", "Qwen2"],
     ["flex", "Llama"],
     ["spread", "Qwen2"],
@@ -73,6 +75,11 @@ def test_log_probs_loss_and_gradients_are_those_of_the_rows(
     result: Callable[..., Any], model: str, attention: str
 ) -> None:
     assert result("exact", model, attention) == "exact"
+
+
+def test_adapters_are_packed_unless_they_add_tokens(result: Callable[..., Any]) -> None:
+    assert result("adapted", False) == "exact"
+    assert "virtual tokens" in result("adapted", True)
 
 
 def test_layers_that_are_computed_again_see_the_same_pack(result: Callable[..., Any]) -> None:
