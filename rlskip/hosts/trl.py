@@ -24,7 +24,7 @@ from rlskip.config.record import read_record
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.standalone_config import ROLE, is_on, read_config
+from rlskip.hosts.standalone_config import ROLE, is_on, read_config, refuse_packs
 from rlskip.hosts.trl_environments import environments_of, hide_state, refuse_rewards
 from rlskip.hosts.trl_packing import compute_packed
 from rlskip.hosts.trl_stages import record_stages
@@ -92,6 +92,9 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
     config = read_config(config)
     if config is not None:
         settings = read_skip(config, HostFacts())
+        if pack is None:
+            remedy = "leave it out, and pack by rlskip.hosts.trl.attach(trainer, pack={})"
+            refuse_packs(settings.facts.config, "TRL's trainer", remedy)
         if (recording := read_record(settings.facts.config)).enable:
             record_stages(trainer, recording)
         if ROLE in settings.roles:
