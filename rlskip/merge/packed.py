@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorStack, TensorDictBase
 from torch import Tensor
 
 from rlskip.batch.columns import is_lazy, select
 from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.checks import check_carried, check_some, trajectories
+from rlskip.merge.extras import fold_extra
 from rlskip.merge.turns import IS_LAST, MASKS, PROMPTS, RESPONSES, TRAJECTORIES, MergeError
 
 _IDS = (
@@ -36,8 +37,9 @@ def packed_rows(batch: TensorDictBase) -> Rows:
     batch
         On the CPU, of batch size ``(rows,)``. `prompt_token_ids`, `response_ids` and `loss_masks`
         are jagged, with integer ids of any width. Any other jagged field (`rewards`,
-        `rollout_logprobs`, ...) holds one value per response token. Other fields hold one entry
-        per row, among them `trajectory_ids` (integers, or any hashables) and `is_last_step`.
+        `rollout_logprobs`, ...) holds one value per response token, and so do lists and arrays
+        that are all as long as their responses. Other fields hold one entry per row, among them
+        `trajectory_ids` (integers, or any hashables) and `is_last_step`.
 
     Raises
     ------
@@ -92,11 +94,15 @@ def _check_width(prompts: np.ndarray, responses: np.ndarray) -> None:
 def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> TensorDictBase:
     """One row for each chain of a packed batch, in memory linear in the result.
 
-    Values per row are the last turn's; values per token are 0 for observations.
+    Values per row are the last turn's; values per token are 0 for observations. Fields that are no
+    tensors are folded as those of lists.
     """
     fields = _jagged_fields(batch)
     fields |= _nested_fields(batch, _lengths(fields[RESPONSES]))
     merged = select(batch.exclude(*fields), [chain[-1] for chain in chains])
+    for name, column in batch.items():
+        if isinstance(column, NonTensorStack):
+            merged[name] = NonTensorStack(*fold_extra(name, column.tolist(), rows, chains))
     firsts = [rows.prompts[chain[0]] for chain in chains]
     merged[PROMPTS] = _jagged(fields.pop(PROMPTS), firsts, [len(prompt) for prompt in firsts])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict, lazy_stack
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from rlskip.merge import MergeError, merge
 from tests.merge.batches import batches, merge_config, pack, turns, unpack
@@ -31,6 +31,16 @@ def test_a_nested_field_keeps_the_last_turns_values():
     merged, _, _ = merge(batch, merge_config())
     assert merged["env", "values"].unbind()[0].tolist() == [1.0] * 3
     assert merged["env", "reward"].tolist() == [1.0]
+
+
+def test_values_per_token_in_lists_stay_with_their_tokens():
+    batch = pack(turns(([1], [2]), ([1, 2, 9], [3, 4])))
+    batch["advantages"] = NonTensorStack([0.5], [1.5, 2.5])
+    merged, _, _ = merge(batch, merge_config())
+    assert unpack(merged)["advantages"] == [[0.5, 0.0, 1.5, 2.5]]
+    batch["texts"] = NonTensorStack(["a"], ["b", "c"])
+    with pytest.raises(MergeError, match="texts: its values per token"):
+        merge(batch, merge_config())
 
 
 @pytest.mark.parametrize(
