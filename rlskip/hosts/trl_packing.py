@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlskip._wrap import AttachError
 from rlskip.merge.packed_forward import PackingError, packed_forward, refuse_inexact
-from rlskip.merge.packing import pack
+from rlskip.merge.packing import Pack, pack
 
 SEAM = "_get_per_token_logps_and_entropies"
 
@@ -61,10 +61,14 @@ def _on_packs(
     rows = {"input_ids": input_ids, "attention_mask": exists, "loss_mask": trained}
     log_probs = torch.zeros(input_ids.shape, device=input_ids.device)
     entropies = torch.zeros_like(log_probs)
-    for each in pack(rows, max_tokens):
+    packs = pack(rows, max_tokens)
+    for i, each in enumerate(packs + _repeated(trainer.accelerator, packs)):
         with trainer.accelerator.autocast():
             logits = packed_forward(model, each)
         logits = logits / trainer.temperature
+        if i >= len(packs):  # its gradients are 0
+            log_probs = log_probs + 0 * each.log_probs(logits).values().sum()
+            continue
         tokens = torch.zeros_like(exists)
         tokens[sorted(each.rows)] = exists[sorted(each.rows)]
         log_probs = _filled(log_probs, tokens, each.rows, each.log_probs(logits))
@@ -72,6 +76,15 @@ def _on_packs(
             entropies = _filled(entropies, tokens, each.rows, each.entropy(logits))
     kept = slice(input_ids.shape[1] - logits_to_keep, None)
     return log_probs[:, kept], entropies[:, kept] if compute_entropy else None, None
+
+
+def _repeated(accelerator: Any, packs: list[Pack]) -> list[Pack]:
+    """As many packs as this process has fewer than another one.
+
+    A model in a wrapper such as DDP's waits in each pass for that of the other processes.
+    """
+    counts = accelerator.gather(torch.tensor([len(packs)], device=accelerator.device))
+    return [min(packs, key=len)] * (int(counts.max()) - len(packs))
 
 
 def _filled(table: Tensor, where: Tensor, rows: list[int], values: Tensor) -> Tensor:

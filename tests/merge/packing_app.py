@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -276,6 +277,21 @@ def trained(name: str) -> list[list[dict[str, float]]]:
     return logs
 
 
+def trained_by_ranks() -> list[list[float]]:
+    """Losses on rows and on packs, of which each process makes another number."""
+    from rlskip.hosts import trl as host
+
+    losses = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in (None, 13 if int(os.environ["RANK"]) else 1000):
+            trainer = trainer_of("GRPO", folder)
+            if size is not None:
+                host.attach(trainer, pack=size)
+            trainer.train()
+            losses.append([row["loss"] for row in trainer.state.log_history[:-1]])
+    return losses
+
+
 def by_two(usual: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> Any:
     return usual(*args[:4], 2, *args[5:], **kwargs)
 
@@ -297,4 +313,5 @@ if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     cases = json.loads(Path(sys.argv[1]).read_text())
     results = [globals()[name](*arguments) for name, *arguments in cases]
-    Path(sys.argv[2]).write_text(json.dumps(results))
+    if os.environ.get("RANK", "0") == "0":
+        Path(sys.argv[2]).write_text(json.dumps(results))

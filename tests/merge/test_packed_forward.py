@@ -132,5 +132,19 @@ def test_trl_trains_the_same_on_packs(result: Callable[..., Any], trainer: str) 
         assert off <= max(4 * spread, rounding), name
 
 
+def test_processes_wait_for_none_with_more_packs(python_of: Any, tmp_path: Path) -> None:
+    flags = "--multi_gpu --num_processes=2 --num_machines=1 --main_process_port=0"
+    flags += " --mixed_precision=no --dynamo_backend=no"
+    (tmp_path / "cases.json").write_text('[["trained_by_ranks"]]')
+    launch = [python_of("trl"), "-m", "accelerate.commands.launch", *flags.split()]
+    done = subprocess.run(
+        [*launch, str(APP), "cases.json", "results.json"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    [[rows, packs]] = json.loads((tmp_path / "results.json").read_text())
+    assert packs == pytest.approx(rows, rel=1e-4)
+
+
 def test_trl_with_dropout_is_refused(result: Callable[..., Any]) -> None:
     assert "dropout" in result("trained_with_dropout", "GRPO")
