@@ -152,8 +152,8 @@ def _uses_sliding_window(config: Any) -> bool:
 
 def _unwrapped(model: nn.Module) -> Any:
     """The model of transformers in a wrapper, such as those of DDP and PEFT."""
-    model = getattr(model, "module", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = getattr(model, "module", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def _text_config(model: nn.Module) -> Any:
