@@ -71,7 +71,7 @@ class RunIndex:
         self._uses: Counter[Group] = Counter()
         self._written: set[Found] = set()
         self._first: int | None = None
-        #: How many dumps do not record which rows are which prompt's.
+        #: How many dumps do not record their prompts, or which rows are which prompt's.
         self.mute = 0
 
     def find(self, prompts_hash: str, step: int) -> list[Found]:
@@ -187,7 +187,10 @@ class RunIndex:
         for number in store.calls(step):
             found = Found(step, number, size)
             meta = store.read_meta(step, found.part)
-            if meta is None or meta.identity is None or not meta.identity.prompts_hash:
+            if meta is None:
+                continue
+            if meta.identity is None or not meta.identity.prompts_hash:
+                self.mute += 1
                 continue
             if not size:
                 self._by_prompts.setdefault(meta.identity.prompts_hash, []).append(found)

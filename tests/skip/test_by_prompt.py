@@ -21,6 +21,7 @@ from tensordict import NonTensorData
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.assembling import AssemblyError
+from rlskip.store import StepStore
 from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
 
 
@@ -391,6 +392,20 @@ def test_dumps_that_name_no_prompts_serve_their_own_batch_only(
     run(generate, "ab", "dc")
     assert made == ["dc"]
     assert "2 dumps of the run do not record which rows are which prompt's" in caplog.text
+
+
+def test_dumps_without_an_identity_serve_no_prompt(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dumps = init()
+    run(stage("column"), "ab")
+    (directory,) = dumps.glob("*/GBS*")
+    StepStore(directory).save(2, ["as an imported one"])
+    made.clear()
+    init(match="prompt")
+    run(stage("column"), "ab", "cd")
+    assert made == ["cd"]
+    assert "1 dumps of the run do not record which rows" in caplog.text
 
 
 def test_a_damaged_dump_costs_the_batches_that_need_it(init: Callable[..., Path]) -> None:
