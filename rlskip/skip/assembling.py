@@ -125,7 +125,7 @@ class Assembly:
             if first.batch is not None:
                 made.batch = self._table([part.batch for part in parts])
             made.non_tensor_batch = self._columns([part.non_tensor_batch for part in parts])
-            made.meta_info = self._columns([part.meta_info for part in parts])
+            made.meta_info = self._columns([part.meta_info for part in parts], of_meta=True)
         elif is_tensordict(first):
             made = self._table(parts)
         else:
@@ -144,25 +144,28 @@ class Assembly:
         self._due = [(made if at is columns else at, name) for at, name in self._due]
         return made
 
-    def _columns(self, parts: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
-        """Mappings of columns as one; without the values for whole batches that differ."""
+    def _columns(
+        self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False
+    ) -> dict[Any, Any]:
+        """Mappings of columns as one; if they are meta info, without what differs."""
         names = parts[0].keys()
-        if odd := {name for part in parts for name in part.keys() ^ names}:
+        odd = {name for part in parts for name in part.keys() ^ names}
+        if odd and not of_meta:
             raise AssemblyError(
                 f"some dumps have {', '.join(map(str, sorted(odd, key=str)))}, others have not",
                 "skip.match=prompt",
                 f"leave it out: skip.drop_fields=[{','.join(map(str, sorted(odd, key=str)))}]",
             )
         made = {}
-        for name in names:
+        for name in [name for name in names if name not in odd]:
             columns = [part[name] for part in parts]
             lengths = zip(map(column_length, columns), self._sources, strict=True)
             if all(length == source.n for length, source in lengths):
                 made[name] = self._column(str(name), columns)
             elif _hold_columns(columns, self._sources):
-                made[name] = self._columns(columns)
+                made[name] = self._columns(columns, of_meta=of_meta)
             else:
-                self._whole(made, name, columns)
+                self._whole(made, name, columns, of_meta)
         return made
 
     def _named(self, rows: list[Any]) -> list[Any]:
@@ -175,19 +178,19 @@ class Assembly:
 
     # -- values for the whole batch ------------------------------------------------------
 
-    def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any]) -> None:
+    def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
         if name in self._totals and any(value is not None for value in values):
             made[name] = None  # it keeps its place
             self._due.append((made, name))
         elif name in VOLATILE:
-            if isinstance(values[0], Mapping):  # meta_info
-                made[name] = self._columns(values)
+            if all(isinstance(value, Mapping) for value in values):  # meta_info
+                made[name] = self._columns(values, of_meta=True)
             elif name in (now := meta_of(self._prompts)):
                 made[name] = now[name]
         elif len({fingerprint(unwrapped(value), volatile=()) for value in values}) == 1:
             made[name] = own(unwrapped(values[0]))
-        else:
+        elif not of_meta:
             raise AssemblyError(
                 f"{name} is one value for a whole batch, and the dumps have different ones",
                 "skip.match=prompt",

@@ -131,3 +131,18 @@ def test_what_is_not_one_batch_is_refused_by_name(pair: Any, what: str) -> None:
     sources = [Source.of(value, NONE, [0]) for value in pair]
     with pytest.raises(AssemblyError, match=what):
         Assembly(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+
+
+@pytest.mark.parametrize("kind", ["DataProto", "mapping"])
+def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
+    def batch(step: int) -> Any:
+        meta = {"timing": {"s": 0.1 * step}, "acc": step, f"only_{step}": 1, "same": {"n": 8}}
+        said = np.array([step], object)
+        if kind == "mapping":
+            return {"said": said, "meta_info": meta}
+        return DataProtoParts(None, {"said": said}, meta)
+
+    sources = [Source.of(batch(step), NONE, [0]) for step in (1, 2)]
+    found = Assembly(sources, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+    meta = found["meta_info"] if kind == "mapping" else found.meta_info
+    assert meta == {"timing": {}, "same": {"n": 8}}
