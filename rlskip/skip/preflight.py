@@ -61,10 +61,10 @@ def unusable(
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump of every call, made under the
-    same conditions (:class:`~rlskip.store.Identity`, the prompts apart); under ``action: repeat``
-    and ``match: run``, if any step has a readable dump. The text says what the step's dumps lack or
-    how they differ; it is empty where there is none. `called_with` is what a call will add to the
-    identity, as far as the host knows it.
+    same conditions (:class:`~rlskip.store.Identity`, the prompts apart). If any step's may serve,
+    it is enough that one has such a dump, or a readable one for a repeat. The text says what the
+    step's dumps lack or how they differ; it is empty where there is none. `called_with` is what a
+    call will add to the identity, as far as the host knows it.
     """
     dumps = skip.dumps
     if dumps is None:
@@ -79,8 +79,12 @@ def unusable(
         if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
             there = {step for one in stores for step in one.steps(part)}
             return {step: "" for step in steps if step not in there or step not in listed}
-        found = any(one.nearest(0, part) is not None for one in stores)
-        return {step: "" for step in steps if not found or step not in listed}
+        none = _why_none(dumps, stores, part, called_with)
+        return {
+            step: none or "" if step in listed else ""
+            for step in steps
+            if none is not None or step not in listed
+        }
     dumped = dumps.dumped_calls()
     why = {
         step: _why_not(dumps, store, step, part, called_with, dumped) if step in listed else ""
@@ -118,11 +122,33 @@ def _why_not(
     lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - metas.keys()
     if lost:
         return f"lack call {compact(sorted(lost))}, whose dump is missing or damaged"
-    if dumps.local_config.on_mismatch == "ignore":
+    return _made_for_others(dumps, there, called_with)
+
+
+def _why_none(
+    dumps: Dumps, stores: Iterable[StepStore], part: int | None, called_with: Mapping[str, Any]
+) -> str | None:
+    """Why no dump of the run can serve any of its steps; None if one can."""
+    found: str | None = ""
+    for store in stores:
+        for step in store.listed():
+            if (meta := store.read_meta(step, part)) is not None:
+                found = _made_for_others(dumps, [meta], called_with)
+            if found is None:
+                return None
+    return found
+
+
+def _made_for_others(
+    dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
+) -> str | None:
+    """What dumps were made for instead, if that is a mismatch."""
+    local = dumps.local_config
+    if local.on_mismatch == "ignore" or local.action == SkipAction.REPEAT:
         return None
     differing = [
         line
-        for meta in there
+        for meta in metas
         if meta.identity
         for line in differences(dumps, meta.identity, called_with)
     ]

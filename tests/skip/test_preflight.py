@@ -80,6 +80,23 @@ def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:
             start(tmp_path, on_miss="error", **way)
 
 
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_dumps_of_other_sampling_serve_no_step(tmp_path: Path, match: str) -> None:
+    def at(temperature: float, **skip: Any) -> bool:
+        node = {"dump_dir": str(tmp_path), "match": match, "rollout": {"enable": True}, **skip}
+        rollout = {"rollout": {"temperature": temperature}}
+        trainer = {"total_training_steps": 1}
+        SkipManager.init({"actor_rollout_ref": rollout, "trainer": trainer, "skip": node})
+        return SkipManager.will_replay("rollout", [1])
+
+    at(1.0, match="step")
+    SkipManager.set_step(1)
+    SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
+    assert [at(1.0), at(0.5), at(0.5, on_mismatch="ignore")] == [True, False, True]
+    with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump"):
+        at(0.5, on_miss="error")
+
+
 def test_a_dump_of_a_newer_format_is_not_usable(dumps: Path) -> None:
     for path in dumps.rglob("3/meta.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
