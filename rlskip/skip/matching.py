@@ -146,8 +146,14 @@ class CallMatching:
         return None
 
     def _elsewhere(self, call: Call) -> Iterator[Found]:
-        """The dumps of other steps that were made for such a call."""
+        """The dumps of other steps that were made for such a call.
+
+        Another draw for the same prompts is not one that this run has made before. What is computed
+        of an earlier stage's result is.
+        """
         for found in self._index.find(call.identity.prompts_hash, call.step):
+            if self._index.has_written(found) and not call.stage.derived:
+                continue
             meta = self._dumps.store.read_meta(found.step, found.part)
             if call.visit.is_used(found) or meta is None or meta.identity is None:
                 continue

@@ -157,6 +157,10 @@ class RunIndex:
         with self.lock:
             self._written.add(found)
 
+    def has_written(self, found: Found) -> bool:
+        """Whether this process has written a dump, or is going to."""
+        return found in self._written
+
     def wrote(self, found: Found) -> None:
         """This process has written a dump."""
         with self.lock:

@@ -190,7 +190,7 @@ class Visits(RuleBasedStateMachine):
             skip = {**skip, "on_miss": "generate"}  # refused together
         if self.stage.ranks > 1 and skip["on_mismatch"] == "ignore":
             skip = {**skip, "on_mismatch": "error"}  # which place a dump has, ranks see apart
-        self.skip, self.step = skip, 0
+        self.skip, self.step, self.mine = skip, 0, set[tuple[int, int]]()
         keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
         self.stage.start({**keys, **skip})
 
@@ -283,6 +283,7 @@ class Visits(RuleBasedStateMachine):
             if self.stage.ranks == 1:
                 self.records[self.step].append((number, self.written))
             self.used.add((self.step, number))
+            self.mine.add((self.step, number))
         else:
             assert (got, ran) == (self.disk[expected[0]][expected[1]].value, False)
             self.used.add(expected)
@@ -309,7 +310,8 @@ class Visits(RuleBasedStateMachine):
         if self.skip["match"] == "run":
             for other in self.nearest():
                 for number in self.read(other):
-                    if self.fits(other, number, wanted):
+                    ours = (other, number) in self.mine and not self.stage.derived
+                    if not ours and self.fits(other, number, wanted):
                         return other, number
         there = [n for n in self.listed if n in self.disk[self.step] and n not in self.lost]
         place = min(self.calls, len(self.listed) - 1)
