@@ -216,7 +216,6 @@ class RolloutDispatcher:
             return collector.own_rows(batch, self._begin)
         if batch is not None:
             self._begin(batch)
-            batch.rooted.wait(buffer.config.timeout_s)
         self._check_ahead(batch)
         return collector.take(step, partition, batch_size)
 
@@ -237,7 +236,9 @@ class RolloutDispatcher:
         validate: bool | None = None,
         partition: str | None = None,
     ) -> BatchHandle:
-        """Start generating, and return at once.
+        """Start generating, and return once the roots are in the queue.
+
+        From then on a replay buffer knows of all these prompts.
 
         Parameters
         ----------
@@ -285,6 +286,9 @@ class RolloutDispatcher:
             batch.settled.clear()
             self._submitted.add(batch)
         self._post(self._sessions.begin, batch)
+        # An async worker may submit prompts, too, on the thread that has to write their roots.
+        if threading.current_thread() is not self._thread:
+            batch.rooted.wait(2 * timeouts.write_seconds(self.config))  # the journal, the queue
 
     def generate_sequences(self, prompts: Prompts, **where: Any) -> BatchReport:
         """:meth:`submit`, and wait until every session has its marker."""

@@ -41,6 +41,24 @@ def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, q
     assert roots == [root] * 6
 
 
+def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, queue):
+    """Else it takes a step for finished whose other batch it does not know yet."""
+
+    async def parent(prompt, sampling, session):
+        if prompt["uid"] == "a":  # on the event loop that writes the roots
+            made[0].submit([{"uid": "child"}], step=1)
+        return {"x": 1}
+
+    put, made = queue.put, [make_dispatcher(parent, n=1)]
+    queue.put = lambda *args, **more: (time.sleep(0.1), put(*args, **more))[1]
+    for uid in "abc":
+        made[0].submit([{"uid": uid}], step=1)
+        assert uid in queue.list("train")
+    made[0].submit([{"uid": "d"}], step=1).result(20)
+    batch, _ = made[0].buffer.sample(1, "train")
+    assert {*batch.extra_info["rollout_root_keys"]} == {*"abcd", "child"}
+
+
 def test_without_rollout_level_the_sessions_of_a_prompt_stay_on_one_worker(
     make_dispatcher, make_prompts, queue, echo
 ):

@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -264,12 +265,15 @@ def test_a_batch_cancelled_while_its_journal_opens_has_its_roots_first(
     config = {"dispatch": {"rollout_level": True, "n": 2, "journal": True}}
     journals = Slow(StepStore(tmp_path), Identity(), queue)
     with RolloutDispatcher(LocalPool(worker, 1), queue, config, journals=journals) as dispatcher:
-        batch = dispatcher.submit(make_prompts(2), step=1)
-        assert opening.wait(60)
-        batch.cancel()
-        time.sleep(0.3)
-        assert not batch.done()
-        gate.set()
+        with ThreadPoolExecutor(1) as caller:
+            submitted = caller.submit(dispatcher.submit, make_prompts(2), step=1)
+            assert opening.wait(60)
+            (batch,) = dispatcher._sessions.batches
+            batch.cancel()
+            time.sleep(0.3)
+            assert not batch.done()
+            assert not submitted.done()
+            gate.set()
         assert set(batch.result(60).failed.values()) == {"cancelled"}
     assert [key for key, _ in queue.log][:2] == ["u_0", "u_1"]
     assert len(queue.markers()) == 4

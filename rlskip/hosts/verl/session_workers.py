@@ -85,5 +85,5 @@ class SessionManager(AgentLoopManagerTQ):
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start the sessions of these prompts, and return at once."""
+        """Start the sessions of these prompts."""
         self.dispatcher.submit(prompts)
