@@ -25,7 +25,7 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
-from rlskip.format.fingerprint import contents_of
+from rlskip.format.fingerprint import VOLATILE, contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
 
 logger = logging.getLogger(__name__)
@@ -284,10 +284,17 @@ def read_batch(
             prompt.known_as = history.key(sample)
             prompt.expected = history.expected(prompt.known_as)
         if journaled and not validate:
-            (prompt.content,) = contents_of([sample], {DO_SAMPLE: sampled})
+            prompt.content = _content_of(sample, sampled)
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:
         raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
     batch.sessions = batch.unwritten = sum(p.n for p in batch.prompts)
     return batch
+
+
+def _content_of(sample: Mapping[str, Any], sampled: bool) -> str | None:
+    """What journals know a prompt by; its uid and the like count if it has no other field."""
+    more = dict(sample) if VOLATILE.issuperset(sample) else {}
+    (content,) = contents_of([sample], {**more, DO_SAMPLE: sampled})
+    return content
