@@ -25,6 +25,7 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
+from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, contents_of
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
 
@@ -155,6 +156,7 @@ class BatchHandle:
         self.waiting: dict[Answer[Any], None] = {}  # what its unfinished sessions wait for
         self.marked: Answer[None] = Answer()  # set with the last marker
         self.journal: SessionJournal | None = None
+        self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.spans: list[Span] | None = None
         self.progress: Progress | None = None
         self.began = time.perf_counter()
@@ -284,7 +286,10 @@ def read_batch(
             prompt.known_as = history.key(sample)
             prompt.expected = history.expected(prompt.known_as)
         if journaled and not validate:
-            prompt.content = _content_of(sample, sampled)
+            try:
+                prompt.content = _content_of(sample, sampled)
+            except UnsupportedTypeError as error:
+                batch.unjournaled = f"{error.where}: {error.what}"
         batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlskip.batch.columns import rows_of
 from rlskip.dispatch.failures import DataFailure, text_of
-from rlskip.store import DumpError, StepStore, fingerprint
+from rlskip.store import DumpError, StepStore, UnsupportedTypeError, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,16 @@ class History:
         self._known: dict[str, tuple[float, int]] = {}
 
     def key(self, sample: Mapping[str, Any]) -> str | None:
-        """The key of a prompt in this history; None if it lacks one of the fields."""
-        if not self._fields:
-            return fingerprint(sample)
-        if not all(name in sample for name in self._fields):
-            return None
-        return fingerprint({name: sample[name] for name in self._fields}, volatile=())
+        """The key of a prompt in this history.
+
+        None if it lacks one of the fields, or holds what cannot be compared.
+        """
+        with contextlib.suppress(UnsupportedTypeError):
+            if not self._fields:
+                return fingerprint(sample)
+            if all(name in sample for name in self._fields):
+                return fingerprint({name: sample[name] for name in self._fields}, volatile=())
+        return None
 
     def expected(self, key: str | None) -> float | None:
         """The mean length of the prompt's sessions; None when unknown."""

@@ -154,6 +154,8 @@ class Sessions:
         error = await failure_of(opened, self._seconds, "the disk")
         if error is None:
             batch.journal = opened.result()
+            if batch.unjournaled:
+                self._warn_of_journal(f"step {batch.step}", batch.unjournaled)
         else:
             self._threads.give_up(opened)
             self._warn_of_journal(f"step {batch.step}", text_of(error))

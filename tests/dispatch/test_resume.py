@@ -232,6 +232,17 @@ def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, mak
     assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
 
 
+@pytest.mark.parametrize("policy", ["least_loaded", "longest_first"])
+def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_path, caplog, policy):
+    def run(uid):
+        prompts = [{"uid": uid, "ids": [1]}, {"uid": f"{uid}s", "ids": [2], "tool": object()}]
+        return dispatch(StepStore(tmp_path), prompts, worker, n=1, policy=policy)[1]
+
+    assert (run("a").succeeded, run("b").resumed) == (2, 1)
+    first, _ = [record.message for record in caplog.records if "not journaled" in record.message]
+    assert "prompts['tool']: cannot keep a builtins.object" in first
+
+
 @pytest.mark.parametrize("call", ["__init__", "append"])
 def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
