@@ -131,6 +131,7 @@ class Journals:
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
     _begun: set[int] = attrs.field(factory=set, init=False)
+    _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
     # How many prompts of each content each of the steps had that were submitted last.
     _copies: dict[int, Counter[str]] = attrs.field(factory=dict, init=False)
 
@@ -162,8 +163,9 @@ class Journals:
             return
         whole, parts = set(self._store.steps()), set(self._store.steps(part=0))
         done = {step for step in there if step in parts or step <= self._checkpoint} - whole
-        tags = self._queue.list(TRAIN).values() if done else ()
-        done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+        for partition in tuple(self._partitions) if done else ():
+            tags = self._queue.list(partition).values()
+            done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
         for step in there:
             if step in done or step in whole:
                 with contextlib.suppress(OSError):
@@ -198,6 +200,7 @@ class Journals:
         never resumes what it has generated itself. A step that comes back too late is not
         journaled.
         """
+        self._partitions.add(batch.partition)
         if batch.step in self._begun and batch.step not in self._copies:
             return
         self._copies[batch.step] = copies = self._copies.pop(batch.step, Counter())
