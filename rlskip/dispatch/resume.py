@@ -248,6 +248,7 @@ def resumable(
             entries = (journal.entries[key] for key in keys if key in journal.entries)
             entry = next(filter(None, map(Journaled.unpacked, entries)), None)
             if entry is None:
+                journal.entries.pop(keys[1], None)  # the session is journaled again
                 continue
             if why_not := journals.why_not(entry, batch.step):
                 refused[why_not] += 1

@@ -341,7 +341,8 @@ def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
     odd = [7, ([], [], None), ([{}], [{}, {}], "u"), {"else": 1}]
     journal.append(dict(zip(journal.entries, odd, strict=True)))
     journal.close()
-    assert [r.resumed for r in Run(tmp_path).submit(prompts(1))] == [0]
+    again = [Run(tmp_path, returns=True).submit(prompts(1)) for _ in range(2)]
+    assert [report.resumed for (report,) in again] == [0, N]
 
 
 def warnings(caplog: Any) -> list[str]:
