@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
+from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
@@ -237,4 +237,8 @@ def as_rows(result: Any) -> Rows:
             raise DataFailure(f"row {i} has no fields")
         if not all(isinstance(name, str) for name in names):
             raise DataFailure(f"the names of the fields of row {i} are not all strings")
+        for name in names:
+            if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
+                what = f"field {name!r} of row {i} is a nested {type(value).__name__}"
+                raise DataFailure(what, remedy="return its fields flat: no queue takes it")
     return [dict(row) for row in rows]
