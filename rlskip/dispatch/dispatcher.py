@@ -208,9 +208,9 @@ class RolloutDispatcher:
         step = step_number(step)
         partition = partition or (VAL if validate else TRAIN)
         seconds = timeouts.write_seconds(self.config)
+        buffer = timeouts.bounded(seconds, lambda: self.buffer)
         if batch is not None:
             claim(self.queue, batch, queued(self.queue, batch, seconds))
-        buffer = timeouts.bounded(seconds, lambda: self.buffer)
         collector = Collector(self.queue, buffer, seconds)
         if batch is not None and batch_size is None:
             return collector.own_rows(batch, self._begin)

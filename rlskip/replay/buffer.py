@@ -83,7 +83,7 @@ class ReplayBuffer:
             raise ConfigError(
                 "refill needs a callback that submits prompts",
                 "replay.on_incomplete" if group_filter is None else "group_filter",
-                "pass it as ReplayBuffer(..., refill=...)",
+                "pass it as ReplayBuffer(..., refill=...); collect() uses dispatcher.buffer",
             )
         #: The groups that the filter rejected in the last call, counted by the metric's value.
         self.rejected: Counter[float] = Counter()

@@ -11,6 +11,7 @@ import torch
 
 from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, timeouts
 from rlskip.dispatch.collect import Collector
+from rlskip.errors import ConfigError
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue, MissingKeysError, TrajectoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
@@ -337,6 +338,16 @@ def test_a_buffer_that_refills_can_be_assigned(make, make_prompts):
     rows, _ = dispatcher.collect(make_prompts(2), step=1)
     assert len(rows) == 12
     assert not any(map(split_trajectory, dispatcher.queue.list("train")))
+
+
+def test_a_call_that_lacks_a_refill_leaves_its_uids_free(make, make_prompts):
+    replay = {"on_incomplete": "refill"}
+    dispatcher = make(replay=replay)
+    with pytest.raises(ConfigError, match="uses dispatcher") as kept:
+        dispatcher.collect(make_prompts(2), step=1)
+    dispatcher.buffer = ReplayBuffer(dispatcher.queue, {"replay": replay}, refill=lambda *_: None)
+    assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
+    assert kept.tb, "as that of the last error in a notebook, whose frames hold the batch"
 
 
 @pytest.mark.parametrize(("step", "why"), [(None, "no step"), ("3", "expected a whole number")])
