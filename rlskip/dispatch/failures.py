@@ -38,6 +38,12 @@ def as_failure(error: BaseException) -> SessionFailure:
     return failure
 
 
+def bare(failure: SessionFailure) -> SessionFailure:
+    """The kind and the text of a failure: any process can load these, whatever its class is."""
+    kind = InfrastructureFailure if isinstance(failure, InfrastructureFailure) else DataFailure
+    return kind(text_of(failure))
+
+
 def cause_of(failure: SessionFailure, what: str = "") -> str:
     """How a report and a marker name a failure: its kind, `what`, and its text."""
     kind = "infrastructure" if isinstance(failure, InfrastructureFailure) else "data"

@@ -25,6 +25,7 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
     as_failure,
+    bare,
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
@@ -323,9 +324,9 @@ class _Actor:
                 raise prompt
             result = await self._runner.run(prompt, sampling, session)
         except asyncio.CancelledError:
-            result = SessionFailure("cancelled")
+            result = InfrastructureFailure("cancelled")
         except BaseException as error:  # a result in any case: the driver waits for it
-            result = as_failure(error)
+            result = bare(as_failure(error))
         del self._tasks[number]
         self._results.append((number, None if result is None else sendable(result)))
         self._some.set()
@@ -368,6 +369,4 @@ def sendable(result: Any) -> bytes:
     try:
         return pack(result)
     except Exception as error:
-        what = text_of(result) if isinstance(result, SessionFailure) else text_of(error)
-        sent = "" if isinstance(result, SessionFailure) else "its result cannot be sent: "
-        return pack(DataFailure(f"{sent}{what}"))
+        return pack(DataFailure(f"its result cannot be sent: {text_of(error)}"))

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from rlskip.dispatch import RolloutDispatcher
+from rlskip.dispatch import InfrastructureFailure, RolloutDispatcher
 from rlskip.keys import split_trajectory
 
 ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
@@ -87,7 +87,7 @@ class Worker:
 def make(monkeypatch, queue):
     made = []
 
-    def make(room=2, start_s=100.0, workers=2):
+    def make(room=2, start_s=100.0, workers=2, worker=Worker):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
         monkeypatch.setattr(ray_pool, "START_S", start_s)
@@ -95,7 +95,7 @@ def make(monkeypatch, queue):
             "rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2,
             "session_timeout_s": 100,
         }  # fmt: skip
-        pool = ray_pool.RayPool(Worker, workers)
+        pool = ray_pool.RayPool(worker, workers)
         made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
         return ray, made[-1]
 
@@ -145,6 +145,25 @@ def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
     batch = dispatcher.submit(make_prompts(1), step=1)
     kill_first(ray)
     assert set(batch.result(60).failed.values()) == {"no worker is left"}
+
+
+class NodeLost(InfrastructureFailure):
+    def __init__(self, *, node):
+        super().__init__(f"node {node} is gone")
+
+
+def test_a_failure_of_a_class_of_ones_own_keeps_kind_and_text(make, make_prompts):
+    """Its constructor may take other arguments than pickle gives it."""
+
+    async def worker(prompt, sampling, session):
+        raise NodeLost(node="a") if session.session_id else asyncio.CancelledError
+
+    _, dispatcher = make(workers=1, room=1, worker=worker)
+    report = dispatcher.submit(make_prompts(1), step=1).result(60)
+    cause = "infrastructure: node a is gone"
+    assert [*report.failed.values()].count(cause) == 3
+    assert report.failed["u_0", 0] == "infrastructure: cancelled"
+    assert report.attempts == 4 * 3
 
 
 @pytest.mark.parametrize(
