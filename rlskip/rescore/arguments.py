@@ -46,7 +46,7 @@ def _name_of(prompt: Any) -> str:
     """Text or messages as text; of messages nothing but role and content counts."""
     if isinstance(prompt, str):
         return prompt
-    return json.dumps([[one["role"], one["content"]] for one in prompt])
+    return json.dumps([[one["role"], one.get("content")] for one in prompt])
 
 
 def arguments(
@@ -113,9 +113,13 @@ class _Given:
     @functools.cached_property
     def last(self) -> Mapping[str, Any]:
         """Its last turn, which trainers score, with the columns of its prompt."""
+        return {**self.data.get(self.asked, {}), **self.turns[-1]}
+
+    @functools.cached_property
+    def asked(self) -> str:
+        """The prompt that the run recorded, as the data set names it; empty if it is not needed."""
         prompt = recorded(self.turns[0], "user") if self.data else None
-        more = self.data.get(_name_of(prompt), {}) if prompt is not None else {}
-        return {**more, **self.turns[-1]}
+        return "" if prompt is None else _name_of(prompt)
 
     @property
     def tokens(self) -> list[int] | None:
@@ -175,8 +179,13 @@ class _Given:
 def _missing(name: str, one: _Given) -> RewardError:
     own = sorted(name for name in one.last if name not in _NOT_COLUMNS)
     what = f"the function takes {name}, which the run does not record"
-    there = ", ".join(own) or "none"
-    remedy = f"name the data set: --data FILE (the fields are {there})"
+    there = f"the fields are {', '.join(own) or 'none'}"
+    remedy = f"name the data set: --data FILE ({there})"
+    if one.asked in one.data:
+        what, remedy = f"{what}, nor does --data", f"name one of them so: {there}"
+    elif one.data:
+        what = f"{what}, and no row of --data has the prompt {one.asked!r:.80}"
+        remedy = "give the prompts as the run recorded them, text as text and messages as messages"
     return RewardError(what, one._where, remedy)
 
 

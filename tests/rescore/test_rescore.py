@@ -241,7 +241,12 @@ def test_a_data_set_has_what_the_run_lacks(judges: Path, rlskip: Any, chat: bool
     (judges / "data.jsonl").write_text(lines)
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one", "--data")
     lacks = rlskip(*command, "data.jsonl")
-    assert (lacks.code, "takes ground_truth" in lacks.err) == (2, True)
+    assert (lacks.code, "no row of --data has the prompt" in lacks.err) == (2, True)
+    other = rlskip(*command[:3], "judges:needs", "--data", "data.jsonl")
+    assert (other.code, "nor does --data; name one of them so: the fields are" in other.err) == (
+        2,
+        True,
+    )
     (judges / "data.jsonl").write_text(
         lines + json.dumps({"prompt": prompt("9\u2028"), "gts": "9"}, ensure_ascii=False), "utf-8"
     )
