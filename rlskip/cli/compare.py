@@ -196,10 +196,10 @@ def _mismatches(side: Side, wanted: Steps) -> list[StepMismatch]:
     found = [one for one in results if one is not None]
     if not found:
         raise NoSuchPlaceError(
-            f"no step recorded {ENGINE} and one of {', '.join(TRAINER)}",
+            f"no step recorded {ENGINE} and one of {', '.join(TRAINER)}, a value for each token",
             side.name,
             "let the engine return log-probs (verl: calculate_log_probs=true of the rollout; TRL: "
-            "vLLM), and record again",
+            "vLLM), and record whole values again (record.values=all)",
         )
     return found
 

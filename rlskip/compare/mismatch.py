@@ -11,6 +11,7 @@ from rlskip.batch.rows import by_token
 from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows
 from rlskip.compare.steps import around_token, name_of
 from rlskip.compare.verdict import RowName
+from rlskip.stages.parts import ROWS
 
 ENGINE = "engine_log_probs"
 #: What a trainer's log-probs before its first update are called, the likeliest first.
@@ -81,21 +82,24 @@ class StepMismatch:
 
 
 def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
-    """Compare the engine's log-probs of a step with the trainer's; None where one is missing.
+    """Compare the engine's log-probs of a step with the trainer's; None where either has no value
+    for each token.
 
     Raises
     ------
     DumpError
         A value cannot be read.
     """
-    stage = next((name for name in TRAINER if name in records.stages), None)
-    if stage is None or ENGINE not in records.stages or records.rows is None:
-        return None
     rows = records.rows
+    known = {name: found for name in (ENGINE, *TRAINER) if (found := _of_tokens(records, name))}
+    stage = next((name for name in TRAINER if name in known), None)
+    if stage is None or ENGINE not in known or rows is None:
+        return None
     positions: list[list[np.ndarray]] = [[] for _ in range(_PARTS)]
     turns: dict[int, list[np.ndarray]] = {}
     worst: list[WorstToken] = []
-    for at, tokens, engine, trainer, places in _sampled(records, rows, records.stages[stage]):
+    both = known[ENGINE], known[stage]
+    for at, tokens, engine, trainer, places in _sampled(records, rows, *both):
         gaps = trainer - engine
         for part, cut in zip(positions, np.array_split(gaps, _PARTS), strict=True):
             part.append(cut)
@@ -119,17 +123,21 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
     )
 
 
+def _of_tokens(records: StepRecords, stage: str) -> list[Record]:
+    """The records of a stage that have a value for each token of their rows."""
+    every = records.stages.get(stage, ())
+    return [one for one in every if one.form == ROWS and one.layout.align is not None]
+
+
 def _sampled(
-    records: StepRecords, table: RowTable, trainer: Sequence[Record]
+    records: StepRecords, table: RowTable, engine: Sequence[Record], trainer: Sequence[Record]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Of each row its place in the table, its tokens, and of those that were sampled both
     log-probs and their places."""
-    engine = records.stages[ENGINE]
     values = Values(), Values()
     for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
         one, two = engine[i], trainer[j]
-        if one.keys is None or one.layout.align is None or two.layout.align is None:
-            continue
+        assert one.keys is not None
         at = int(table.find(one.keys[row]))
         found = records.tokens_of(at)
         if found is None:

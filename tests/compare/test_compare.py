@@ -14,13 +14,11 @@ import pytest
 import torch
 
 import rlskip as package
-from rlskip.compare.mismatch import mismatch
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs
 from rlskip.compare.verdict import Comparison, Place, StageResult
 from rlskip.config.steps import Steps
 from rlskip.format.buffer_pool import pool
-from rlskip.runs.on_disk import Dump
 from rlskip.stages.digest import MOMENTS
 from rlskip.store import StepStore
 from rlskip.testing import assert_same_training
@@ -410,64 +408,6 @@ def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> No
         meta.write_bytes(b"")
     lost = rlskip("compare", a.directory, "a", *where)
     assert (lost.code, "meta.json cannot be read" in lost.err) == (2, True)
-
-
-# -- the engine against the trainer ----------------------------------------------------------------
-
-
-def test_one_run_tells_how_far_the_engine_is_from_the_trainer(
-    job: Callable[..., Side], rlskip: Any, tmp_path: Path
-) -> None:
-    gap = torch.zeros(N, RESPONSE)
-    gap[:, 0] = 0.25
-    gap[4, 3] = -2.0  # row 4 has five tokens
-
-    def body(step: int) -> None:
-        package.record("engine_log_probs", log_probs(), rows=rows())
-        order = torch.arange(N).flip(0)
-        moved = {name: column[order] for name, column in rows().items()}
-        package.record("old_log_probs", (log_probs() + gap)[order], rows=moved)
-
-    job("run", body)
-    data = rlskip("compare", "run", "-d", tmp_path, "--json").json
-    assert [one["step"] for one in data["steps"]] == [1, 2]
-    found = data["steps"][0]
-    tokens = int(rows()["response_mask"].sum())
-    figures = found["all"]
-    assert figures["tokens"] == tokens
-    assert figures["largest"] == pytest.approx(2.0, abs=1e-6)
-    assert figures["mean"] == pytest.approx((0.25 * N + 2.0) / tokens, rel=1e-5)
-    kl = (N * (math.expm1(0.25) - 0.25) + math.expm1(-2.0) + 2.0) / tokens
-    assert figures["kl"] == pytest.approx(kl, rel=1e-5)
-    assert figures["beyond"] == pytest.approx(1 / tokens)
-    worst = found["worst"][0]
-    assert (worst["token"], worst["row"]["session"]) == (PROMPT + 3, 1)
-    around, at = worst["around"]
-    assert around[at] == rows()["responses"][4, 3].item()
-    assert sum(part["tokens"] for part in found["by_position"]) == tokens
-
-    shown = rlskip("compare", "run", "-d", tmp_path)
-    assert shown.code == 0
-    assert "old_log_probs minus engine_log_probs" in shown.out
-
-
-def test_the_tokens_of_a_step_are_read_once(
-    job: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def body(step: int) -> None:
-        package.record("engine_log_probs", log_probs(), rows=rows())
-        package.record("old_log_probs", log_probs() + 1, rows=rows())
-
-    records = job("run", body).records(1)
-    load, read = Dump.load, list[str]()
-
-    def counted(dump: Dump, **options: Any) -> Any:
-        read.extend(options["fields"])
-        return load(dump, **options)
-
-    monkeypatch.setattr(Dump, "load", counted)
-    assert mismatch(1, records) is not None
-    assert read.count("rows.tokens") == 1
 
 
 @pytest.mark.parametrize("swapped", [False, True])
