@@ -199,8 +199,8 @@ class Comparison:
 
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])
-        compared = len({stage.stage for stage in self.stages} - {ROLLOUTS, MASK})
-        named = f"{compared} stages of steps {steps}"
+        compared = {stage.stage for stage in self.stages if stage.state != UNPAIRED}
+        named = f"{len(compared - {ROLLOUTS, MASK})} stages of steps {steps}"
         rounded = [stage for stage in self.stages if stage.state == ROUNDING]
         if rounded:
             first = rounded[0]
@@ -212,7 +212,7 @@ class Comparison:
             said = f"equal to the bit: {named}"
         if self.is_equal:
             return said
-        return f"what both recorded is {said}; not everything could be compared"
+        return f"what could be compared is {said}; not everything could be compared"
 
 
 def _words(at: Place, decode: Decode | None) -> str:

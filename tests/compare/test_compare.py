@@ -222,6 +222,8 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
     assert (found.only_a, found.only_b, found.steps[0].only_b) == ([3], [], ["kl"])
     assert (found.first, found.is_equal) == (None, False)
     assert "not everything could be compared" in found.verdict()
+    digests = job("d", train, values="digest")
+    assert "1 stages of steps 1,2; not everything" in compared(job("c", train), digests).verdict()
 
 
 @pytest.mark.parametrize(
