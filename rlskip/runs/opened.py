@@ -6,12 +6,13 @@ reads the dump that it is in, and of that only the fields that are asked for.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import attrs
 
@@ -140,9 +141,10 @@ class Run(Scope):
         return (Step(self, step) for step in self._listed() if has_dump(self.directory, step))
 
     def __contains__(self, step: object) -> bool:
-        if not isinstance(step, int):
+        if not isinstance(step, SupportsIndex):  # numpy has whole numbers of its own
             return False
-        return self._covers(step) and has_dump(self.directory, step)
+        number = operator.index(step)
+        return self._covers(number) and has_dump(self.directory, number)
 
     @overload
     def __getitem__(self, steps: int) -> Step: ...
@@ -157,7 +159,7 @@ class Run(Scope):
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:
             raise self._no_step(steps)
-        return Step(self, steps)
+        return Step(self, operator.index(steps))
 
     def iter_dumps(self) -> Iterator[Dump]:
         for step in self._listed():

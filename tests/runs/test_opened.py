@@ -256,6 +256,7 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
     assert list(next(run.iter_rows(["run", "step", "reward"]))) == ["step", "call", "row", "reward"]
     assert [step.number for step in run[2:]] == run[1:9][2:].steps() == [2, 3]
     assert (run[::2].steps(), 2 in run, 9 in run) == ([2], True, False)
+    assert (np.int64(2) in run, run[np.int64(2)]) == (True, run[2]), "as a table has them"
     assert repr(run) == f"<run {run.name}: steps 1-3>"
     assert "2 runs in" in repr(runs)
     assert (repr(run[2]), repr(run[2].calls())) == (
