@@ -236,9 +236,8 @@ class Runs(Scope, Sequence[Run]):
             return self[0]
         if not self:
             raise NoSuchPlaceError("no run has dumps here", str(self.directory))
-        names = ", ".join(run.name for run in self._runs[:5])
         what = f"{len(self)} runs have dumps here"
-        remedy = f"name one (--dir, runs[name]): {names}"
+        remedy = f"name one: {', '.join(str(run.directory) for run in self._runs[:5])}"
         raise NoSuchPlaceError(what, str(self.directory), remedy)
 
     def iter_dumps(self) -> Iterator[Dump]:

@@ -65,7 +65,7 @@ e0_p/GBSany_Nany_inany_outany/9: this step has no dump
         "DIR",
         """\
 DIR: 2 runs have dumps here
-  -> name one (--dir, runs[name]): e0_p/GBSany_Nany_inany_outany, e1_p/GBSany_Nany_inany_outany""",
+  -> name one: DIR/e0_p/GBSany_Nany_inany_outany, DIR/e1_p/GBSany_Nany_inany_outany""",
     ),
     (
         "no directory",
