@@ -16,7 +16,7 @@ from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, du
 from rlskip.cli.report import shown, write
 from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps, compact
-from rlskip.runs.find import Target, find_target
+from rlskip.runs.find import Target, find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 
 if TYPE_CHECKING:
@@ -118,10 +118,16 @@ def _sides(a: str, b: str, within: Path) -> tuple[Side, Side] | None:
             find_target(a, within)
             find_target(b, within)
         except NoSuchPlaceError:
-            pass
+            if _holds_runs(a) and _holds_runs(b):  # several: which one is meant?
+                raise
         else:
             return None
         raise
+
+
+def _holds_runs(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.is_dir() and bool(find_runs(path))
 
 
 # -- for people ------------------------------------------------------------------------------

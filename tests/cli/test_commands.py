@@ -19,6 +19,7 @@ from rlskip.store import StepStore
         (["ls", "/nowhere"], "no such directory"),
         (["show", "9", "-d", "{run}"], "this step has no dump; its steps are 1-3"),
         (["show", "1", "-d", "{dumps}"], "2 runs have dumps here; name one: /"),
+        (["compare", "{dumps}", "{dumps}"], "2 runs have dumps here; name one: /"),
         (["show", "{dumps}/nothing"], "no such file"),
         (["prune", "{dumps}"], "no limit is given"),
         (["prune", "{dumps}", "--older-than", "soon"], "'soon' is not an age"),
