@@ -11,6 +11,8 @@ import numpy as np
 from rlskip._copies import Memory, gathered, truths
 from rlskip.batch.columns import cells_of, is_tensor
 
+_NUMBER = (int, float, np.integer, np.floating, np.bool_)
+
 
 @attrs.frozen(eq=False)
 class Ragged:
@@ -98,11 +100,11 @@ def spans_of(lengths: Sequence[int]) -> np.ndarray:
 
 def numbers(cell: Any) -> np.ndarray | None:
     """A cell as an array of one dimension; None if it is anything but numbers."""
-    if is_tensor(cell):
+    if is_tensor(cell) or (isinstance(cell, np.ndarray) and cell.dtype == object):
         cell = cell.tolist()
     if isinstance(cell, np.ndarray | np.generic):
         array = np.asarray(cell)
-    elif isinstance(cell, list | tuple) and all(isinstance(v, int | float) for v in cell):
+    elif isinstance(cell, list | tuple) and all(isinstance(v, _NUMBER) for v in cell):
         array = np.asarray(cell) if cell else np.empty(0, np.int64)
     else:
         return None

@@ -152,7 +152,9 @@ class Rows:
         """
         read: dict[str, Ragged] = {}
         for what, column in columns.tokens.items():
-            if what == "mask" and isinstance(column, list) and read.keys() & {"response", "whole"}:
+            is_objects = isinstance(column, np.ndarray) and column.dtype == object
+            is_list = is_objects or isinstance(column, list)
+            if what == "mask" and is_list and read.keys() & {"response", "whole"}:
                 column = completed(column, read)
             found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
             if found is not None:
@@ -312,7 +314,7 @@ def holds_numbers(column: Any) -> bool:
     """Whether a column has a sequence of whole numbers for each row, as far as its type tells."""
     if is_tensor(column):
         return column.is_nested or (column.dim() == 2 and not column.dtype.is_floating_point)
-    if isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray) and column.dtype != object:
         return column.ndim == 2 and column.dtype.kind in "biu"
     cells = (cell for cell in cells_of(column) or () if cell is not None)
     cell = plain(next(cells, None))
