@@ -106,7 +106,9 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     if len(numbers) <= 2 and None not in numbers:
         return _below(the_run(within, decode), [n for n in numbers if n is not None])
     path = Path(name).expanduser()
-    if not path.exists():
+    # The first of a step's calls has no directory of its own.
+    there = path.parent if path.name == "0" and not path.exists() else path
+    if not there.exists():
         raise NoSuchPlaceError("no such file or directory", name)
     path = path.resolve()
     parts: list[int] = []

@@ -54,8 +54,11 @@ def test_each_call_has_its_own_hits(rlskip: Any, run: Run) -> None:
 
 @pytest.mark.parametrize(("name", "found"), [("2/0", ["2/0"]), ("2/2", ["2/2"]), ("1", ["1"])])
 def test_a_call_can_be_selected(run: Run, name: str, found: list[str]) -> None:
-    target = find_target(name, run.directory)
-    assert [dump.name for dump in target.dumps()] == found
+    for target in (
+        find_target(name, run.directory),
+        find_target(f"{run.directory}/{name}", Path()),
+    ):
+        assert [dump.name for dump in target.dumps()] == found
 
 
 def test_the_quarantined_calls_of_a_step_are_listed_and_pruned(run: Run) -> None:
