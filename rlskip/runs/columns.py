@@ -11,9 +11,11 @@ from typing import Any
 
 import attrs
 import numpy as np
+import xxhash
 
 from rlskip.batch import columns as batches
 from rlskip.batch.row_fields import RowFields
+from rlskip.batch.tables import loaded
 
 QUEUE_PART = {"groups", "keys", "fields"}
 """The keys of what role rollout_tq dumps."""
@@ -126,4 +128,15 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, loaded("PIL.Image", "Image")):
+        return _named(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _named(image: Any) -> str:
+    """An image as a text that equal images share: its own has an address in memory."""
+    drawn = xxhash.xxh3_64(image.tobytes())
+    if image.mode in ("P", "PA"):
+        drawn.update(bytes(image.getpalette("RGBA")))
+    width, height = image.size
+    return f"<image {image.mode} {width}x{height} {drawn.hexdigest()}>"

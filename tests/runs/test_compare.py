@@ -265,3 +265,16 @@ def test_log_probs_count_up_to_the_first_token_that_differs() -> None:
     pair = ([-0.1, -0.2, -0.3], [-0.4, -0.7, -0.8])
     found = difference(completion_ids=tokens, logprobs=pair)
     assert (found["token"], found["by"]) == (1, pytest.approx(0.3))
+
+
+def test_images_are_compared_by_what_they_show(tmp_path: Path) -> None:
+    images = pytest.importorskip("PIL.Image")
+    store = StepStore(tmp_path)
+    for step, shades in ((1, (0, 9)), (2, (0, 9)), (3, (0, 8))):
+        content = [[{"type": "image", "image": images.new("L", (2, 2), i)}] for i in shades]
+        prompts = [[{"role": "user", "content": one}] for one in content]
+        store.save(step, {"prompt": prompts * 2, "completion": list("abcd")})
+    found = [list(Run(tmp_path)[step].rollouts()) for step in (1, 2, 3)]
+    assert [len(one.groups) for (one,) in found] == [2, 2, 2]
+    assert compare_sessions(found[0], found[1], 1, 0.0)[0] == []
+    assert compare_sessions(found[0], found[2], 1, 0.0)[1].prompts == 4
