@@ -62,7 +62,7 @@ def test_the_table_of_packing(name: str) -> None:
     assert f"| {row['ratio']:.2f} | {round(row['goal']['value'], 2)}" in page
     planner = ROWS["plan_trl_ratio"]
     assert f"{planner['ours']:.0f} million tokens a second" in page
-    assert f"takes {planner['peer']:.1f} million" in page
+    assert f"TRL 1.16's {planner['peer']:.1f} million" in page
 
 
 @pytest.mark.parametrize("what", ["sync_ratio", "sync_full_ratio", "sync_full_first"])
