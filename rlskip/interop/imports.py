@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.interop import from_verl, samples
+from rlskip.interop.bounds import ForeignDumpError
 from rlskip.interop.content import Format, Imported, Into
 from rlskip.interop.pickles import named_errors
 from rlskip.runs.on_disk import dumps_of
@@ -53,16 +55,25 @@ def import_files(found: Iterable[tuple[Path, Format]], into: Into) -> Iterator[I
     Raises
     ------
     ForeignDumpError
-        A file is not what it should be. The dumps before it are stored.
+        A file is not what it should be, or would be the dump that another file has become. The
+        dumps before it are stored.
     ConfigError
         Neither the user nor the path gives the name of a run.
     """
+    taken: dict[tuple[Path, int, int | None], Path] = {}
     for file, form in found:
         with named_errors(file):
             assert form.read is not None
             for one in form.read(file, into):
                 run = one.run or into.run or f"{into.name}/GBSany_Nany_inany_outany"
                 directory, nbytes = into.directory_of(run), None
+                if one.role == VALIDATION_ROLE:
+                    directory, run = directory / one.role, f"{run}/{one.role}"
+                other = taken.setdefault((directory, one.step, one.part), file)
+                if other != file:
+                    what = f"it is of step {one.step}, and so is {other}"
+                    remedy = "import it alone, with --run EXPERIMENT_PROJECT/GBSany_..."
+                    raise ForeignDumpError(what, remedy=remedy)
                 if not dumps_of(directory, one.step, one.part):
                     info = {"job": "import", "imported": str(file), **one.info}
                     saved = StepStore(directory).save(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlskip.batch.row_fields import RowFields
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.interop.bounds import Budget, Expansion, ForeignDumpError
 from rlskip.interop.content import Content, Format, Into
 from rlskip.interop.pickles import read_archive
@@ -24,17 +25,22 @@ from rlskip.interop.pickles import read_archive
 Row = dict[str, Any]
 
 _SAVED = ("traces.jsonl", "results.jsonl")
+# slime begins with it what stands for the number in the name of a file of an evaluation.
+_EVALUATION = re.compile(r"(?:.*[^a-z])?eval_[0-9]+")
 _NUMBER = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})")
 
 
-def _contents(steps: Iterable[tuple[int, list[Row]]], budget: Budget) -> Iterator[Content]:
+def _contents(
+    steps: Iterable[tuple[int, list[Row]]], budget: Budget, role: str = "rollout"
+) -> Iterator[Content]:
     """Steps of rows as mappings of columns, of which each has a value for each row."""
     for number, rows in steps:
         names = dict.fromkeys(name for row in rows for name in row)
         budget.spend(8 * len(names) * len(rows))
         columns = {name: [row.get(name) for row in rows] for name in names}
         known = {"group": "uid", "session": "session" if "session" in names else None}
-        yield Content(number, columns, len(rows), RowFields.of(names, known).to_meta())
+        meta = RowFields.of(names, known).to_meta()
+        yield Content(number, columns, len(rows), meta, role=role)
 
 
 # -- slime, miles --------------------------------------------------------------------------
@@ -51,7 +57,8 @@ def _read_slime(path: Path, into: Into) -> Iterator[Content]:
     number = found.get("rollout_id")
     number = number if type(number) is int else _number_in(path)
     rows = list(map(_of_sample, samples))
-    yield from _contents([(_step(into, number, path), rows)], _budget(path))
+    role = VALIDATION_ROLE if _EVALUATION.fullmatch(path.stem) else "rollout"
+    yield from _contents([(_step(into, number, path), rows)], _budget(path), role)
 
 
 def _of_sample(sample: Row) -> Row:

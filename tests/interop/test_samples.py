@@ -76,6 +76,32 @@ def test_samples_of_slime_and_miles_become_a_step(
     }
 
 
+def test_evaluations_of_slime_are_validation(rlskip: Any, tmp_path: Path) -> None:
+    for name, reward in (("7", 1.0), ("eval_7", 0.5)):
+        sample = {"rollout_id": 7, "samples": [{**SAMPLE, "reward": reward}]}
+        torch.save(sample, tmp_path / f"{name}.pt")
+    options = ("--trust-pickle", "-d", tmp_path / "in", "--run", RUN, "--json")
+    said = rlskip("import", tmp_path, *options).json
+    assert [(one["role"], one["nbytes"] is None) for one in said] == [
+        ("rollout", False), ("rollout_val", False)
+    ]  # fmt: skip
+    for run, reward in ((RUN, 1.0), (f"{RUN}/rollout_val", 0.5)):
+        assert said.pop(0)["run"] == run
+        (row,) = package.open(tmp_path / "in" / run).iter_rows()
+        assert (row["step"], row["reward"]) == (7, reward)
+
+
+def test_two_files_of_one_step_are_refused(rlskip: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        result = {"example_id": 1, "prompt": ASKED, "completion": name, "reward": 1.0}
+        (tmp_path / name / "results.jsonl").write_text(json.dumps(result))
+    said = rlskip("import", tmp_path, "-d", tmp_path / "in")
+    assert (said.code, "so is" in said.err, "--run" in said.err) == (2, True, True)
+    assert str(tmp_path / "b" / "results.jsonl") in said.err.replace("\n", "")
+    assert rlskip("import", tmp_path / "b", "-d", tmp_path / "in", "--run", RUN).code == 0
+
+
 def test_a_pickle_needs_trust_and_runs_nothing(rlskip: Any, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
