@@ -148,8 +148,8 @@ class CallMatching:
     def _elsewhere(self, call: Call) -> Iterator[Found]:
         """The dumps of other steps that were made for such a call.
 
-        Another draw for the same prompts is not one that this run has made before. What is computed
-        of an earlier stage's result is.
+        Those of this process do not serve, because prompts that come again are sampled again. They
+        serve a stage that follows another one: it computes the same again.
         """
         for found in self._index.find(call.identity.prompts_hash, call.step):
             if self._index.has_written(found) and not call.stage.derived:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,17 @@ def test_a_dump_that_is_there_stays(import_: Any, foreign: Path, tmp_path: Path)
     again = import_(foreign)
     assert again.out.count("exists already") == 3
     assert StepStore(tmp_path / "ours" / RUN).load(1) == ["ours"]
+
+
+def test_two_files_of_one_step_are_refused(rlskip: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        result = {"example_id": 1, "prompt": "Hi", "completion": name, "reward": 1.0}
+        (tmp_path / name / "results.jsonl").write_text(json.dumps(result))
+    said = rlskip("import", tmp_path, "-d", tmp_path / "in")
+    assert (said.code, "so is" in said.err, "--run" in said.err) == (2, True, True)
+    assert str(tmp_path / "b" / "results.jsonl") in said.err.replace("\n", "")
+    assert rlskip("import", tmp_path / "b", "-d", tmp_path / "in", "--run", RUN).code == 0
 
 
 def test_dumps_of_ours_beside_them_are_left_out(import_: Any, foreign: Path) -> None:

@@ -91,17 +91,6 @@ def test_evaluations_of_slime_are_validation(rlskip: Any, tmp_path: Path) -> Non
         assert (row["step"], row["reward"]) == (7, reward)
 
 
-def test_two_files_of_one_step_are_refused(rlskip: Any, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        result = {"example_id": 1, "prompt": ASKED, "completion": name, "reward": 1.0}
-        (tmp_path / name / "results.jsonl").write_text(json.dumps(result))
-    said = rlskip("import", tmp_path, "-d", tmp_path / "in")
-    assert (said.code, "so is" in said.err, "--run" in said.err) == (2, True, True)
-    assert str(tmp_path / "b" / "results.jsonl") in said.err.replace("\n", "")
-    assert rlskip("import", tmp_path / "b", "-d", tmp_path / "in", "--run", RUN).code == 0
-
-
 def test_a_pickle_needs_trust_and_runs_nothing(rlskip: Any, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
