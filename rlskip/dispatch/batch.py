@@ -27,6 +27,7 @@ from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, contents_of
+from rlskip.jobs.enclosing import enclosing
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
 
 logger = logging.getLogger(__name__)
@@ -299,7 +300,11 @@ def read_batch(
 
 
 def _content_of(sample: Mapping[str, Any], sampled: bool) -> str | None:
-    """What journals know a prompt by; its uid and the like count if it has no other field."""
+    """What journals know a prompt by, among those of the enclosing call of a stage.
+
+    Its uid and the like count if it has no other field.
+    """
     more = dict(sample) if VOLATILE.issuperset(sample) else {}
-    (content,) = contents_of([sample], {**more, DO_SAMPLE: sampled})
+    calls = dict(enclosing.get({}))
+    (content,) = contents_of([sample], {**more, **calls, DO_SAMPLE: sampled})
     return content

@@ -2,8 +2,9 @@
 
 A step's journal is ``{step}.journal`` next to its dump (:mod:`rlskip.dispatch.journal`). Sessions
 are appended as they finish: by the dispatcher if it writes their rows, else by the worker that
-does (:class:`WorkerJournal`). The next run that submits the step takes them by the content of
-their prompt and their number, and generates the others. A journal is removed once
+does (:class:`WorkerJournal`). The next run that submits the step takes them by the call of a stage
+that submits them, the content of their prompt and their number, and generates the others. A journal
+is removed once
 
 - the dump of its step is there, or a checkpoint of its step or a later one,
 - a later step is submitted, or a batch was sampled: a dump may be that of another call, and

@@ -39,8 +39,9 @@ class Session:
     partition
         Where its rows go.
     prompt_key
-        What names its prompt in the step's journal: a hash of its content, and its number among the
-        step's prompts of that content. None: the session is not journaled.
+        What names its prompt in the step's journal: a hash of its content and of the stage's call
+        that submits it, and its number among the step's prompts of that hash. None: the session is
+        not journaled.
     """
 
     uid: str

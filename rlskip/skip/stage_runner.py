@@ -13,22 +13,19 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from typing import Any
 
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import MissError, RlskipError
+from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.role import Role
 
 log = logging.getLogger(__name__)
-
-# Roles whose stage encloses the present call.
-inside: ContextVar[frozenset[str]] = ContextVar("rlskip_inside", default=frozenset())
-
 
 _FULL = "\n  -> free space there, or bound the dumps with skip.keep_last or skip.max_size"
 _FORBIDDEN = "\n  -> make it writable for this user, or name another skip.dump_dir"
@@ -173,7 +170,7 @@ def _eligible_call(
     if observes:
         call.step = -1 if step is None else step
         return call
-    if skip.role in inside.get():
+    if skip.role in enclosing.get({}):
         return None
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
@@ -269,13 +266,13 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 @contextmanager
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
-    roles = inside.get()
-    token = inside.set(roles if role.observes(call.stage) else roles | {role.role})
+    calls = enclosing.get({})
+    token = enclosing.set(calls if role.observes(call.stage) else {**calls, role.role: call.name})
     try:
         with call.timed():
             yield
     finally:
-        inside.reset(token)
+        enclosing.reset(token)
 
 
 @functools.cache

@@ -277,7 +277,7 @@ class Identity:
     def digest(self) -> str:
         """A hash of all that must be equal."""
         compared = [self.prompts_hash, *(getattr(self, name) for name in _COMPARED)]
-        compared += [given for given in (self.arguments, self._more) if given]
+        compared += [_without_draws(given) for given in (self.arguments, self._more) if given]
         return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:
