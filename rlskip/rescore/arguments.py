@@ -67,9 +67,11 @@ def arguments(
     Raises
     ------
     RlskipError
-        The run does not record what the function takes.
+        The run does not record what the function takes, or `data` lacks one of its prompts.
     """
     given = [_Given(one, one.turns, decode, data or {}) for one in sessions]
+    for one in given if data else ():
+        one.refuse_without_row()
     if judge.judged != "completions":
         plural = "s" if judge.takes_many else ""
         makers: dict[str, Callable[[_Given], Any]] = {
@@ -120,6 +122,15 @@ class _Given:
         """The prompt that the run recorded, as the data set names it; empty if it is not needed."""
         prompt = recorded(self.turns[0], "user") if self.data else None
         return "" if prompt is None else _name_of(prompt)
+
+    def refuse_without_row(self) -> None:
+        """Raise RewardError if the data set lacks the prompt: its columns would be missing."""
+        if self.asked not in self.data:
+            what = f"no row of --data has the prompt {self.asked!r:.80}"
+            remedy = (
+                "give the prompts as the run recorded them, text as text and messages as messages"
+            )
+            raise RewardError(what, self._where, remedy)
 
     @property
     def tokens(self) -> list[int] | None:
@@ -181,11 +192,8 @@ def _missing(name: str, one: _Given) -> RewardError:
     what = f"the function takes {name}, which the run does not record"
     there = f"the fields are {', '.join(own) or 'none'}"
     remedy = f"name the data set: --data FILE ({there})"
-    if one.asked in one.data:
+    if one.data:
         what, remedy = f"{what}, nor does --data", f"name one of them so: {there}"
-    elif one.data:
-        what = f"{what}, and no row of --data has the prompt {one.asked!r:.80}"
-        remedy = "give the prompts as the run recorded them, text as text and messages as messages"
     return RewardError(what, one._where, remedy)
 
 
