@@ -35,7 +35,11 @@ def compute_packed(trainer: Any, max_tokens: int) -> None:
     for model in (trainer.model, getattr(trainer, "ref_model", None)):
         if model is not None:
             refuse_inexact(model)
-    setattr(trainer, SEAM, functools.partial(_on_packs, trainer, max_tokens))
+    packed: Any = functools.partial(_on_packs, trainer, max_tokens)
+    present = vars(trainer).get(SEAM)
+    if isinstance(present, functools.partial) and present.func is not _on_packs:
+        packed = functools.partial(present.func, packed)  # what records the log-probs stays around
+    setattr(trainer, SEAM, packed)
 
 
 def _on_packs(

@@ -292,6 +292,30 @@ def trained_by_ranks() -> list[list[float]]:
     return losses
 
 
+def recorded_on_packs(*order: str) -> list[int]:
+    """How often log-probabilities were recorded and packs computed, attached in that order."""
+    from rlskip import stages
+    from rlskip.hosts import trl as host
+    from rlskip.hosts import trl_packing
+
+    recorded, packs = [], []
+    usual = stages.record, trl_packing.packed_forward
+    stages.record = lambda name, *_, **more: recorded.append(name)
+    trl_packing.packed_forward = lambda *given: packs.append(given) or usual[1](*given)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = trainer_of("GRPO", folder)
+            recording = {"record": {"enable": True, "dump_dir": f"{folder}/records"}}
+            how = {"record": {"config": recording}, "pack": {"pack": 64}}
+            for name in order:
+                host.attach(trainer, **how[name])
+            trainer.train()
+    finally:
+        stages.record, trl_packing.packed_forward = usual
+        stages.stop()
+    return [recorded.count("log_probs"), len(packs)]
+
+
 def by_two(usual: Any, *args: Any, batch_size: Any = None, **kwargs: Any) -> Any:
     return usual(*args[:4], 2, *args[5:], **kwargs)
 

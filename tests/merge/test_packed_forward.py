@@ -51,6 +51,8 @@ CASES: list[list[Any]] = [
     ["trained", "GRPO"],
     ["trained", "RLOO"],
     ["trained_with_dropout", "GRPO"],
+    ["recorded_on_packs", "record", "pack", "pack"],
+    ["recorded_on_packs", "pack", "record"],
 ]
 
 
@@ -148,3 +150,10 @@ def test_processes_wait_for_none_with_more_packs(python_of: Any, tmp_path: Path)
 
 def test_trl_with_dropout_is_refused(result: Callable[..., Any]) -> None:
     assert "dropout" in result("trained_with_dropout", "GRPO")
+
+
+def test_log_probs_from_packs_are_recorded_in_either_order(result: Callable[..., Any]) -> None:
+    recorded, packs = result("recorded_on_packs", "record", "pack", "pack")
+    assert recorded > 0
+    assert packs > 0
+    assert result("recorded_on_packs", "pack", "record") == [recorded, packs]
