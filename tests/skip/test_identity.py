@@ -6,9 +6,7 @@ import copy
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import tally
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
-from rlskip.skip.notices import keep_config
 from rlskip.store import StepStore, UnsupportedTypeError
 from tests.clock import MockClock
 from tests.skip.trainers import visit
@@ -404,20 +401,6 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
     SkipManager.set_step(2)
     generate([2])
     assert "the config cannot be kept with the dumps" in caplog.text
-
-
-def test_calls_side_by_side_keep_one_config(tmp_path: Path) -> None:
-    for k in range(10):
-        meet = threading.Barrier(8)
-
-        def keep(_: int, k: int = k, meet: threading.Barrier = meet) -> str:
-            meet.wait(60)
-            return keep_config(tmp_path, {"key": k})
-
-        with ThreadPoolExecutor(8) as threads:
-            (name,) = {*threads.map(keep, range(8))}
-        assert json.loads((tmp_path / ".config" / f"{name}.json").read_text()) == {"key": k}
-    assert len([*(tmp_path / ".config").iterdir()]) == 10
 
 
 # -- the tables ----------------------------------------------------------------------------

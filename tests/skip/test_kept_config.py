@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig
-from rlskip.skip.notices import MASKED, flat_config
+from rlskip.skip.notices import MASKED, flat_config, keep_config
 
 
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +68,17 @@ def test_a_path_is_kept_as_text() -> None:
 def test_any_config_can_be_kept(config: Any) -> None:
     assert json.loads(json.dumps(flat_config(config))) == flat_config(config)
     assert flat_config(config) == flat_config(copy.deepcopy(config))
+
+
+def test_calls_side_by_side_keep_one_config(tmp_path: Path) -> None:
+    for k in range(10):
+        meet = threading.Barrier(8)
+
+        def keep(_: int, k: int = k, meet: threading.Barrier = meet) -> str:
+            meet.wait(60)
+            return keep_config(tmp_path, {"key": k})
+
+        with ThreadPoolExecutor(8) as threads:
+            (name,) = {*threads.map(keep, range(8))}
+        assert json.loads((tmp_path / ".config" / f"{name}.json").read_text()) == {"key": k}
+    assert len([*(tmp_path / ".config").iterdir()]) == 10
