@@ -96,6 +96,7 @@ class CallMatching:
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
         call.visit.take(found)
+        self._index.served.setdefault(found, call.step)
 
     def load(self, call: Call) -> Loaded:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
@@ -148,11 +149,13 @@ class CallMatching:
     def _elsewhere(self, call: Call) -> Iterator[Found]:
         """The dumps of other steps that were made for such a call.
 
-        Those of this process do not serve, because prompts that come again are sampled again. They
-        serve a stage that follows another one: it computes the same again.
+        Those that this process wrote, or that have served another step of it, do not serve, because
+        prompts that come again are sampled again. They serve a stage that follows another one: it
+        computes the same again.
         """
         for found in self._index.find(call.identity.prompts_hash, call.step):
-            if self._index.has_written(found) and not call.stage.derived:
+            elsewhere = self._index.served.get(found, call.step) != call.step
+            if (elsewhere or self._index.has_written(found)) and not call.stage.derived:
                 continue
             meta = self._dumps.store.read_meta(found.step, found.part)
             if call.visit.is_used(found) or meta is None or meta.identity is None:

@@ -71,6 +71,8 @@ class RunIndex:
         self._uses: Counter[Group] = Counter()
         self._written: set[Found] = set()
         self._first: int | None = None
+        #: Of each whole dump that has served a call of this process, the step of the first.
+        self.served: dict[Found, int] = {}
         #: How many dumps do not record their prompts, or which rows are which prompt's.
         self.mute = 0
 
@@ -149,6 +151,8 @@ class RunIndex:
         with self.lock:
             own = self._groups.get(found, ()) if isinstance(found, Found) else found.groups
             self._uses.subtract(own)
+            if isinstance(found, Found):
+                self.served.pop(found, None)
             for group in own:
                 self._forget(group.found.size, group.found.step)
 

@@ -191,6 +191,7 @@ class Visits(RuleBasedStateMachine):
         if self.stage.ranks > 1 and skip["on_mismatch"] == "ignore":
             skip = {**skip, "on_mismatch": "error"}  # which place a dump has, ranks see apart
         self.skip, self.step, self.mine = skip, 0, set[tuple[int, int]]()
+        self.served: dict[tuple[int, int], int] = {}
         keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
         self.stage.start({**keys, **skip})
 
@@ -287,6 +288,7 @@ class Visits(RuleBasedStateMachine):
         else:
             assert (got, ran) == (self.disk[expected[0]][expected[1]].value, False)
             self.used.add(expected)
+            self.served.setdefault(expected, self.step)
 
     # -- the rules of docs/skip.md -----------------------------------------------------------
 
@@ -310,7 +312,8 @@ class Visits(RuleBasedStateMachine):
         if self.skip["match"] == "run":
             for other in self.nearest():
                 for number in self.read(other):
-                    ours = (other, number) in self.mine and not self.stage.derived
+                    elsewhere = self.served.get((other, number), self.step) != self.step
+                    ours = (elsewhere or (other, number) in self.mine) and not self.stage.derived
                     if not ours and self.fits(other, number, wanted):
                         return other, number
         there = [n for n in self.listed if n in self.disk[self.step] and n not in self.lost]
