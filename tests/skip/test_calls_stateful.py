@@ -41,6 +41,9 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
+# Which dump replaces a damaged one depends on whether a rank looks before or after another one has
+# quarantined its shard. Only with these none does.
+PLAIN = {"action": "cache", "match": "step"}
 CALLS = st.tuples(st.sampled_from("abc"), st.booleans())  # prompts, and whether greedily
 
 
@@ -190,6 +193,9 @@ class Visits(RuleBasedStateMachine):
             skip = {**skip, "on_miss": "generate"}  # refused together
         if self.stage.ranks > 1 and skip["on_mismatch"] == "ignore":
             skip = {**skip, "on_mismatch": "error"}  # which place a dump has, ranks see apart
+        dumps = [dump for dumps in self.disk.values() for dump in dumps.values()]
+        if self.stage.ranks > 1 and any(dump.damage for dump in dumps):
+            skip = {**skip, **PLAIN}
         self.skip, self.step, self.mine = skip, 0, set[tuple[int, int]]()
         self.served: dict[tuple[int, int], int] = {}
         keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
@@ -232,6 +238,10 @@ class Visits(RuleBasedStateMachine):
         """Between two visits a dump is removed, or a file of it is damaged."""
         if number not in self.disk[step]:
             return
+        if self.stage.ranks > 1 and how != "gone" and not self.skip.items() >= PLAIN.items():
+            return
+        if how == "meta" and self.stage.ranks > 2:
+            how = "data"  # a rank reads only the next one's meta.json
         self.stage.flush()
         path = self.run / str(step) / (str(number) if number else "")
         if how == "gone":
