@@ -96,7 +96,7 @@ class CallMatching:
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
         call.visit.take(found)
-        self._index.served.setdefault(found, call.step)
+        self._index.serves(found, call.step)
 
     def load(self, call: Call) -> Loaded:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
@@ -154,7 +154,7 @@ class CallMatching:
         computes the same again.
         """
         for found in self._index.find(call.identity.prompts_hash, call.step):
-            elsewhere = self._index.served.get(found, call.step) != call.step
+            elsewhere = self._index.has_served_elsewhere(found, call.step)
             if (elsewhere or self._index.has_written(found)) and not call.stage.derived:
                 continue
             meta = self._dumps.store.read_meta(found.step, found.part)
@@ -180,8 +180,10 @@ class PromptMatching(CallMatching):
         """The dumps of this very call, then a group for each of its prompts."""
         if call.identity.prompts_hash is not None:
             for found in call.visit.fitting(call.identity):
-                # A visit of its own does not know what other calls were served.
-                if not (self._own_steps and self._index.is_used(found)):
+                # A visit does not know what calls of other steps were served, and one of a call
+                # that has its own step knows of no other.
+                used = self._own_steps and self._index.is_used(found)
+                if not (used or self._index.has_served_elsewhere(found, call.step)):
                     yield found
             identity = attrs.evolve(call.identity, prompts_hash=None)
             gathered = self._gather(call, lambda made: not identity.differences(made)[0])
@@ -227,7 +229,7 @@ class PromptMatching(CallMatching):
         return None
 
     def take(self, call: Call, found: Any) -> None:
-        self._index.take(found)
+        self._index.take(found, call.step)
         if isinstance(found, Found):
             super().take(call, found)
             return

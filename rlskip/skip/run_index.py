@@ -71,8 +71,8 @@ class RunIndex:
         self._uses: Counter[Group] = Counter()
         self._written: set[Found] = set()
         self._first: int | None = None
-        #: Of each whole dump that has served a call of this process, the step of the first.
-        self.served: dict[Found, int] = {}
+        # Of what has served a call of this process, the step of the first.
+        self._served: dict[Found | Group, int] = {}
         #: How many dumps do not record their prompts, or which rows are which prompt's.
         self.mute = 0
 
@@ -134,26 +134,36 @@ class RunIndex:
         """How many groups a dump has."""
         return len(self._groups.get(found, ()))
 
-    def take(self, found: Found | Gathered) -> None:
-        """A whole dump of the run itself, or these groups, serve a call."""
-        if isinstance(found, Gathered):
-            self._uses.update(found.groups)
-        else:
+    def take(self, found: Found | Gathered, step: int) -> None:
+        """The groups of a whole dump of the run itself, or these groups, serve a call of `step`."""
+        if isinstance(found, Found):
             self._read_step("", found.step)
-            self._uses.update(self._groups.get(found, ()))
+        self._uses.update(groups := self._groups_of(found))
+        for group in groups:
+            self._served.setdefault(group, step)
+
+    def serves(self, found: Found, step: int) -> None:
+        """A whole dump serves a call of `step`."""
+        self._served.setdefault(found, step)
+
+    def has_served_elsewhere(self, found: Found, step: int) -> bool:
+        """Whether a dump of the run itself, or a group of it, has served a call of another step."""
+        parts: list[Found | Group] = [found, *self._groups_of(found)]
+        return any(self._served.get(part, step) != step for part in parts)
 
     def is_used(self, found: Found) -> bool:
         """Whether a group of a dump of the run itself has served."""
-        return any(self._uses[group] for group in self._groups.get(found, ()))
+        return any(self._uses[group] for group in self._groups_of(found))
 
     def give_back(self, found: Found | Gathered) -> None:
         """Its dumps turned out not to serve the call; read what is left of their steps again."""
         with self.lock:
-            own = self._groups.get(found, ()) if isinstance(found, Found) else found.groups
-            self._uses.subtract(own)
+            self._uses.subtract(own := self._groups_of(found))
             if isinstance(found, Found):
-                self.served.pop(found, None)
+                self._served.pop(found, None)
             for group in own:
+                if not self._uses[group]:
+                    self._served.pop(group, None)
                 self._forget(group.found.size, group.found.step)
 
     def writes(self, found: Found) -> None:
@@ -172,6 +182,9 @@ class RunIndex:
             self._forget("", found.step)
 
     # -- within --------------------------------------------------------------------------
+
+    def _groups_of(self, found: Found | Gathered) -> Sequence[Group]:
+        return found.groups if isinstance(found, Gathered) else self._groups.get(found, ())
 
     def _order(self, group: Group) -> tuple[Any, ...]:
         return *group.found.order_from(self._first or 0), group.start

@@ -41,6 +41,7 @@ class Model:
 
     def __init__(self, dumped: dict[tuple[int, int], tuple[str, list[Any]]], first: int) -> None:
         self.dumped, self.uses = dumped, Counter[tuple[int, int, int]]()
+        self.served: dict[tuple[int, int, int], int] = {}  # the step that each served first
         order = sorted(dumped, key=lambda at: (at[0] < first, at))
         self.groups: dict[str, list[tuple[int, int, int]]] = {}
         for at in order:
@@ -53,11 +54,13 @@ class Model:
     def serve(self, batch: str, cycles: bool) -> list[Any] | None:
         """The rows that serve a batch; None: it is generated."""
         for (step, call), (prompts, rows) in sorted(self.dumped.items()):
-            if step == self.step and call not in self.used and prompts == batch:
+            all_of_it = [(step, call, i) for i in range(len(batch))]
+            unused = all(self.served.get(at, self.step) == self.step for at in all_of_it)
+            if step == self.step and call not in self.used and prompts == batch and unused:
                 self.used.add(call)
-                self.uses.update((step, call, i) for i in range(len(batch)))
+                self.take(all_of_it)
                 return [row for group in rows for row in group]
-        uses, chosen = self.uses.copy(), []
+        uses, chosen = self.uses.copy(), list[tuple[int, int, int]]()
         for p in batch:
             left = [at for at in self.groups.get(p, ()) if cycles or not uses[at]]
             if not left:
@@ -65,9 +68,13 @@ class Model:
             best = min(left, key=lambda at: uses[at])
             uses[best] += 1
             chosen.append(best)
-        self.uses = uses
+        self.take(chosen)
         self.used |= {call for step, call, _ in chosen if step == self.step}
         return [row for step, call, i in chosen for row in self.dumped[step, call][1][i]]
+
+    def take(self, groups: list[tuple[int, int, int]]) -> None:
+        self.uses.update(groups)
+        self.served = {**dict.fromkeys(groups, self.step), **self.served}
 
 
 @pytest.mark.usefixtures("no_fsync")
