@@ -305,6 +305,6 @@ def _content_of(sample: Mapping[str, Any], sampled: bool) -> str | None:
     Its uid and the like count if it has no other field.
     """
     more = dict(sample) if VOLATILE.issuperset(sample) else {}
-    calls = dict(enclosing.get({}))
+    calls = {role: name for role, name in enclosing.get({}).items() if name}
     (content,) = contents_of([sample], {**more, **calls, DO_SAMPLE: sampled})
     return content

@@ -9,5 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-#: By role, the name of the call among the step's, which is the same in every run.
+#: By role, the name of the call among the step's, which is the same in every run; empty where the
+#: role tells its calls apart by their prompts (``rollout_tq``).
 enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")

@@ -12,7 +12,9 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.queue import MemoryQueue
 from rlskip.replay import IncompleteRolloutError
+from rlskip.store import StepStore
 
 N = 2
 CALLS = {
@@ -104,3 +106,26 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
     again = Process(tmp_path, draws, options=options)
     again.step(([1, 2],))
     assert again.ran == 2 * N - resumed
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_runs_with_and_without_a_role_of_groups_share_journals(tmp_path: Path, first: bool) -> None:
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        return {"responses": torch.tensor([session.session_id])}
+
+    resumed = []
+    for on in (first, not first):
+        roles = {"rollout_tq": {"enable": on}, "reward": {"enable": True}}
+        SkipManager.init({"skip": {"dump_dir": str(tmp_path / str(on)), **roles}})
+        queue, config = MemoryQueue(), {"rollout_level": True, "n": N, "journal": True}
+
+        @SkipManager.annotate(role="rollout_tq", queue=queue)
+        def submit(prompts: Any) -> None:
+            resumed.append(dispatcher.generate_sequences(prompts, step=3).resumed)
+
+        SkipManager.set_step(3)
+        with RolloutDispatcher(
+            LocalPool(worker, 1), queue, {"dispatch": config}, store=StepStore(tmp_path / "run")
+        ) as dispatcher:
+            submit([{"uid": f"{on}-{i}", "input_ids": torch.tensor([i])} for i in range(2)])
+    assert resumed == [0, 2 * N]
