@@ -1,4 +1,7 @@
-"""The only place for version switches: what Hydra 1.4 and OmegaConf 2.4 do differently."""
+"""The only place for version switches: Hydra 1.4, OmegaConf 2.4, Python 3.14.
+
+This module imports nothing heavy: the start of every process of verl loads it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
 
 def store_config(group: str, name: str, node: Any, provider: str) -> None:
     """Put `node` into Hydra's ConfigStore, in place of one that is there already.
 
     Hydra 1.3 always replaces; 1.4 needs ``replace=True``.
     """
+    from hydra.core.config_store import ConfigStore
+
     more: dict[str, Any] = {"replace": True} if _takes_replace(ConfigStore.store) else {}
     ConfigStore.instance().store(group=group, name=name, node=node, provider=provider, **more)
 
@@ -28,9 +30,28 @@ def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     OmegaConf 2.4 deprecates ``register_new_resolver`` in favour of ``register_resolver``, which
     is an older function before 2.4.
     """
+    from omegaconf import OmegaConf
+
     new = OmegaConf.register_resolver
     register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
     register(name, resolver, replace=True)
+
+
+def gets_self(function: Any) -> bool:
+    """Whether `function`, as a class's attribute, is called with self.
+
+    A partial is from Python 3.14 on; 3.13 warns of that, and has the method for it already.
+    """
+    if isinstance(function, functools.partial):
+        return sys.version_info >= (3, 14) and not isinstance(function, WithoutSelf)
+    return hasattr(type(function), "__get__")
+
+
+class WithoutSelf(functools.partial[Any]):
+    """A partial that, as a class's attribute, is called without self by any Python."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> WithoutSelf:
+        return self
 
 
 def after_compose(note: Callable[[Any], None]) -> None:

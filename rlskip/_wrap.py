@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import wrapt
 
+from rlskip._compat import gets_self
 from rlskip.config.attachments import Target
 from rlskip.errors import RlskipError
 
@@ -159,7 +160,7 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
     bound = isinstance(raw, (staticmethod, classmethod))
     function = raw.__func__ if bound else raw
     kind: Any = type(raw) if bound else None
-    if isinstance(owner, type) and not hasattr(type(raw), "__get__"):
+    if isinstance(owner, type) and not gets_self(raw):
         kind = staticmethod  # such as a partial: it gets no self
     if not callable(function) or isinstance(function, type):
         raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
