@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Process:
     """A process of a run, in which every session draws another number."""
 
     dump_dir: Path
-    draws: itertools.count  # type: ignore[type-arg]
+    draws: Iterator[int]
     ends_at: int = 10**6  # sessions from this number of the process on fail
     background: bool = False
     options: dict[str, Any] = attrs.field(factory=dict)
