@@ -41,7 +41,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from rlskip import MergeConfig, SkipManager, record
 from rlskip.config.merge import read_merge
 from rlskip.dispatch import RolloutDispatcher, Session
-from rlskip.merge import MergeReport, Pack, merge, pack
+from rlskip.merge import MergeReport, merge
 
 log = logging.getLogger(__name__)
 
@@ -159,19 +159,14 @@ class Policy(nn.Module):
         waves = torch.outer(torch.arange(NUMBERS) / NUMBERS, torch.pi * torch.arange(1, 9))
         self.token.weight.data[:NUMBERS, :16] = 0.25 * torch.cat([waves.sin(), waves.cos()], 1)
 
-    def forward(
-        self, tokens: Tensor, cache: Cache | None = None, packed: Pack | None = None
-    ) -> tuple[Tensor, Cache]:
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """Logits [B, T, vocabulary] of what follows each of `tokens` [B, T], and the new cache."""
         start = cache[0][0].shape[2] if cache else 0
         end = start + tokens.shape[1]
-        positions, mask = slice(start, end), self.causal[start:end, :end]
-        if packed is not None:
-            positions, mask = packed.position_ids, packed.dense_mask()
-        x = self.token(tokens) + self.position.weight[positions]
+        x = self.token(tokens) + self.position.weight[start:end]
         grown: Cache = []
         for i, block in enumerate(self.blocks):
-            x, kv = block(x, mask, cache[i] if cache else None)
+            x, kv = block(x, self.causal[start:end, :end], cache[i] if cache else None)
             grown.append(kv)
         return self.norm(x) @ self.token.weight.T, grown
 
@@ -341,36 +336,8 @@ def advantages(rows: TensorDict, prompts: int, n: int) -> Tensor:
     return (above / (earned.std(1, keepdim=True) + 1e-6))[session]
 
 
-def score(policy: Policy, batch: TensorDict, pack_tokens: int | None) -> tuple[Tensor, Tensor]:
-    """Log-probs of the sampled tokens and entropies of what they were drawn from, row by row."""
-    tokens, sampled = batch["input_ids"], batch["response_mask"]
-    if pack_tokens is None:
-        # The logits at a position are about the token after it. Padding is on the right,
-        # where causal attention does not look, so no other mask is needed.
-        scores = policy(tokens[:, :-1])[0][sampled[:, 1:]].log_softmax(-1)
-        log_prob = scores.gather(1, tokens[:, 1:][sampled[:, 1:]][:, None])[:, 0]
-        return log_prob, -(scores.exp() * scores).sum(-1)
-    upto_last = sampled.flip(1).cumsum(1).flip(1) > 0  # what comes after predicts nothing
-    fields = {"input_ids": tokens, "attention_mask": upto_last, "loss_mask": sampled}
-    found = {}
-    for packed in pack(fields, pack_tokens):
-        logits = policy(packed.input_ids[None], packed=packed)[0][0]
-        values = packed.log_probs(logits).unbind(), packed.entropy(logits).unbind()
-        found.update(zip(packed.rows, zip(*values, strict=True), strict=True))
-    trained = [mask[: len(found[row][0])] for row, mask in enumerate(sampled)]
-    log_prob, entropy = (
-        torch.cat([found[row][i][mask] for row, mask in enumerate(trained)]) for i in (0, 1)
-    )
-    return log_prob, entropy
-
-
 def update(
-    policy: Policy,
-    optimizer: torch.optim.Adam,
-    rows: TensorDict,
-    cfg: DictConfig,
-    step: int,
-    pack_tokens: int | None,
+    policy: Policy, optimizer: torch.optim.Adam, rows: TensorDict, cfg: DictConfig, step: int
 ) -> dict[str, float]:
     """Clipped policy loss over the step's rows; returns its figures, means over mini-batches."""
     actor, n = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout.n
@@ -383,15 +350,18 @@ def update(
     for _ in range(actor.ppo_epochs):
         for pick in torch.from_numpy(rng.permutation(len(rows))).split(actor.ppo_mini_batch_size):
             batch = rows[pick]
-            sampled = batch["response_mask"][:, 1:]
-            log_prob, entropies = score(policy, batch, pack_tokens)
+            # The logits at a position are about the token after it. Padding is on the right,
+            # where causal attention does not look, so no other mask is needed.
+            tokens, sampled = batch["input_ids"], batch["response_mask"][:, 1:]
+            scores = policy(tokens[:, :-1])[0][sampled].log_softmax(-1)
+            log_prob = scores.gather(1, tokens[:, 1:][sampled][:, None])[:, 0]
             record("log_probs", log_prob, rows=batch)
             gain = advantage[pick][:, None].expand(sampled.shape)[sampled]
             ratio = (log_prob - batch["rollout_log_probs"][:, 1:][sampled]).exp()
             clipped = ratio.clamp(1 - actor.clip_ratio, 1 + actor.clip_ratio)
             loss = -torch.minimum(gain * ratio, gain * clipped).mean()
             record("loss", loss)
-            entropy = entropies.mean()
+            entropy = -(scores.exp() * scores).sum(-1).mean()
             optimizer.zero_grad()
             (loss - actor.entropy_coeff * entropy).backward()
             grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), actor.grad_clip)
@@ -480,7 +450,7 @@ def main(cfg: DictConfig) -> None:
             rows = generate_rollouts(prompts, policy, cfg, step, dispatcher)
             rolled_out = time.perf_counter()
             train_rows, report = fold_turns(rows, merge_config)
-            figures = update(policy, optimizer, train_rows, cfg, step, merge_config.pack_tokens)
+            figures = update(policy, optimizer, train_rows, cfg, step)
             updated = time.perf_counter()
             history.append(
                 {

@@ -7,8 +7,7 @@ Each benchmark runs in its own process, together with the genuine peer. The envi
 rlskip with its extras `ray`, `train` and `data`, and verl 0.9.1; `.ci/env benchmarks` makes it.
 SkyRL 0.3.0 is read from its wheel (`--wheel`), because its package needs Python 3.12. The
 benchmarks `engine` and `verl_steps` need vLLM in another environment, so they are run where
-$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set. That environment also has TRL, which verl must not
-find, in a folder of its own: `packing` compares planners there.
+$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ NAMES = (
     "dispatch",
     "replay",
     "merge",
-    "packing",
     "open",
     "step_time",
     "trial",
@@ -77,10 +75,7 @@ def run(name: str, wheel: Path | None, pictures: Path) -> dict[str, Any]:
         if name == "merge" and wheel is not None:
             command += ["--wheel", str(wheel)]
         print(f"\n== {name}", flush=True)
-        variables = dict(os.environ)
-        if name == "packing" and "RLSKIP_VLLM" in variables:
-            variables["PYTHONPATH"] = str(Path(variables["RLSKIP_VLLM"]).parents[1] / "trl_only")
-        subprocess.run(command, check=True, cwd=HERE.parent, env=variables)
+        subprocess.run(command, check=True, cwd=HERE.parent)
         results: dict[str, Any] = json.loads(found.read_text())
     return {"date": f"{date.today():%Y-%m-%d}", **results}
 

@@ -124,13 +124,6 @@ def test_the_rollouts_are_verified(train: Any, folder: Path, first: list[dict[st
         assert any("optim.lr" in one for one in found["changed"]) is (name == "faster")
 
 
-def test_packs_train_as_rows_do(train: Any, folder: Path, first: list[dict[str, Any]]) -> None:
-    packed = train(folder, "packed", *SKIP, "+merge=packed")
-    for one, other in zip(first, packed, strict=True):
-        for figure in ("loss", "entropy", "clip_share"):
-            assert one[figure] == pytest.approx(other[figure], abs=1e-4), figure
-
-
 @pytest.mark.usefixtures("first")
 def test_another_seed_is_refused(train: Any, folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""

@@ -29,10 +29,6 @@ class MergeConfig:
     # A merge that would exceed max_seq_len: split (stop at the turn before), error, or warn.
     on_overlong: str = field(default="split", metadata={"choices": ("split", "error", "warn")})
 
-    # Train on packs of at most this many positions, in which each token that rows share is
-    # computed once; see rlskip.merge.pack. null: on rows.
-    pack_tokens: int | None = field(default=None, metadata={"min": 1})
-
 
 def read_merge(config: Any) -> MergeConfig:
     """The `merge` node of a config, as :func:`~rlskip.config.check.read_node` reads it.

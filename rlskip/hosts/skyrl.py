@@ -33,7 +33,7 @@ from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config, refuse_packs
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
@@ -87,7 +87,6 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     if config is None:
         return experiment
 
-    refuse_packs(config, "SkyRL's trainer", "leave it out")
     settings, recording = read_skip(config, HostFacts()), read_record(config)
     merges, skips = "merge" in config, "skip" in config
 

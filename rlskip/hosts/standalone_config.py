@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlskip._nodes import as_typed
-from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.check import Problem, raise_all
 from rlskip.errors import ConfigError
 from rlskip.skip.manager import SkipManager
 
@@ -52,14 +52,6 @@ def read_config(config: Any) -> Any:
     if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge", "record"}:
         raise ConfigError("expected a mapping with an entry `skip`, `merge` or `record`", where)
     return loaded
-
-
-def refuse_packs(config: Any, host: str, remedy: str) -> None:
-    """Raise ConfigError if `config` asks for packs by a key that `host` does not read."""
-    key = "merge.pack_tokens"
-    if (size := look_up(config, key)) is not None:
-        what = f"{host} does not read it, and would train on rows"
-        raise ConfigError(what, key, remedy.format(size))
 
 
 def is_on(given: bool, host: str) -> bool:

@@ -24,9 +24,8 @@ from rlskip.config.record import read_record
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.standalone_config import ROLE, is_on, read_config, refuse_packs
+from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl_environments import environments_of, hide_state, refuse_rewards
-from rlskip.hosts.trl_packing import compute_packed
 from rlskip.hosts.trl_stages import record_stages
 from rlskip.hosts.trl_trainers import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.skip.arguments import ALL
@@ -53,7 +52,7 @@ _SAMPLING = (
 _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
 
-def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None:
+def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a trainer of TRL; call this before ``train()``.
 
     GRPO, RLOO, GMPO, SDPO, SDFT, OnlineDPO, GKD, Distillation and what derives from them.
@@ -72,9 +71,6 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
         A mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of such a
         YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
         one, the config that is already installed (``+skip=...`` under Hydra).
-    pack
-        Compute log-probabilities on packs of at most this many positions, in which each token that
-        rows share is computed once (:func:`rlskip.merge.pack`). None: as TRL does.
 
     Raises
     ------
@@ -84,17 +80,10 @@ def attach(trainer: Any, config: Any = None, *, pack: int | None = None) -> None
     AttachError
         The trainer has no method that a replay can take the place of: another kind of trainer,
         another version, or one of those that generate within a method that does more.
-    PackingError
-        With `pack`, a model whose result would not be exact.
     """
-    if pack is not None:
-        compute_packed(trainer, pack)
     config = read_config(config)
     if config is not None:
         settings = read_skip(config, HostFacts())
-        if pack is None:
-            remedy = "leave it out, and pack by rlskip.hosts.trl.attach(trainer, pack={})"
-            refuse_packs(settings.facts.config, "TRL's trainer", remedy)
         if (recording := read_record(settings.facts.config)).enable:
             record_stages(trainer, recording)
         if ROLE in settings.roles:

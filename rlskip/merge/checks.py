@@ -96,7 +96,7 @@ def check_numbers(values: Sequence[Any], name: str) -> None:
 
 def check_number(value: Any, where: str) -> None:
     """Refuse a value that is not a number, or too large for a float."""
-    number = scalar(value)
+    number = _scalar(value)
     if not isinstance(number, NUMBER):
         raise MergeError(f"expected a number, got {type(value).__name__}", where)
     try:
@@ -107,7 +107,7 @@ def check_number(value: Any, where: str) -> None:
 
 def check_id(value: Any, where: str) -> None:
     """Refuse a token that is not an integer of 64 bits."""
-    token = scalar(value)
+    token = _scalar(value)
     if not isinstance(token, int) or not -(2**63) <= token < 2**63:
         raise MergeError(f"expected a 64-bit integer, got {type(value).__name__}", where)
 
@@ -177,7 +177,7 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
         missing = TRAJECTORIES if ids is None else IS_LAST
         raise MergeError(f"step-wise rows need {missing}", missing)
     check_count(len(is_last), len(ids), IS_LAST)
-    keys = [comparable(id_, f"{TRAJECTORIES}[{i}]") for i, id_ in enumerate(ids)]
+    keys = [_comparable(id_, f"{TRAJECTORIES}[{i}]") for i, id_ in enumerate(ids)]
     flags = [_flag(value, i) for i, value in enumerate(is_last)]
     spans: list[range] = []
     seen: set[Hashable] = set()
@@ -202,10 +202,10 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
     return spans
 
 
-def comparable(id_: Any, where: str) -> Hashable:
-    """The id of a trajectory or a group as a value that can be compared and hashed."""
+def _comparable(id_: Any, where: str) -> Hashable:
+    """The id of a trajectory as a value that can be compared and hashed."""
     # SkyRL's own TrajectoryID is an unfrozen dataclass: it compares, but does not hash.
-    key = id_.to_string() if callable(getattr(id_, "to_string", None)) else scalar(id_)
+    key = id_.to_string() if callable(getattr(id_, "to_string", None)) else _scalar(id_)
     try:
         hash(key)
     except TypeError:
@@ -216,13 +216,13 @@ def comparable(id_: Any, where: str) -> Hashable:
 
 
 def _flag(value: Any, row: int) -> bool:
-    flag = scalar(value)
+    flag = _scalar(value)
     if not isinstance(flag, bool | int) or flag not in (0, 1):
         raise MergeError(f"expected a bool, got {type(value).__name__}", f"{IS_LAST}[{row}]")
     return bool(flag)
 
 
-def scalar(value: Any) -> Any:
+def _scalar(value: Any) -> Any:
     """A numpy scalar or a 0-d array or tensor as a Python value; any other value unchanged."""
     return (
         value.item()

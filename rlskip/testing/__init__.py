@@ -11,7 +11,6 @@ pytest runs the rest::
             return MyQueue()
 
 :func:`each_fault` breaks the file operations below a directory, one at a time.
-:func:`assert_exact_packing` compares a packed forward pass with separate rows.
 :func:`assert_same_training` compares a training with a golden one, stage by stage.
 """
 
@@ -21,14 +20,12 @@ from rlskip._lazy import load_on_use
 
 if TYPE_CHECKING:
     from rlskip.testing.faults import FaultyFiles, each_fault
-    from rlskip.testing.packing import assert_exact_packing
     from rlskip.testing.queues import QueueTests
     from rlskip.testing.training import assert_same_training
 
 __all__ = [
     "FaultyFiles",
     "QueueTests",
-    "assert_exact_packing",
     "assert_same_training",
     "each_fault",
 ]
@@ -38,7 +35,6 @@ __getattr__ = load_on_use(
     __name__,
     {
         "rlskip.testing.faults": ["FaultyFiles", "each_fault"],
-        "rlskip.testing.packing": ["assert_exact_packing"],
         "rlskip.testing.queues": ["QueueTests"],
         "rlskip.testing.training": ["assert_same_training"],
     },

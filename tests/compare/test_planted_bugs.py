@@ -22,7 +22,7 @@ TINY = (
     "skip.dump_dir=dumps",
     "+record=stages",
 )
-SCORED = "log_prob, entropies = score(policy, batch, pack_tokens)\n"
+SCORED = "log_prob = scores.gather(1, tokens[:, 1:][sampled][:, None])[:, 0]\n"
 
 
 @attrs.frozen
@@ -40,8 +40,8 @@ class Bug:
 BUGS = {
     "the response mask is shifted by one": Bug(
         "log_probs",
-        old='tokens, sampled = batch["input_ids"], batch["response_mask"]\n',
-        new='tokens, sampled = batch["input_ids"], batch["response_mask"].roll(-1, 1)\n',
+        old='batch["input_ids"], batch["response_mask"][:, 1:]\n',
+        new='batch["input_ids"], batch["response_mask"].roll(-1, 1)[:, 1:]\n',
         has_token=True,
     ),
     "another clip ratio": Bug("loss", override="actor_rollout_ref.actor.clip_ratio=0.001"),

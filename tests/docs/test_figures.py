@@ -54,17 +54,6 @@ def test_the_table_of_merge() -> None:
         assert figures in text("docs/merge.md"), what
 
 
-@pytest.mark.parametrize("name", ["time", "unpadded", "turns", "merged", "nothing"])
-def test_the_table_of_packing(name: str) -> None:
-    row = ROWS[f"pack_{name}_ratio"]
-    page = text("docs/packing.md")
-    assert f"| {row['ours']:.1f} s | {row['peer']:.1f} s " in page
-    assert f"| {row['ratio']:.2f} | {round(row['goal']['value'], 2)}" in page
-    planner = ROWS["plan_trl_ratio"]
-    assert f"{planner['ours']:.0f} million tokens a second" in page
-    assert f"TRL 1.16's {planner['peer']:.1f} million" in page
-
-
 @pytest.mark.parametrize("what", ["sync_ratio", "sync_full_ratio", "sync_full_first"])
 def test_the_table_of_the_replay_buffer(what: str) -> None:
     row = ROWS[what]

@@ -11,7 +11,6 @@ import pytest
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.hosts import trl
-from rlskip.hosts.skyrl import with_rlskip
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, is_on, read_config
 
 ARGS = SimpleNamespace(
@@ -71,19 +70,6 @@ def test_trl_without_a_word_of_skip_is_left_as_it_is_in_silence(
     trl.attach(untouched, config)
     assert untouched._generate is print
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("attach", "remedy"),
-    [
-        (lambda config: trl.attach(trainer(), config), r"attach\(trainer, pack=64\)"),
-        (lambda config: with_rlskip(object, config), "leave it out"),
-    ],
-)
-def test_packs_that_a_host_would_not_make_are_refused(attach: Any, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=remedy) as error:
-        attach({"merge": {"pack_tokens": 64}})
-    assert error.value.where == "merge.pack_tokens"
 
 
 @pytest.mark.parametrize("more", [{}, {"rollout": {"enable": True, "dump_dir": "other"}}])
