@@ -26,7 +26,7 @@ from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
-from rlskip.hosts.verl.preflight import problems, without_effect
+from rlskip.hosts.verl.preflight import problems
 from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
@@ -180,16 +180,12 @@ def _legacy(config: DictConfig, on: bool) -> list[Finding]:
 
 
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
-    """What verl ignores, and what its launcher process would refuse before the trainer starts."""
-    ignored = [
-        Finding("verl", NOTE, f"{problem.key}: {problem.what}", problem.remedy)
-        for problem in without_effect(settings.facts.config)
-    ]
+    """What verl's launcher process would refuse before it starts the trainer."""
     try:
         judge(settings.facts.config.copy(), settings, command.module)
     except RlskipError as error:
-        return [*ignored, _refusal("verl", error)]
-    return ignored
+        return [_refusal("verl", error)]
+    return []
 
 
 # -- what a role would do --------------------------------------------------------------

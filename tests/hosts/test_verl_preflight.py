@@ -12,7 +12,7 @@ from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, ONE_STEP_OFF
 from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
-from rlskip.hosts.verl.preflight import before_ray, before_workers, without_effect
+from rlskip.hosts.verl.preflight import before_ray, before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
@@ -245,10 +245,3 @@ def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) 
     launch(config)
     with pytest.raises(ConfigError, match="steps 5,6 have no usable dump"):
         before_workers(config, 6)
-
-
-@pytest.mark.parametrize("value", [True, False, None])
-def test_a_key_that_verl_ignores_is_named(value: bool | None) -> None:
-    config = OmegaConf.create({"actor_rollout_ref": {"actor": {"use_prefix_grouper": value}}})
-    found = [problem.key for problem in without_effect(config)]
-    assert found == (["actor_rollout_ref.actor.use_prefix_grouper"] if value else [])

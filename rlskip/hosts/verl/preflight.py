@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.application import TOTAL_STEPS
-from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.check import Problem, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.hosts.verl.config_keys import Values, values_of
@@ -31,15 +31,6 @@ _VALIDATES = (
     ("trainer.test_freq", lambda value: (value or 0) > 0, "-1"),
     ("trainer.val_only", bool, "False"),
 )
-
-
-def without_effect(config: Any) -> list[Problem]:
-    """Keys that are set and that verl reads without doing what they say."""
-    key = "actor_rollout_ref.actor.use_prefix_grouper"
-    if not look_up(config, key):
-        return []
-    what = "verl balances groups over ranks, and never calls its grouped forward pass"
-    return [Problem(key, what, "prompts are computed once for each session")]
 
 
 def problems(
