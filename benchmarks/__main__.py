@@ -47,7 +47,6 @@ figure.
 # The pictures in the docs come from the same run.
 PLOTS = {
     "dispatch": "makespan.png",
-    "merge": "update_by_turns.png",
     "step_time": "step_time.png",
     "verl_steps": "verl_steps.png",
 }

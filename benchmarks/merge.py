@@ -11,8 +11,6 @@ The peer is the genuine ``merge_stepwise_output`` of SkyRL 0.3.0, read from its 
 Python 3.12 and its whole stack to be imported): ``--wheel FILE``, or it is downloaded once with
 pip. It gets the same batch, whose ids are distinct objects as if parsed from JSON. The results are
 compared field by field before anything is timed.
-
-    python -m benchmarks.merge --plot update_by_turns.png
 """
 
 from __future__ import annotations
@@ -213,34 +211,16 @@ def update_by(turns: int, rounds: int) -> Row:
     return Row(f"update_{turns}", merged_s, "s", step_wise_s)
 
 
-def plot(rows: list[Row], turns: list[int], file: Path) -> None:
-    """Draw the time of an update by number of turns, merged and not."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(turns, [row.peer or 0.0 for row in rows], "o-", label="every turn a row")
-    axes.plot(turns, [row.ours for row in rows], "o-", label="merged")
-    axes.set(xlabel="turns in a session", ylabel="seconds an update", xscale="log", yscale="log")
-    axes.set_xticks(turns, [str(count) for count in turns])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=150)
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--wheel", type=Path, metavar="FILE", help=f"skyrl {SKYRL}, from PyPI")
     parser.add_argument("--rounds", type=int, default=5, help="best of so many (default 5)")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="N")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw update_N by turns")
     args = parser.parse_args()
 
     # One thread, so that a busy machine disturbs as little as possible.
     torch.set_num_threads(1)
     by_turns = [update_by(turns, args.rounds) for turns in args.turns]
-    if args.plot:
-        plot(by_turns, args.turns, args.plot)
     rows = merging(skyrl_merge(args.wheel), args.rounds) + by_turns
     report(rows, versions("tensordict") | {"skyrl": SKYRL}, args.json)
 

@@ -62,7 +62,7 @@ def test_the_table_of_the_replay_buffer(what: str) -> None:
     assert f"{figures} | {ratio} |" in text("docs/replay.md")
 
 
-def test_the_seconds_under_the_picture_of_updates() -> None:
+def test_the_seconds_of_an_update_on_merged_rows() -> None:
     row = ROWS["update_32"]
     stated = f"the merged rows take {row['ours']:.2f} s and the turns {row['peer']:.2f} s"
     assert stated in text("docs/merge.md")
