@@ -177,7 +177,7 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
         missing = TRAJECTORIES if ids is None else IS_LAST
         raise MergeError(f"step-wise rows need {missing}", missing)
     check_count(len(is_last), len(ids), IS_LAST)
-    keys = [_comparable(id_, f"{TRAJECTORIES}[{i}]") for i, id_ in enumerate(ids)]
+    keys = [_comparable(id_, i) for i, id_ in enumerate(ids)]
     flags = [_flag(value, i) for i, value in enumerate(is_last)]
     spans: list[range] = []
     seen: set[Hashable] = set()
@@ -202,8 +202,9 @@ def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None)
     return spans
 
 
-def _comparable(id_: Any, where: str) -> Hashable:
+def _comparable(id_: Any, row: int) -> Hashable:
     """The id of a trajectory as a value that can be compared and hashed."""
+    where = f"{TRAJECTORIES}[{row}]"
     # SkyRL's own TrajectoryID is an unfrozen dataclass: it compares, but does not hash.
     key = id_.to_string() if callable(getattr(id_, "to_string", None)) else _scalar(id_)
     try:

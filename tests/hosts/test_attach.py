@@ -220,17 +220,6 @@ def test_a_function_of_the_script_itself(
     assert script.calls == [1]
 
 
-def test_step_from_set_step(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    target = f"{name}:Loop.generate"
-    module = importlib.import_module(name)
-    for _ in range(2):
-        SkipManager.init(config(tmp_path, target))
-        SkipManager.set_step(1)
-        module.Loop.generate([1], 7)
-    assert module.calls == [7]
-
-
 def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
     target = f"{name}:generate"
@@ -298,7 +287,7 @@ def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
     assert module.calls == []
 
 
-def test_a_partial_can_be_attached(third_party: Any, tmp_path: Any) -> None:
+def test_a_partial_can_be_attached_and_the_step_set(third_party: Any, tmp_path: Any) -> None:
     name = third_party(LOOP)
     module = importlib.import_module(name)
     for _ in range(2):

@@ -16,8 +16,6 @@ from rlskip.hosts import trl
 
 Image = pytest.importorskip("PIL.Image")
 
-pytestmark = pytest.mark.usefixtures("verl_process")
-
 
 def image(red: int = 200) -> Any:
     return Image.fromarray(np.full((4, 6, 3), (red, 10, 20), dtype=np.uint8))

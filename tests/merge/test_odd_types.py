@@ -8,11 +8,11 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.config.merge import MergeConfig
-from rlskip.merge import MergeError, concatenate_generator_outputs, merge, merge_stepwise_output
-from tests.merge.batches import pack, turns
+from rlskip.merge import MergeError, concatenate_generator_outputs, merge
+from rlskip.merge.turns import NOT_CARRIED
+from tests.merge.batches import merge_config, pack, turns
 
-ON = MergeConfig(stepwise_output=True)
+ON = merge_config()
 
 
 class Odd:
@@ -66,13 +66,6 @@ VALUES = {
 }
 
 TOKENS = ["prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs"]
-NOT_CARRIED = [
-    "rollout_expert_indices",
-    "rollout_sample_support",
-    "pixel_values",
-    "image_grid_thw",
-    "multi_modal_inputs",
-]
 FIELDS = [
     *TOKENS,
     *NOT_CARRIED,
@@ -86,8 +79,7 @@ FIELDS = [
 ]
 CALLS = {
     "merge": lambda out: merge(out, ON),
-    "chain": lambda out: merge(out, MergeConfig(stepwise_output=True, strategy="chain")),
-    "stepwise": merge_stepwise_output,
+    "chain": lambda out: merge(out, merge_config(strategy="chain")),
     "concatenate": lambda out: concatenate_generator_outputs([out, copy.copy(out)]),
     "step-wise": lambda out: concatenate_generator_outputs([out], step_wise=True),
 }
@@ -125,17 +117,16 @@ def test_a_field_or_a_row_or_a_token_of_an_odd_type(two_turns, call, name):
             refused_by_name(CALLS[call], two_turns | {name: rows}, name)
 
 
-@pytest.mark.parametrize("call", ["merge", "chain", "stepwise"])
 @pytest.mark.parametrize("name", NOT_CARRIED)
-def test_unsupported_fields_are_refused_whatever_their_type(two_turns, call, name):
+def test_unsupported_fields_are_refused_whatever_their_type(two_turns, name):
     for value, make in VALUES.items():
         if value != "None":
-            assert refused_by_name(CALLS[call], two_turns | {name: make()}, name)
+            assert refused_by_name(CALLS["merge"], two_turns | {name: make()}, name)
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_a_batch_or_a_list_of_batches_of_an_odd_type(value):
-    for call in (lambda out: merge(out, ON), merge_stepwise_output, concatenate_generator_outputs):
+    for call in (CALLS["merge"], concatenate_generator_outputs):
         with pytest.raises(MergeError):
             call(VALUES[value]())
 
@@ -192,7 +183,7 @@ def test_a_packed_field_of_an_odd_type(two_turns, strategy, name):
     for make in PACKED_VALUES.values():
         batch = pack(two_turns)
         batch[name] = make()
-        refused_by_name(lambda batch: merge(batch, MergeConfig(True, strategy)), batch, name)
+        refused_by_name(lambda batch: merge(batch, merge_config(strategy=strategy)), batch, name)
 
 
 @pytest.mark.parametrize(
