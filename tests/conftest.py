@@ -412,12 +412,6 @@ def run_dir(dumps: Path) -> Path:
     return dumps / RUN
 
 
-@pytest.fixture(scope="session")
-def verl_files() -> Path:
-    """Dumps that verl's own code wrote (make.py in that directory)."""
-    return HERE / "interop" / "verl_dumps"
-
-
 @pytest.fixture(scope="module")
 def adapter() -> Iterator[Any]:
     """A real TransferQueue (SimpleStorage) on a local Ray."""

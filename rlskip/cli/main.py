@@ -13,7 +13,6 @@ from rlskip._version import __version__
 from rlskip.cli.compare import compare
 from rlskip.cli.doctor import doctor
 from rlskip.cli.export import export
-from rlskip.cli.imports import import_rollouts
 from rlskip.cli.ls import ls
 from rlskip.cli.prune import prune
 from rlskip.cli.report import report
@@ -38,7 +37,6 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "verify": verify,
     "prune": prune,
     "compare": compare,
-    "import": import_rollouts,
     "export": export,
     "rescore": rescore,
     "report": report,

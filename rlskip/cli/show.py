@@ -99,7 +99,6 @@ def _head(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> T
         ("in memory", size(meta.nbytes)),
         ("written", f"{meta.created} ({age(dump.written)} ago)"),
         ("by job", meta.info.get("job")),
-        ("imported", meta.info.get("imported")),
         ("generated in", None if dump.seconds is None else duration(dump.seconds)),
         ("made from", _identity(meta)),
     ]

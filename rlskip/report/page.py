@@ -309,7 +309,6 @@ class _Side:
         names = ("seconds", "hits", "misses", "saved")
         seconds, hits, misses, saved = map(self.total, names)
         metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
-        imported = next((str(m.info["imported"]) for m in metas if "imported" in m.info), None)
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
         facts = {
             "run": self._run.name,
@@ -321,7 +320,6 @@ class _Side:
             "generation saved": duration(saved) if saved else "",
             "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
             "by": f"{jobs} jobs" if jobs > 1 else "",
-            "imported from": imported or "",
             "stages recorded by": "" if self._records is None else self._records.directory.name,
         }
         return [(name, value) for name, value in facts.items() if value]

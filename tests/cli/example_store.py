@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,15 +84,5 @@ def make(root: Path) -> None:
         file.write_text("".join(json.dumps(one) + "\n" for one in events))
 
 
-def make_foreign(root: Path) -> None:
-    """A dump_dir of verl's, from the files that verl wrote."""
-    files = Path(__file__).parents[1] / "interop" / "verl_dumps"
-    for place, file in (("1/gen_batch.dp", "torch.dp"), ("7/0/tq_batch.pt", "queue.pt")):
-        target = root / "exp_proj" / "GBS2_N2_in6_out5" / place
-        target.parent.mkdir(parents=True)
-        shutil.copy(files / f"verl-0.9.1-{file}", target)
-
-
 if __name__ == "__main__":
     make(Path(sys.argv[1]))
-    make_foreign(Path(sys.argv[2]))

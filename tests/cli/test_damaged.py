@@ -32,9 +32,7 @@ def commands(root: Path, out: Path) -> list[tuple[object, ...]]:
         ("compare", run, root / "grpo-lr2_tiny", "--html", out / "both.html"),
         ("prune", root, "--keep-last", 1, "--older-than", "1d", "--max-size", "1kB"),
         ("export", run, "--to", "jsonl", "--out", out / "rows.jsonl"),
-        ("export", run, "--to", "verl", "--out", out / "verl"),
         ("report", run, "--html", out / "page.html"),
-        ("import", root, "-d", out / "imported", "--trust-pickle"),
         ("prune", root, "--keep-last", 0, "--quarantined", "--yes"),
     ]
 

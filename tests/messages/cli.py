@@ -1,9 +1,8 @@
-"""Of the command line: a step, a run or a limit that is missing; pickles that are not trusted."""
+"""Of the command line: a step, a run, a limit or text that is missing."""
 
-from rlskip.cli.imports import import_rollouts
 from rlskip.cli.prune import prune
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.interop.bounds import ForeignDumpError
+from rlskip.runs.exports import chats
 from rlskip.runs.find import find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run
 from rlskip.store import DumpError, StepStore
@@ -17,17 +16,16 @@ def select(folder, name="9", runs=1):
     find_target(name, folder).dumps()
 
 
-def import_untrusted(folder):
-    dump = folder / "e_p" / "GBS1_N1_in1_out1" / "1" / "gen_batch.dp"
-    dump.parent.mkdir(parents=True)
-    dump.write_bytes(b"")
-    import_rollouts(folder, folder / "imported")
-
-
 def read_field(folder, fields):
     run = folder / "e_p" / "GBS1_N1_in1_out1"
     StepStore(run).save(1, {"responses": [[1]], "score": [1.0]})
     list(Run(run).iter_rows(fields))
+
+
+def export_chats(folder):
+    run = folder / "e_p" / "GBS1_N1_in1_out1"
+    StepStore(run).save(3, [{"uid": "a", "prompt_ids": [1], "completion_ids": [2]}])
+    list(chats(Run(run)))
 
 
 CASES = [
@@ -86,13 +84,12 @@ prune: no limit is given
   -> give --keep-last, --older-than, --max-size or --quarantined""",
     ),
     (
-        "pickles that are not trusted",
-        import_untrusted,
-        ForeignDumpError,
-        "DIR",
+        "no text",
+        export_chats,
+        RlskipError,
+        "step 3, group a",
         """\
-DIR: 1 dumps of verl, which are pickles: a pickle can name any code
-  -> if you trust their origin, add --trust-pickle; even then only the types that rollouts need \
-are admitted""",
+step 3, group a: it records no chat messages, and token ids are not text
+  -> give the tokenizer: --tokenizer DIRECTORY""",
     ),
 ]

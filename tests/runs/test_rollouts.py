@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,36 @@ def test_decoding_needs_a_tokenizer_that_is_there(rlskip: Any, run_dir: Path) ->
     said = rlskip("show", 1, "-d", run_dir, "--tokenizer", run_dir / "nowhere")
     assert said.code == 2
     assert "transformers" in said.err or "no such directory" in said.err
+
+
+@pytest.mark.verl
+def test_a_tokenizer_makes_text_of_tokens(
+    run_dir: Path, tmp_path: Path, python_of: Callable[[str], str]
+) -> None:
+    """verl's environment has transformers; ours has not."""
+    program = """
+import base64, gzip, json, sys
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from rlskip.cli.main import main
+run, tokenizer, page = sys.argv[1:]
+words = {f"w{i}": i for i in range(100)}
+made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tokenizer)
+main(["show", run + "/2", "--tokenizer", tokenizer, "--sessions", "1"])
+main(["report", run, "--html", page, "--tokenizer", tokenizer, "--json"])
+index = open(page).read().split('id="index">')[1].split("<")[0]
+prompts = json.loads(gzip.decompress(base64.b64decode(index)))["runs"][0]["prompts"]
+assert main(["show", run + "/2", "--tokenizer", run]) == 2
+print([text for _, text in prompts if "w88 w11" in text][0])
+"""
+    names = (run_dir, tmp_path / "tokenizer", tmp_path / "page.html")
+    done = subprocess.run(
+        [python_of("verl091"), "-c", program, *map(str, names)],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().splitlines()[-1] == "w88 w11 w29 w39 w24 w56"
 
 
 _OFFSETS = torch.tensor([0, 2, 5])

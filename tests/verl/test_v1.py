@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from rlskip.cli.main import main
-
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 STEPS, PROMPTS, N = 2, 4, 2
@@ -123,24 +121,6 @@ def test_the_jobs_count_what_the_trainer_did(a: Any, b: Any) -> None:
     first, second = (run.summary["rollout_tq"] for run in (a, b))
     assert (first["hits"], first["misses"]) == (0, STEPS)
     assert (second["hits"], second["misses"]) == (STEPS, 0)
-
-
-@pytest.mark.long
-def test_verls_own_queue_dump_is_imported_and_trained_on(verl091: Any, tmp_path: Path) -> None:
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    at = "skip.rollout_tq"
-    own = (f"{at}.enable=True", f"{at}.steps=[1,2]", f"{at}.dump_dir={theirs}")
-    first = verl091.train("own", "v1", *own, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert first.generated == 16
-    assert main(["import", str(theirs), "-d", str(ours), "--trust-pickle"]) == 0
-    option = ("+skip=rollout_tq_cache", f"++skip.dump_dir={ours}")
-    # Another seed would sample other tokens.
-    second = verl091.train("imported", "v1", *option, seed=2)
-    assert second.generated == 0
-    assert second.grad_norms == first.grad_norms
-    assert len(first.grad_norms) == 2
-    assert second.summary["rollout_tq"]["hits"] == 2
-    assert second.summary["rollout_tq"]["seconds_saved"] == 0
 
 
 # -- role rollout, which V1 never calls -----------------------------------------------------

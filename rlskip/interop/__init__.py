@@ -1,1 +1,0 @@
-"""Other formats: dumps of verl in, JSON lines, Parquet and pickles out."""

@@ -1,0 +1,194 @@
+"""Rollouts that other programs write as JSON lines, as columns: verl's text, verifiers' traces.
+
+What rows have in common has the names that :mod:`rlskip.runs` knows; other fields keep theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.row_fields import RowFields
+from rlskip.format.dump_errors import DAMAGE, DumpError
+from rlskip.runs.columns import Columns, rollout_columns
+from rlskip.store.layout import as_step
+
+Row = dict[str, Any]
+
+_MESSAGE = 32  # about as many values as whoever reads a row copies of a message
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Columns]]:
+    """The steps of a file, ascending, each with its rows as columns.
+
+    Its name tells the program: ``7.jsonl`` is step 7 of verl's ``trainer.rollout_data_dir``,
+    ``traces.jsonl`` is of verifiers and prime-rl, ``results.jsonl`` of older verifiers.
+
+    Raises
+    ------
+    DumpError
+        It has another name, or cannot be read, or its rows would take much more memory than it has
+        bytes.
+    """
+    step, budget = as_step(path.stem), _Budget(path)
+    try:
+        if path.suffix == ".jsonl" and step is not None:
+            steps = {step: list(_of_verl(path))}
+        elif path.name in ("traces.jsonl", "results.jsonl"):
+            steps = _of_verifiers(path, budget)
+        else:
+            raise DumpError(
+                "no file of rollouts has this name",
+                remedy="expected 7.jsonl for step 7 of verl, or verifiers' traces.jsonl",
+            )
+        for number, rows in sorted(steps.items()):
+            yield number, _columns(rows, budget)
+    except DumpError as error:
+        raise DumpError(error.what, str(path), error.remedy) from error
+    except (*DAMAGE, RecursionError) as error:
+        raise DumpError(f"it cannot be read: {type(error).__name__}: {error}", str(path)) from error
+
+
+def _columns(rows: list[Row], budget: _Budget) -> Columns:
+    names = dict.fromkeys(name for row in rows for name in row)
+    budget.spend(len(names) * len(rows))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    known = {"group": "uid", "session": "session" if "session" in names else None}
+    return rollout_columns(columns, RowFields.of(names, known), len(rows))
+
+
+@attrs.define
+class _Budget:
+    """What a file may become: 128 values for each of its bytes, and 8 million.
+
+    A line may name many columns, of which every row gets a cell, and many branches, of which every
+    one gets a copy of the tokens that they share.
+    """
+
+    path: Path
+    left: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.left = 128 * self.path.stat().st_size + (8 << 20)
+
+    def spend(self, values: int) -> None:
+        self.left -= values
+        if self.left < 0:
+            raise DumpError("its rows would have more than 128 values for each byte of the file")
+
+
+def _of_verl(path: Path) -> Iterator[Row]:
+    """A line a sample, as text. Equal inputs are one group."""
+    groups: dict[str, str] = {}
+    for line in _lines(path):
+        line.pop("step", None)  # the file's name has it
+        yield line | {"uid": groups.setdefault(str(line.get("input")), str(len(groups)))}
+
+
+def _of_verifiers(path: Path, budget: _Budget) -> dict[int, list[Row]]:
+    """Saved episodes, or the rows of older versions, by the step that they name; 0 without one."""
+    steps: dict[int, list[Row]] = defaultdict(list)
+    for number, line in enumerate(_lines(path)):
+        step = ((line.get("run") or {}).get("work") or {}).get("step", 0)
+        if type(step) is not int or step < 0:
+            raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is no number")
+        if "traces" in line:
+            steps[step] += _of_episode(line, number, budget)
+        else:
+            steps[step].append(_of_result(line, number))
+    return steps
+
+
+def _of_episode(episode: Row, number: int, budget: _Budget) -> Iterator[Row]:
+    """A row for each branch of each trace: a path through its messages.
+
+    The group is the episode's, else the task's hash or index; the reward is the weighted sum. All
+    that a trace or an episode has besides stays together, as ``trace`` and ``episode``.
+    """
+    group = (episode.get("group") or {}).get("id")
+    about = {name: value for name, value in episode.items() if name != "traces"}
+    for k, trace in enumerate(episode["traces"]):
+        task = trace.get("task") or {}
+        uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number)
+        rewards = [r for r in (trace.get("rewards") or {}).values() if r is not None]
+        reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
+        rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
+        for branch, nodes in enumerate(_branches(trace.get("nodes") or [], budget)):
+            yield {
+                "uid": str(uid),
+                "session": f"{number}.{k}.{branch}",
+                **_of_nodes(nodes, budget),
+                "reward": reward,
+                "trace": rest,
+                "episode": about,
+            }
+
+
+def _branches(nodes: Sequence[Row], budget: _Budget) -> Iterator[list[Row]]:
+    parents = {node.get("parent") for node in nodes}
+    for leaf in range(len(nodes)):
+        if leaf not in parents:
+            path: list[Row] = []
+            at: int | None = leaf
+            while at is not None:
+                if len(path) == len(nodes):
+                    raise DumpError("a message of a trace is its own parent")
+                path.append(nodes[at])
+                at = nodes[at].get("parent")
+            budget.spend(_MESSAGE * len(path))
+            yield path[::-1]
+
+
+def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
+    """A path of messages: up to the first sampled token it is the prompt.
+
+    Log-probs are 0 at tokens that were not sampled, and NaN where they are not known.
+    """
+    tokens: list[int] = []
+    mask: list[int] = []
+    probs: list[float] = []
+    for node in nodes:
+        own = node.get("token_ids") or []
+        budget.spend(3 * len(own))
+        flags = [*map(int, node.get("mask") or ()), *[0] * len(own)][: len(own)]
+        given = iter(node.get("logprobs") or ())  # one for each token that was sampled, or none
+        tokens += own
+        mask += flags
+        probs += [next(given, math.nan) if flag else 0.0 for flag in flags]
+    first = mask.index(1) if 1 in mask else len(tokens)
+    known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
+    turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
+    messages = [node["message"] for node in nodes]
+    row: Row = {"raw_prompt": messages[:turn], "completions": messages[turn:]}
+    if tokens:
+        row |= {"prompt_ids": tokens[:first], "completion_ids": tokens[first:]}
+        row["completion_mask"] = mask[first:]
+        row["logprobs"] = probs[first:] if known else None
+    return row
+
+
+def _of_result(result: Row, number: int) -> Row:
+    own = dict(result)
+    prompt, completion = own.pop("prompt", None), own.pop("completion", None)
+    uid = own.get("example_id", number)
+    return {"uid": str(uid), "raw_prompt": prompt, "completions": completion, **own}
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError as error:
+                raise DumpError(f"line {number} is not JSON") from error
+            if not isinstance(found, dict):
+                raise DumpError(f"line {number} is not an object")
+            yield found

@@ -1,0 +1,178 @@
+"""`rlskip export`: lines of JSON, chat messages and Parquet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict
+
+import rlskip as package
+from rlskip.store import StepStore
+
+RUN = "e_p/GBS1_N2_in1_out4"
+
+ASKED = [{"role": "user", "content": "Hi"}]
+TURNS = [
+    {"uid": "p", "session_id": 0, "turn": 0, "prompt_ids": [1], "completion_ids": [2, 3],
+     "logprobs": [-1.0, -2.0], "reward": 0.0, "raw_prompt": ASKED, "completions": "there"},
+    {"uid": "p", "session_id": 0, "turn": 1, "prompt_ids": [1, 2, 3, 9], "completion_ids": [4],
+     "logprobs": [-3.0], "reward": 1.0, "raw_prompt": [], "completions": "yes"},
+    {"uid": "p", "session_id": 1, "turn": 0, "prompt_ids": [1], "completion_ids": [5],
+     "logprobs": [-4.0], "reward": None, "raw_prompt": ASKED, "completions": "no"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    StepStore(tmp_path / "dumps" / RUN).save(3, TURNS)
+    return tmp_path / "dumps" / RUN
+
+
+def test_rows_of_a_whole_run_in_a_file(rlskip: Any, run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert rlskip("export", run_dir, "--to", "jsonl", "--out", out).code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows == list(package.open(run_dir).iter_rows())
+    said = rlskip("export", run_dir, "--to", "jsonl", "--out", out)
+    assert (said.code, "exists already" in said.err) == (2, True)
+
+
+def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
+    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
+    numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
+    texts = ["half a \ud83d", "né \u2603", "\udc00\\", "\U0001f600"]
+    rows = {"responses": torch.arange(4).reshape(4, 1), "rewards": torch.tensor(numbers)}
+    long = {"long": np.array([1.5] * 4, np.longdouble), "two": np.ones(4, np.clongdouble)}
+    more = {"more": [[x, {"x": x}] for x in numbers]}
+    StepStore(run).save(1, {**rows, "text": texts, **more, **long})
+    out = tmp_path / "rows.jsonl"
+    assert rlskip("export", run / "1", "--to", "jsonl", "--out", out).code == 0
+    printed = rlskip("export", run / "1", "--to", "jsonl").out
+    assert out.read_text(encoding="utf-8") == printed
+    assert "né \u2603" in printed
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    read = [json.loads(line, parse_constant=refuse) for line in printed.splitlines()]
+    assert [row["reward"] for row in read] == [None, None, None, 1.5]
+    assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
+    assert [row["text"] for row in read] == texts
+    assert (read[0]["long"], read[0]["two"]) == (1.5, "(1+0j)")
+
+
+def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path) -> None:
+    batch = TensorDict({"responses": torch.ones(2, 1).long()}, [2])
+    batch["source"] = NonTensorData("gsm8k", batch_size=[2])
+    batch["tools"] = NonTensorData({"names": ["a"]}, batch_size=[2])
+    StepStore(tmp_path / "e_p" / "s").save(1, batch)
+    out = rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").out
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["source"] for row in rows] == ["gsm8k", "gsm8k"]
+    assert rows[1]["tools"] == {"names": ["a"]}
+
+
+def test_chats(rlskip: Any, run: Path) -> None:
+    first, second = map(json.loads, rlskip("export", run, "--to", "messages").out.splitlines())
+    assert first == {
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "content": "there"},
+            {"role": "assistant", "content": "yes"},
+        ],
+        "step": 3, "call": None, "group": "p", "session": 0, "reward": 1.0,
+    }  # fmt: skip
+    assert (second["session"], second["reward"]) == (1, None)
+
+
+def test_tokens_alone_are_no_chat(rlskip: Any, run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chats.jsonl"
+    for options in ([], ["--out", out]):
+        said = rlskip("export", run_dir, "--to", "messages", *options)
+        assert (said.code, said.out, "--tokenizer" in said.err) == (2, "", True)
+    assert list(tmp_path.glob("chats*")) == []
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("by", ["turn", "session"])
+def test_hugging_face_and_pandas_open_parquet(
+    rlskip: Any, run: Path, tmp_path: Path, by: Any
+) -> None:
+    import datasets
+    import pandas as pd
+
+    StepStore(run).save(4, TURNS[:1])
+    out = tmp_path / "rows.parquet"
+    assert rlskip("export", run, "--to", "parquet", "--by", by, "--out", out).code == 0
+    expected = package.open(run).to_arrow(by=by).to_pylist()
+    data = datasets.load_dataset(
+        "parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert data.to_list() == expected
+    assert len(pd.read_parquet(out)) == len(expected) == (4 if by == "turn" else 3)
+    # Later steps have other columns: one more, one less, one that held nothing before.
+    StepStore(run).save(5, [{**TURNS[0], "more": 1, "raw_prompt": [], "reward": None}])
+    StepStore(run).save(6, [{name: TURNS[1][name] for name in ("uid", "completion_ids")}])
+    out.unlink()
+    assert rlskip("export", run, "--to", "parquet", "--by", by, "--out", out).code == 0
+    expected = package.open(run).to_arrow(by=by).to_pylist()
+    assert pd.read_parquet(out).more.dropna().tolist() == [1]
+    found = datasets.load_dataset(
+        "parquet", data_files=str(out), split="train", cache_dir=str(tmp_path / "again")
+    )
+    assert found.to_list() == [{name: row[name] for name in found.column_names} for row in expected]
+    StepStore(run).save(7, [{**TURNS[0], "more": "text"}])
+    out.unlink()
+    said = rlskip("export", run, "--to", "parquet", "--by", by, "--out", out)
+    assert (said.code, "step 7" in said.err) == (2, True)
+    assert not out.exists()
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        ([{"a": 1}], [{"b": [2]}], [{"a": 1, "b": None}, {"a": None, "b": [2]}]),
+        ([[{"a": 1}]], [[{"a": 2, "b": "x"}]], [[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]]),
+        (np.float32([0.5]), np.array([0.1]), [0.5, 0.1]),
+        ([[1]], [[0.5]], [[1.0], [0.5]]),
+        ([1], ["007"], None),
+        (["07"], [7], None),
+        ([True], [2], None),
+        ([0.5], [2**60 + 1], None),
+    ],
+)
+def test_parquet_has_what_later_dumps_hold_or_refuses_it(
+    rlskip: Any, tmp_path: Path, first: Any, then: Any, kept: list[Any] | None
+) -> None:
+    import pyarrow.parquet
+
+    for step, own in enumerate((first, then), 1):
+        StepStore(tmp_path / RUN).save(step, {"own": own})
+    out = tmp_path / "rows.parquet"
+    said = rlskip("export", tmp_path / RUN, "--to", "parquet", "--out", out)
+    if kept is None:
+        assert (said.code, "step 2" in said.err, out.exists()) == (2, True, False)
+    else:
+        assert pyarrow.parquet.read_table(out)["own"].to_pylist() == kept
+
+
+@pytest.mark.data
+def test_mappings_without_entries_are_null_in_parquet(
+    rlskip: Any, run: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet
+
+    kwargs = [{}, {"create": {}}, {"create": {"a": 1}}]
+    StepStore(run).save(4, [{**TURNS[0], "empty": {}, "kwargs": [one]} for one in kwargs[:2]])
+    StepStore(run).save(5, [{**TURNS[0], "empty": {}, "kwargs": [kwargs[2]]}])
+    out = tmp_path / "rows.parquet"
+    assert rlskip("export", run, "--to", "parquet", "--out", out).code == 0
+    table = pyarrow.parquet.read_table(out)
+    assert table["empty"].null_count == len(table)
+    assert table["kwargs"].to_pylist()[-1] == [kwargs[2]]
