@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import attrs
@@ -89,92 +89,6 @@ def pieces_of(turns: Turns) -> list[Piece]:
     return found
 
 
-@attrs.frozen
-class Said:
-    """A message, and the tokens that it adds: of several in a row the last may have those of all.
-
-    Parameters
-    ----------
-    message
-        None where the run recorded only tokens.
-    sampled
-        Whether the policy said it.
-    tokens, mask, log_probs
-        As :class:`Piece` has them. Of an answer also those of the template before it.
-    """
-
-    message: dict[str, Any] | None
-    sampled: bool
-    tokens: list[int] = attrs.field(factory=list)
-    mask: list[bool] = attrs.field(factory=list)
-    log_probs: list[float | None] = attrs.field(factory=list)
-
-    def add(self, tokens: list[int], mask: list[bool], log_probs: list[float | None]) -> None:
-        self.tokens.extend(tokens)
-        self.mask.extend(mask)
-        self.log_probs.extend(log_probs)
-
-
-def said_in(
-    turns: Turns, text: Callable[[Sequence[int]], str] | None
-) -> Iterator[tuple[list[Said], list[Said]]]:
-    """For each turn what the policy was told since it last spoke, and what it said then.
-
-    What a tool answered within a row is among what was said.
-    """
-    whole: list[dict[str, Any]] = []
-    for number, (turn, piece) in enumerate(zip_longest(turns, pieces_of(turns))):
-        asked = _chat(recorded(turn, "user"), "user") or []
-        told = _observed(whole, turn, piece, text) if number else asked
-        messages = _chat(recorded(turn, "assistant"), "assistant") or []
-        whole += told + messages
-        before = [Said(message, sampled=False) for message in told]
-        if piece is not None and piece.continues and (added := piece.added):
-            before = before or [Said(None, sampled=False)]
-            before[-1].add(added, [False] * len(added), [None] * len(added))
-        yield before, _answers(messages, piece)
-
-
-def _answers(messages: list[dict[str, Any]], piece: Piece | None) -> list[Said]:
-    """The messages of a response with its tokens; without messages, one for each run of tokens."""
-    answers = [Said(message, message["role"] == "assistant") for message in messages]
-    if piece is None:
-        return answers
-    runs, end = [], 0
-    for sampled, flags in groupby(piece.mask):
-        start, end = end, end + len(list(flags))
-        runs.append((sampled, slice(start, end)))
-    answers = answers or [Said(None, sampled) for sampled, _ in runs]
-    owners = _owners([one.sampled for one in answers], [sampled for sampled, _ in runs])
-    for owner, (_, span) in zip(owners, runs, strict=True):
-        answers[owner].add(piece.response[span], piece.mask[span], piece.log_probs[span])
-    return answers
-
-
-def _owners(said: list[bool], sampled: list[bool]) -> list[int]:
-    """For each run of tokens, sampled or not, the number of its message, said by the policy or not.
-
-    A run that was sampled is one message, or several in a row. Where the numbers of runs and of
-    messages allow neither, the policy's last message has all tokens.
-    """
-    own = [i for i, is_own in enumerate(said) if is_own]
-    ends = own if len(own) == sum(sampled) else [i for i in own if i + 1 not in own]
-    if len(ends) != sum(sampled):
-        return [own[-1] if own else len(said) - 1] * len(sampled)
-    owners, k = [], 0
-    for is_sampled in sampled:
-        start = ends[k - 1] + 1 if k else 0
-        stop = next((i for i in own if i >= start), len(said))
-        if is_sampled:
-            owners.append(ends[k])
-            k += 1
-        elif start < stop:  # others spoke before the policy's next message
-            owners.append(stop - 1)
-        else:
-            owners.append(ends[min(k, len(ends) - 1)])
-    return owners
-
-
 def messages_of(
     turns: Turns, text: Callable[[Sequence[int]], str] | None
 ) -> list[dict[str, Any]] | None:
@@ -184,11 +98,15 @@ def messages_of(
     observed between the turns is what a later prompt's messages have beyond those before it. Where
     none say so, its tokens are a message of a user, because nothing says who wrote it.
     """
-    texts = [recorded(turns[0], "user"), *(recorded(turn, "assistant") for turn in turns)]
-    if any(one is None for one in texts):
+    asked = _chat(recorded(turns[0], "user"), "user")
+    answers = [_chat(recorded(turn, "assistant"), "assistant") for turn in turns]
+    if asked is None or None in answers:
         return None
-    every = (one for told, answers in said_in(turns, text) for one in (*told, *answers))
-    return [one.message for one in every if one.message is not None]
+    found: list[dict[str, Any]] = []
+    for turn, piece, answer in zip_longest(turns, pieces_of(turns), answers):
+        told = _observed(found, turn, piece, text) if found else asked
+        found += [*told, *(answer or ())]
+    return found
 
 
 def _observed(

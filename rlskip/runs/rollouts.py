@@ -17,7 +17,7 @@ from rlskip.batch.ragged import numbers
 from rlskip.format.dump_errors import DumpError
 from rlskip.keys import split_trajectory
 from rlskip.runs.columns import Column, Columns, plain, values
-from rlskip.runs.conversation import Conversation, Said, messages_of, said_in
+from rlskip.runs.conversation import Conversation, messages_of
 from rlskip.runs.tokens import Tokens
 
 Decode = Callable[[Sequence[int]], str]
@@ -76,11 +76,6 @@ class SessionRows:
         None where the run recorded none and is opened without a tokenizer.
         """
         return messages_of(self.turns, self._rollouts.decode)
-
-    @property
-    def said(self) -> Iterator[tuple[list[Said], list[Said]]]:
-        """Of each turn its messages with their tokens: what was told before it, and its own."""
-        return said_in(self.turns, self._rollouts.decode)
 
 
 @attrs.frozen
