@@ -373,13 +373,13 @@ def restore_rng(states: dict[str, Any] | None) -> None:
     Raises
     ------
     ConfigError
-        The dump has none: it was imported.
+        The dump has none.
     CorruptDumpError
         They are not states of generators; those of this process are as they were.
     """
     if states is None:
         raise ConfigError(
-            "the dump was imported, so it has no states of the random generators",
+            "the dump has no states of the random generators",
             "skip.restore_rng",
             "replay it with skip.restore_rng=false",
         )

@@ -222,7 +222,7 @@ class PromptMatching(CallMatching):
             self._dumps.notices.once(
                 "mute", "%d dumps of the run do not record which rows are which prompt's, as those "
                 "of rlskip 0.2: they serve at most the very batch that they were made for, and "
-                "imported ones, which record no prompts, none",
+                "those that record no prompts, none",
                 self._index.mute,
             )  # fmt: skip
         self._dumps.notices.generated(call, call.reason)

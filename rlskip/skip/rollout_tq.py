@@ -256,9 +256,7 @@ class GroupRole(Role):
         repeats = self.local_config.action == SkipAction.REPEAT
         if not self._fits(metas, submitted.conditions or self.dumps.conditions):
             metas = {}
-        # A dump without an identity (an imported one) names no contents: it goes by place.
-        nameless = bool(metas) and all(meta.identity is None for meta in metas.values())
-        known = not nameless and any(content is not None for content in contents)
+        known = any(content is not None for content in contents)
         under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch

@@ -407,7 +407,7 @@ def test_dumps_without_an_identity_serve_no_prompt(
     dumps = init()
     run(stage("column"), "ab")
     (directory,) = dumps.glob("*/GBS*")
-    StepStore(directory).save(2, ["as an imported one"])
+    StepStore(directory).save(2, ["without an identity"])
     made.clear()
     init(match="prompt")
     run(stage("column"), "ab", "cd")

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
+from rlskip.store import StepStore
 from tests.skip.trainers import Stage, steps_on_disk, visit
 
 # -- repeat -----------------------------------------------------------------------------------
@@ -67,6 +68,19 @@ def test_restore_rng(init: Callable[..., Path]) -> None:
     assert generated == replayed
     init(restore_rng=False)
     assert run() != generated
+
+
+def test_what_a_dump_by_hand_lacks_is_said(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init()
+    StepStore(SkipManager.skip_instances["rollout"].directory).save(1, {"tokens": [[7]]})
+    visit(1)
+    assert Stage().generate({"ids": [1]}) == {"tokens": [[7]]}
+    assert "record no prompts; they are not compared" in caplog.text
+    init(restore_rng=True)
+    with pytest.raises(ConfigError, match="has no states of the random generators"):
+        Stage().at(1)
 
 
 def test_off_policy_is_said_once(

@@ -118,7 +118,7 @@ def test_a_dump_that_served_a_call_before_it_was_read_serves_no_other(store: Ste
 
 
 def test_a_dump_without_an_identity_serves_any_call_but_last(store: StepStore) -> None:
-    store.save(1, "imported")
+    store.save(1, "x")
     store.save(1, "x", part=1, identity=IDENTITY)
     visit = Visit(store, 1)
     assert [*visit.fitting(IDENTITY), *visit.unnamed()] == [Found(1, 1), Found(1, 0)]
