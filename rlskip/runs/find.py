@@ -63,7 +63,7 @@ def _opened(where: Path, decode: Decode | None) -> Run | Runs:
 def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
     """The runs at or below a directory: a dump_dir, an experiment's, or a run's own.
 
-    A run is a directory with dumps of rlskip or verl. Names with numbers are in natural order.
+    A run is a directory with dumps. Names with numbers are in natural order.
     """
     if not where.is_dir():
         remedy = "name the skip.dump_dir of the job, or a run in it"

@@ -38,8 +38,7 @@ _JOURNAL = ".journal"
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
 _SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
-# verl's own files, too: `rlskip ls` lists their directories.
-_ROLLOUTS = re.compile(r"(gen_batch|tq_batch)(\.r[0-9]+-of-[0-9]+)?\.(dp|pt)")
+_ROLLOUTS = re.compile(r"gen_batch(\.r[0-9]+-of-[0-9]+)?\.dp")
 _META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
 
 WORK = ".work"
@@ -178,7 +177,7 @@ def name_before_quarantine(name: str) -> str:
 
 
 def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
-    """Whether files of these names are those of a dump, of rlskip or of verl.
+    """Whether files of these names are those of a dump.
 
     A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
     """
