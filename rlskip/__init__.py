@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlskip.config.replay import ReplayConfig
     from rlskip.config.skip import RoleConfig, RolloutValSkipConfig, SkipManagerConfig
     from rlskip.runs.find import open as open
+    from rlskip.runs.write import write
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
     from rlskip.stages import record
     from rlskip.verdicts.judge import cached_reward
@@ -37,6 +38,7 @@ __all__ = [
     "open",
     "record",
     "register_skip",
+    "write",
 ]
 
 __getattr__ = load_on_use(
@@ -48,6 +50,7 @@ __getattr__ = load_on_use(
         "rlskip.config.replay": ["ReplayConfig"],
         "rlskip.config.skip": ["RoleConfig", "RolloutValSkipConfig", "SkipManagerConfig"],
         "rlskip.runs.find": ["open"],
+        "rlskip.runs.write": ["write"],
         "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],
         "rlskip.stages": ["record"],
         "rlskip.verdicts.judge": ["cached_reward"],

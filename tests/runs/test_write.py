@@ -1,0 +1,244 @@
+"""rlskip.write: sessions of any origin become a step that is read, and replayed by a loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rlskip
+from rlskip import SkipManager
+from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.runs.write import BadRowError, StepExistsError
+from rlskip.store import StepStore, UnsupportedTypeError, run_directory
+
+ANY = ("any",) * 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_directory(tmp_path / "dumps", "mine", "math", *ANY)
+
+
+def row(prompt: str = "a", *said: int, **more: Any) -> dict[str, Any]:
+    ids = list(said or (7, 8))
+    return {
+        "prompt": prompt,
+        "prompt_ids": [ord(c) for c in prompt],
+        "completion_ids": ids,
+        "completion_mask": [1] * len(ids),
+        "logprobs": [-0.5] * len(ids),
+        "reward": 1.0,
+        **more,
+    }
+
+
+def sessions(prompts: str) -> list[dict[str, Any]]:
+    """Two a prompt, which come mixed."""
+    return [row(p, ord(p), k, reward=float(k)) for k in range(2) for p in prompts]
+
+
+# -- what is read ------------------------------------------------------------------------------
+
+
+def test_it_is_read_as_any_step(run: Path) -> None:
+    made = rlskip.write(run, iter(sessions("ab")), step=3)
+    opened = rlskip.open(run.parents[1]).run
+    assert (made, [*opened]) == (opened[3], [made])
+    first, second, third, _ = opened.iter_rows()
+    assert (first["prompt"], first["response"], first["reward"]) == ([97], [97, 0], 0.0)
+    assert (first["mask"], first["log_probs"], first["own_prompt"]) == ([1, 1], [-0.5] * 2, "a")
+    assert (second["group"], second["session"], second["response"]) == (first["group"], 1, [97, 1])
+    assert third["group"] != first["group"]
+    assert [group.mean_reward for group in opened.groups()] == [0.5, 0.5]
+
+
+def test_what_was_read_is_written_again(run: Path, tmp_path: Path) -> None:
+    """With the names that `rlskip.open` gives."""
+    rlskip.write(run, sessions("ab"), step=3)
+    names = ["uid", "prompt", "response", "mask", "log_probs", "reward"]
+    rows = [{k: r[k] for k in names} for r in rlskip.open(run).iter_rows() if r["reward"]]
+    again = rlskip.write(run_directory(tmp_path / "more", "mine", "math", *ANY), rows, step=1)
+    assert [{name: r[name] for name in names} for r in again.iter_rows()] == rows
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_tokens_of_any_kind_are_kept_as_lists(run: Path, kind: Any) -> None:
+    given = row("ab", 5, 6)
+    names = ("prompt_ids", "completion_ids", "completion_mask", "logprobs")
+    given |= {name: kind(given[name]) for name in names}
+    given |= {"reward": kind([0.0, 0.5]), "image": np.arange(3)}
+    (read,) = rlskip.write(run, [given], step=1).iter_rows()
+    assert (read["prompt"], read["response"], read["reward"]) == ([97, 98], [5, 6], 0.5)
+    (dump,) = rlskip.open(run)[1].dumps()
+    columns = dump.load()
+    assert all(type(columns[name][0]) is list for name in (*names, "reward"))
+    assert isinstance(columns["image"][0], np.ndarray)
+    assert isinstance(given["logprobs"], type(kind([0.0]))), "the caller's rows stay"
+
+
+def test_a_row_may_have_no_tokens_no_mask_and_no_reward(run: Path) -> None:
+    texts = [{"prompt": "Hi", "completions": "there", "reward": None}]
+    (said,) = rlskip.write(run, texts, step=1).sessions()
+    assert [one["content"] for one in said.messages or ()] == ["Hi", "there"]
+    rows = [row(completion_mask=None, logprobs=None, reward=None), row()]
+    first, second = rlskip.write(run, rows, step=2).iter_rows()
+    assert (first["log_probs"], first["reward"], second["reward"]) == (None, None, 1.0)
+
+
+# -- what is replayed --------------------------------------------------------------------------
+
+generated: list[Any] = []
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts: Any, temperature: float = 1.0) -> Any:
+    generated.append(prompts)
+    return {"completion_ids": [[0]] * len(prompts), "uid": list(map(str, prompts))}
+
+
+@pytest.fixture
+def replay(run: Path) -> Any:
+    def replay(prompts: Any, step: int = 1, *, match: str = "step", **more: Any) -> Any:
+        role = {"enable": True, "match": match, "on_miss": "error"}
+        names = {"experiment_name": "mine", "project_name": "math"}
+        place = {"dump_dir": str(run.parents[1]), **names, **more}
+        SkipManager.init({"skip": {**place, "rollout": role}})
+        SkipManager.set_step(step)
+        return generate(prompts, temperature=0.7)
+
+    return replay
+
+
+def test_a_loop_replays_it_by_step(run: Path, replay: Any) -> None:
+    rlskip.write(run, sessions("ab"), step=1)
+    assert replay(["a", "b"])["completion_ids"] == [[97, 0], [97, 1], [98, 0], [98, 1]]
+    with pytest.raises(MismatchError, match=r"row 1 is 'c' now, 'b' in the dump"):
+        replay(["a", "c"])
+    with pytest.raises(MissError):
+        replay(["a", "b"], step=2)
+
+
+def test_a_loop_replays_it_by_prompt(run: Path, replay: Any) -> None:
+    rlskip.write(run, sessions("ab"), step=1)
+    rlskip.write(run, [*sessions("c"), row("c", 9)], step=2)
+    replayed = replay(["c", "a"], step=5, match="prompt")
+    assert replayed["completion_ids"] == [[99, 0], [99, 1], [9], [97, 0], [97, 1]]
+    with pytest.raises(MissError, match="1 of 2 prompts are in no dump of the run"):
+        replay(["b", "d"], step=6, match="prompt")
+    assert not generated
+
+
+def test_prompts_may_be_token_ids_or_messages(run: Path, replay: Any) -> None:
+    ids = [{"prompt_ids": torch.tensor([i, 1]), "completion_ids": [i]} for i in (4, 5)]
+    rlskip.write(run, ids, step=1)
+    assert replay([[4, 1], [5, 1]])["completion_ids"] == [[4], [5]]
+    chats = [[{"role": "user", "content": text}] for text in "xy"]
+    rlskip.write(run, [{"raw_prompt": c, "completions": "z"} for c in chats], step=2)
+    assert replay(chats[::-1], 2, match="prompt")["raw_prompt"] == chats[::-1]
+
+
+def test_the_prompts_of_the_loop_may_be_any_batch(run: Path, replay: Any) -> None:
+    batch = {"uid": ["u2", "u1"], "text": ["two", "one"], "level": torch.tensor([2, 1])}
+    rows = [{"uid": uid, "completion_ids": [k]} for k, uid in enumerate(["u1", "u2", "u1"])]
+    rlskip.write(run, rows, step=1, prompts=batch)
+    assert replay(batch)["completion_ids"] == [[1], [0], [2]], "in the order of the prompts"
+    other = {name: column[:1] for name, column in batch.items()}
+    assert replay(other, match="prompt")["completion_ids"] == [[1]]
+
+
+def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay: Any) -> None:
+    run = run_directory(tmp_path / "dumps", "mine", "math", 2, 2, 6, 8)
+    rlskip.write(run, sessions("ab"), step=1)
+    shape = {"gbs": 2, "n": 2, "prompt_len": 6, "response_len": 8}
+    assert len(replay(["a", "b"], **shape)["uid"]) == 4
+    with pytest.raises(BadRowError, match="it has 1 sessions, and the directory's name says N2"):
+        rlskip.write(run, [row("a")], step=2)
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "there are no rows"),
+        (["a"], "row 0: it is a str, not a mapping"),
+        ([row(), {**row(), "extra": 1}], "row 1: it and row 0 do not both have extra"),
+        ([row(completion_mask=[1])], "row 0: completion_mask has 1 numbers, and the row has a"),
+        ([row(), row(logprobs=[-1.0] * 3)], "row 1: logprobs has 3 numbers"),
+        ([row(reward=[1.0])], "row 0: reward has 1 numbers, and the row has a response of 2"),
+        ([row(logprobs=["x", "y"])], "row 0: logprobs is not a sequence of numbers"),
+        ([row(completion_ids="text")], "completion_ids is not a sequence of token ids"),
+        ([row(completion_ids=[0.5, 1.0])], "completion_ids is not a sequence of token ids"),
+        ([row(completion_ids=np.zeros((1, 2), int))], "completion_ids is not a sequence of token"),
+        ([row(prompt_ids=None)], "prompt_ids is not a sequence of token ids"),
+        ([{"prompt": "a", "logprobs": [-1.0]}], "logprobs has 1 numbers, and the row has no resp"),
+        ([{"completion_ids": [1]}], "a row has no prompt, only completion_ids"),
+        ([{"uid": "u", "completion_ids": [1]}], "a row has no prompt, only uid, completion_ids"),
+        ([row("a", uid="u"), row("b", uid="u")], "row 1: its uid, 'u', is that of rows with anot"),
+    ],
+)
+def test_rows_that_are_no_sessions_are_named(run: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(BadRowError) as told:
+        rlskip.write(run, rows, step=1)
+    assert message in str(told.value)
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["a", "b", "c"], "the rows are 2 groups, and there are 3 prompts"),
+        ({"uid": ["u", "v"], "text": ["a", "b"]}, "the rows and the prompts do not both have v, w"),
+    ],
+)
+def test_prompts_of_other_rows_are_named(run: Path, prompts: Any, message: str) -> None:
+    with pytest.raises(BadRowError, match=message):
+        rlskip.write(run, [row("a", uid="u"), row("b", uid="w")], step=1, prompts=prompts)
+
+
+@pytest.mark.parametrize("step", [0, -1, True, 1.0, "1", None])
+def test_a_step_is_a_positive_whole_number(run: Path, step: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is not the number of a step"):
+        rlskip.write(run, [row()], step=step)
+
+
+@pytest.mark.parametrize("name", ["dumps", "dumps/mine_math", "s3://dumps", ""])
+def test_a_directory_of_no_run_is_named(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        rlskip.write(name, [row()], step=1)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_cannot_be_kept_leaves_nothing(run: Path) -> None:
+    with pytest.raises(UnsupportedTypeError):
+        rlskip.write(run, [row(engine=object())], step=1)
+    with pytest.raises(UnsupportedTypeError):
+        rlskip.write(run, [row()], step=1, prompts=[object()])
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("part", [None, 2])
+def test_a_step_that_exists_stays(run: Path, part: int | None) -> None:
+    StepStore(run).save(1, {"x": [1]}, part=part)
+    with pytest.raises(StepExistsError, match="has a dump already, which stays"):
+        rlskip.write(run, [row()], step=1)
+    assert StepStore(run).load(1, part=part) == {"x": [1]}
+
+
+def test_of_two_writers_one_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one published after this one had looked."""
+    from rlskip.runs import write as module
+
+    rlskip.write(run, [row("a", 1)], step=1)
+    monkeypatch.setattr(module, "has_dump", lambda directory, step: False)
+    with pytest.raises(StepExistsError):
+        rlskip.write(run, [row("a", 2)], step=1)
+    assert [r["response"] for r in rlskip.open(run).iter_rows()] == [[1]]
