@@ -22,7 +22,6 @@ def doctor(
         typer.Argument(help="After --: the command to explain; it is not run."),
     ] = None,
     directory: Dir = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Check every node of Ray, too.")] = False,
     as_json: Json = False,
 ) -> int:
     """Find out why nothing is skipped.
@@ -33,18 +32,12 @@ def doctor(
     from rlskip.doctor.environment import dump_dir_findings, environment
 
     sections: list[tuple[str, list[Finding]]] = [("this environment", environment())]
-    dump_dirs = [dump_dir(directory)]
     if command:
         from rlskip.doctor.explain import explain
 
-        findings, dump_dirs = explain(command)
-        sections.append((" ".join(command), findings))
+        sections.append((" ".join(command), explain(command)))
     else:
-        sections[0][1].extend(dump_dir_findings(*dump_dirs))
-    if ray:
-        from rlskip.doctor.nodes import findings_of_nodes
-
-        sections += findings_of_nodes(dump_dirs)
+        sections[0][1].extend(dump_dir_findings(dump_dir(directory)))
     view: list[Cell] = []
     for i, (title, findings) in enumerate(sections):
         shown = findings

@@ -37,15 +37,15 @@ from rlskip.skip.roles import make_roles
 _SHOWN_STEPS = 100_000
 
 
-def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
-    """The findings, and the dump dirs of the roles that are on."""
+def explain(command: Sequence[str]) -> list[Finding]:
+    """What is found of the command, and of the dumps that it would use."""
     findings: list[Finding] = []
     try:
         split = Command.parse(command)
         findings = split.findings()
         config = compose(split)
     except CannotComposeError as error:
-        return [*findings, Finding("config", ERROR, error.what, error.remedy)], []
+        return [*findings, Finding("config", ERROR, error.what, error.remedy)]
     findings += _sweep(config, split)
     settings, about = _settings(config)
     roles = settings.roles
@@ -65,10 +65,9 @@ def explain(command: Sequence[str]) -> tuple[list[Finding], list[Path]]:
         findings += _role(skip, settings.facts)
     if roles:
         findings += _engine(settings, instances)
-    dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
-    for dump_dir in dump_dirs:
+    for dump_dir in sorted({Path(str(role.dump_dir)) for role in roles.values()}):
         findings += dump_dir_findings(dump_dir)
-    return findings, dump_dirs
+    return findings
 
 
 # -- the config ------------------------------------------------------------------------

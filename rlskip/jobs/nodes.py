@@ -17,15 +17,12 @@ class Unanswered:
 
     Parameters
     ----------
-    reason
-        One line.
     lacks_rlskip
         Whether rlskip cannot be imported there.
     is_late
         Whether it may answer yet.
     """
 
-    reason: str
     lacks_rlskip: bool = False
     is_late: bool = False
 
@@ -65,9 +62,8 @@ def nodes_without(ray: Any, directory: str | Path, timeout_s: float) -> list[str
 def answers(ray: Any, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """What each node answered within `timeout_s` seconds, or :class:`Unanswered`."""
     ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
-    late = Unanswered(f"it did not answer within {timeout_s:.0f} s", is_late=True)
     return {
-        name: _answer(ray, reference) if reference in ready else late
+        name: _answer(ray, reference) if reference in ready else Unanswered(is_late=True)
         for name, reference in asked.items()
     }
 
@@ -76,6 +72,5 @@ def _answer(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
     except Exception as error:
-        reason = str(error).strip().splitlines()[-1]
         # Ray unpickles the question there, and reports what that raised as text.
-        return Unanswered(reason, lacks_rlskip="No module named 'rlskip" in str(error))
+        return Unanswered(lacks_rlskip="No module named 'rlskip" in str(error))

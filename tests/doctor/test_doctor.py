@@ -10,7 +10,7 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -415,41 +415,6 @@ def test_what_verl_08_would_refuse(
     assert errors(rlskip("doctor", "--json", "--", *bare)) == []
 
 
-# -- Ray ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def local_ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray")
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield ray
-    ray.shutdown()
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(180)
-def test_every_node_is_asked(rlskip: Any, local_ray: Any, dumps: Path) -> None:
-    said = rlskip("doctor", "-d", dumps, "--ray", "--json")
-    assert said.code == 0, said.out + said.err
-    assert said.json[-1]["about"].startswith("node ")
-    topics = [finding["topic"] for finding in findings(said)]
-    assert {"rlskip", "plug-in", "callback"} <= set(topics)
-    assert "is the same directory as where rlskip doctor runs" in said_of(said, "dump dir")
-    assert not list(dumps.glob(".rlskip-doctor-*")), "the probe is gone"
-    assert local_ray.is_initialized(), "who started Ray ends it"
-
-
-@pytest.mark.ray
-def test_without_a_ray_it_says_how_to_start_one(
-    rlskip: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    said = rlskip("doctor", "--ray")
-    assert said.code == 2
-    assert "no Ray answers" in said.err
-
-
 @pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
 def test_a_shell_script_is_not_run(
     rlskip: Any, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
@@ -474,7 +439,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(
         "time.sleep(600)\n"
     )
     monkeypatch.setattr(command_module, "TIMEOUT_S", 3.0)
-    findings, _ = explain_module.explain([sys.executable, str(app)])
+    findings = explain_module.explain([sys.executable, str(app)])
     assert "did not print its config" in findings[-1].what
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
     deadline = time.monotonic() + 60

@@ -144,8 +144,7 @@ def plugin_not_loaded(which_ray: str, nodes: Sequence[str]) -> NotInstalledError
     return NotInstalledError(
         f"{which_ray}, and its workers do not load rlskip's plug-in on {', '.join(nodes)}",
         MODULES_VARIABLE,
-        f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment (`rlskip doctor --ray` "
-        "asks every node), or let verl start Ray",
+        f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment, or let verl start Ray",
     )
 
 
