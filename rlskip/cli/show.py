@@ -1,4 +1,4 @@
-"""`rlskip show STEP`: what is recorded of a dump, its fields, and some of its sessions."""
+"""`rlskip show STEP`: what is recorded of a dump, its figures, and some of its sessions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from rich.table import Table
 
 from rlskip._human import age, duration, number, short, size
 from rlskip.cli.options import STEP, Dir, Json, Success, Tokenizer, decoder, dump_dir
-from rlskip.cli.screen import Cell, facts, put, table, text
+from rlskip.cli.screen import Cell, facts, put, text
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import Dump
 
 if TYPE_CHECKING:
-    from rlskip.runs.fields import Field
     from rlskip.runs.rollouts import SessionRows
     from rlskip.store import DumpMeta
 
@@ -31,9 +30,8 @@ def show(
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
-    """Show a dump: fields, figures, some sessions."""
+    """Show a dump: figures, some sessions."""
     from rlskip.runs.columns import plain
-    from rlskip.runs.fields import fields_of
     from rlskip.runs.figures import Counter, by_interest, by_step, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
@@ -45,7 +43,6 @@ def show(
             rollouts, meta = target.read(one.dump), one.dump.full_meta()
             every, known = rollouts.sessions, one.sessions
             order = [] if known is None else by_interest(known.group, known.reward).tolist()
-            fields = fields_of(rollouts.columns)
             found = {
                 "dump": one.dump.name,
                 "directory": str(one.dump.place.directory),
@@ -53,12 +50,12 @@ def show(
                 "rows": len(rollouts),
                 "figures": step_figures([one], success),
                 "step_figures": of_step,
-                "fields": [attrs.asdict(field) for field in fields],
+                "fields": list(rollouts.columns.columns),
                 "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
                 "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
             }
             data.append(found)
-            view += _view(target, one.dump, meta, found, fields)
+            view += _view(target, one.dump, meta, found)
         if len(counted) > 1:
             title = f"step {number_of_step}, {len(counted)} dumps"
             view += [text(title, "bold"), facts(_figures(of_step))]
@@ -74,16 +71,8 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
 # -- for people ------------------------------------------------------------------------------
 
 
-def _view(
-    target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any], fields: list[Field]
-) -> list[Cell]:
-    rows = [
-        (one.name, one.kind, one.shape, one.dtype, number(one.min), number(one.mean),
-         number(one.max), text(one.note, "dim"))
-        for one in fields
-    ]  # fmt: skip
-    shown = table(("field", "kind", ">shape", "dtype", ">min", ">mean", ">max", ""), rows)
-    view: list[Cell] = [_head(target, dump, meta, data), "", shown]
+def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> list[Cell]:
+    view: list[Cell] = [_head(target, dump, meta, data), ""]
     whole = [(name, short(str(value), _SHOWN)) for name, value in data["whole"].items()]
     if whole:
         view += [facts(whole), ""]
@@ -94,6 +83,7 @@ def _head(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> T
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
+        ("fields", ", ".join(data["fields"]) or None),
         *_figures(data["figures"]),
         ("on disk", size(dump.size)),
         ("in memory", size(meta.nbytes)),

@@ -70,27 +70,3 @@ def _log_probs(columns: Columns, rows: Rows) -> Cells | None:
         cell[prompt:] if cell is not None and len(cell) == whole else cell
         for cell, prompt, whole in lengths
     ]
-
-
-def without_padding(columns: Columns, tokens: Tokens, name: str) -> np.ndarray | None:
-    """The values of a padded column that are not padding, flat; None for any other column.
-
-    Of a reward for each token, the reward of each row.
-    """
-    held = {
-        "prompt": tokens.prompt,
-        "response": tokens.response,
-        "mask": tokens.mask,
-        "log_probs": tokens.log_probs,
-    }
-    for what in (*held, "whole", "reward"):
-        column = columns.array(what)
-        if columns.name_of(what) != name or column is None or column.ndim != 2:
-            continue
-        if what == "reward":
-            total: np.ndarray = column.sum(1)
-            return total
-        rows = [*(tokens.prompt or ()), *(tokens.response or ())]
-        found = rows if what == "whole" else held[what]
-        return np.concatenate(found) if found else None  # type: ignore[arg-type]
-    return None

@@ -54,7 +54,7 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     assert shown["whole"]["num_tokens"] == 99
     first = shown["sample"][0]
     assert (first["prompt"], first["response"]) == (PROMPTS[0], COMPLETIONS[0])
-    names = {field["name"] for field in shown["fields"]}
+    names = set(shown["fields"])
     assert {"prompt_ids", "completion_ids"} <= names
     assert ("completions" in names) == ("SDPO" not in trainer)
     if "vLLM" in trainer:
