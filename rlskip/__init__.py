@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rlskip.config.record import RecordConfig
     from rlskip.config.replay import ReplayConfig
     from rlskip.config.skip import RoleConfig, RolloutValSkipConfig, SkipManagerConfig
+    from rlskip.rescore.judge import cached_reward
     from rlskip.runs.find import open as open
     from rlskip.runs.write import write
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
     from rlskip.stages import record
-    from rlskip.verdicts.judge import cached_reward
 
 __all__ = [
     "BaseSkip",
@@ -53,7 +53,7 @@ __getattr__ = load_on_use(
         "rlskip.runs.write": ["write"],
         "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],
         "rlskip.stages": ["record"],
-        "rlskip.verdicts.judge": ["cached_reward"],
+        "rlskip.rescore.judge": ["cached_reward"],
     },
 )
 

@@ -21,9 +21,9 @@ from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
 
 if TYPE_CHECKING:
+    from rlskip.rescore.judge import Judge
     from rlskip.rescore.scoring import Outcome
     from rlskip.runs.scope import Scope
-    from rlskip.verdicts.judge import Judge
 
 _COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
 
@@ -90,7 +90,7 @@ def rescore(
 
 
 def _judge(reward: str, cache: Path | None) -> Judge:
-    from rlskip.verdicts.judge import Judge
+    from rlskip.rescore.judge import Judge
 
     module, _, name = reward.partition(":")
     if not name:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
@@ -31,14 +32,12 @@ def environment() -> list[Finding]:
     import hydra
     import omegaconf
 
-    import rlskip
-
     def of(module: Any) -> str:
         return f"{module.__version__} in {Path(module.__file__).parent}"
 
     return [
         Finding("python", OK, f"{sys.version.split()[0]}, {sys.executable}"),
-        Finding("rlskip", OK, of(rlskip)),
+        Finding("rlskip", OK, of(_version)),
         Finding("hydra", OK, of(hydra)),
         Finding("omegaconf", OK, omegaconf.__version__),
         _plugin(),
@@ -90,8 +89,8 @@ def _callback() -> Finding:
 
 
 def _hosts() -> Iterator[Finding]:
-    verl, trl = _version("verl"), _version("trl")
-    skyrl = _version("skyrl") or _version("skyrl-train")
+    verl, trl = _version_of("verl"), _version_of("trl")
+    skyrl = _version_of("skyrl") or _version_of("skyrl-train")
     if verl:
         yield _verl(verl)
     if trl:
@@ -123,7 +122,7 @@ def _verl(version: str) -> Finding:
     return Finding("verl", NOTE, what, remedy)
 
 
-def _version(distribution: str) -> str | None:
+def _version_of(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Cached rollouts, scored again by a reward function."""
+"""Reward functions: what they said of a session is kept, and they score cached rollouts again."""

@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 
 from rlskip.errors import RlskipError
+from rlskip.rescore.judge import Judge, RewardError
 from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, SessionRows
 from rlskip.runs.tables import extra
-from rlskip.verdicts.judge import Judge, RewardError
 
 Data = Mapping[str, Mapping[str, Any]]
 """The rows of a data set, by their prompts as text."""

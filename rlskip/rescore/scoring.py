@@ -16,11 +16,11 @@ from rlskip.batch.decoding import decoder_at
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
 from rlskip.rescore.figures import Change, Changes
+from rlskip.rescore.judge import Judge, RewardError
 from rlskip.rescore.writing import RescoredRun
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 from rlskip.runs.scope import Scope
-from rlskip.verdicts.judge import Judge, RewardError
 
 _KEPT_ERRORS = 20
 _REWARDS = ("group", "session", "turn", "reward")

@@ -12,12 +12,12 @@ import numpy as np
 from rlskip.batch.columns import columns_of, is_data_proto, is_lazy, is_tensor, is_tensordict
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import fingerprint
+from rlskip.rescore.judge import Judge
 from rlskip.runs.columns import is_queue_part
 from rlskip.runs.on_disk import Dump, dumps_of
 from rlskip.runs.rollouts import Rollouts
 from rlskip.store import StepStore
 from rlskip.store.layout import refuse_links, run_name
-from rlskip.verdicts.judge import Judge
 
 NOTE = "rescored"
 """The entry of a dump's meta that names the function whose scores it has."""

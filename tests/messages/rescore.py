@@ -2,11 +2,11 @@
 
 from rlskip import cached_reward
 from rlskip.errors import RlskipError
+from rlskip.rescore.judge import Judge, RewardError
 from rlskip.rescore.scoring import Rescoring
 from rlskip.rescore.writing import RescoredRun, WriteError
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
-from rlskip.verdicts.judge import Judge, RewardError
 
 
 def judge(solution_str, ground_truth):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import rlskip
+from rlskip.rescore.judge import Judge
 from rlskip.rescore.scoring import Rescoring
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
-from rlskip.verdicts.judge import Judge
 
 STEPS, ROWS, WIDTH = 100, 8, 200
 

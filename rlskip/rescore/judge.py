@@ -20,7 +20,7 @@ from rlskip.batch.columns import is_tensor
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.verdicts.kept import ABSENT, Verdicts, directory_of
+from rlskip.rescore.kept import ABSENT, Verdicts, directory_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import rlskip
-from rlskip.verdicts.judge import RewardError
+from rlskip.rescore.judge import RewardError
 
 HOLDING: dict[str, Any] = {"asked": []}
 
@@ -177,7 +177,7 @@ def test_a_verdict_that_another_process_kept_meanwhile_is_taken(
         judge._rlskip_judge.verdicts.keep(key, 7.0)
         return True
 
-    monkeypatch.setattr("rlskip.verdicts.kept._claim", claim)
+    monkeypatch.setattr("rlskip.rescore.kept._claim", claim)
     assert judge(**CALL) == 7.0
     assert HOLDING["asked"] == []
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlskip.rescore.kept import ABSENT, Verdicts
 from rlskip.testing import each_fault
-from rlskip.verdicts.kept import ABSENT, Verdicts
 
 KEY, OTHER = "ab" * 16, "ab" * 15 + "cd"
 

@@ -1,1 +1,0 @@
-"""A reward function's verdicts, each of which is asked for once."""
