@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,8 +46,11 @@ def rescore(
     data: Annotated[
         Path | None, typer.Option(help="The data set, for columns that the run lacks.")
     ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="The function's version: keeps its verdicts.")
+    ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Where verdicts are kept; default ~/.rlskip/verdicts.")
+        Path | None, typer.Option(help="Where they are kept; default ~/.rlskip/verdicts.")
     ] = None,
     write: Annotated[
         Path | None, typer.Option(help="A dump_dir for a run with the new scores.")
@@ -54,24 +59,24 @@ def rescore(
 ) -> int:
     """Run a reward function over cached rollouts.
 
-    Each verdict is asked for once, by all jobs. Exit code 1 if a session has no new score, or a
-    dump cannot be read.
+    With a version each verdict is asked for once, by all jobs; without one every session is scored
+    anew. Exit code 1 if a session has no new score, or a dump cannot be read.
     """
     from rlskip.rescore.arguments import read_data
     from rlskip.rescore.scoring import Rescoring
     from rlskip.rescore.writing import RescoredRun
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
-    judge = _judge(reward, cache)
     wanted = Steps.parse(steps, "--steps")
-    out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
     chosen: list[Scope] = [target]
     if isinstance(target, Run):
         # Each as a run of that step alone, which is empty where a live run removes it meanwhile.
         chosen = [target[step : step + 1] for step in target.steps() if step in wanted]
     more = None if data is None else read_data(data)
-    how = Rescoring(judge, only_failed, repeat, workers, more, out)
-    outcome = how.run(chosen, lambda some: progress(some, "scoring"))
+    with _judge(reward, version, cache) as judge:
+        out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
+        how = Rescoring(judge, only_failed, repeat, workers, more, out)
+        outcome = how.run(chosen, lambda some: progress(some, "scoring"))
     found = {
         "run": target.run.name,
         "reward": judge.name,
@@ -89,7 +94,9 @@ def rescore(
     return put(as_json, found, _view(found, outcome, write), failed=failed)
 
 
-def _judge(reward: str, cache: Path | None) -> Judge:
+@contextlib.contextmanager
+def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Judge]:
+    """The function, which within the context can be asked."""
     from rlskip.rescore.judge import Judge
 
     module, _, name = reward.partition(":")
@@ -103,14 +110,20 @@ def _judge(reward: str, cache: Path | None) -> Judge:
     except (Exception, SystemExit) as error:  # of what the module runs
         what = f"{reward} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(what, "--reward") from error
-    # A function that is cached already keeps its version and its directory.
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
-    return judge if judge is not None and cache is None else Judge(_bare(found), cache)
-
-
-def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    judge: Judge | None = getattr(function, "_rlskip_judge", None)
-    return function if judge is None else judge.function
+    if judge is not None and (version or cache):
+        what = f"{reward} is a rlskip.cached_reward, which has a version and a directory of its own"
+        raise ConfigError(what, "--reward", "leave --version and --cache out")
+    if cache is not None and not version:
+        raise ConfigError("verdicts are kept under a version", "--cache", "give --version")
+    if judge is not None:
+        yield judge
+    elif version:
+        yield Judge(found, cache, version)
+    else:
+        # Equal sessions are asked for once even so.
+        with tempfile.TemporaryDirectory(prefix="rlskip-") as unkept:
+            yield Judge(found, unkept, None)
 
 
 def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Cell]:
@@ -131,7 +144,8 @@ def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Ce
         f"{groups['gained_signal']} gained a signal, {groups['lost_signal']} lost it"
     )
     heads = ("score", *(f">{name}" for name in _COLUMNS))
-    view: list[Cell] = [asked, "", table(heads, scores), "", changed]
+    kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
+    view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
     for word, names in (("gained", groups["gained"]), ("lost", groups["lost"])):
         if names:
             view.append(f"{word} a signal: {', '.join(short(one, 24) for one in names)}")

@@ -1,20 +1,17 @@
-"""A reward function, and what its verdicts depend on."""
+"""A reward function whose verdicts are kept: each is asked for once."""
 
 from __future__ import annotations
 
 import asyncio
-import dis
 import functools
 import inspect
 import threading
 import time
-import types
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import xxhash
 
 from rlskip.batch.columns import is_tensor
 from rlskip.errors import RlskipError
@@ -30,10 +27,7 @@ _NEUTRAL = frozenset({"log_extra", "log_metric", "reward_model_tokenizer", "rewa
 """Arguments that trainers add and that say nothing of a session."""
 _BESIDE = VOLATILE | {"environments", "trainer_state"}
 """Arguments that differ from step to step. They count only for a function that names them."""
-_LOOKS_AROUND = {"eval", "exec", "locals", "vars"}
 _WAIT_S = (0.01, 0.5)
-_EMPTY = types.CellType()
-"""The cell of a function that names itself, before it is bound to its name."""
 
 
 class RewardError(RlskipError, TypeError):
@@ -50,8 +44,7 @@ class Judge:
     directory
         Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
     version
-        Names the function's version. By default it is a hash of the file that defines it, and of
-        what a closure or an object holds.
+        Names all that verdicts depend on besides arguments.
     ignore
         Arguments that its verdicts do not depend on.
 
@@ -68,8 +61,8 @@ class Judge:
     def __init__(
         self,
         function: Callable[..., Any],
-        directory: str | Path | None = None,
-        version: str | None = None,
+        directory: str | Path | None,
+        version: str | None,
         ignore: Sequence[str] = (),
     ) -> None:
         self.function = function
@@ -92,19 +85,13 @@ class Judge:
         self.is_async = _is_async(function)
         any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
         self.takes = None if any_name else frozenset(kinds)
-        words, unread = _words_of(function)
-        more = {name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
-        self._counts_more = not (more & unread)
-        self._named = frozenset(kinds) - more
-        empty, starred = inspect.Parameter.empty, inspect.Parameter.VAR_POSITIONAL
-        parameters = self._signature.parameters.values()
-        self.needs = (
-            frozenset(p.name for p in parameters if p.default is empty and p.kind != starred) - more
-        )
-        beside = _BESIDE - self._named - words
-        self._ignored = (frozenset(ignore) | _NEUTRAL | beside | unread) - {self.judged}
-        self.version = version or _version_of(function)
-        self._who = [self.name, self.version, _arguments_of(function)]
+        starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        named = [p for p in self._signature.parameters.values() if p.kind not in starred]
+        self.needs = frozenset(p.name for p in named if p.default is inspect.Parameter.empty)
+        beside = _BESIDE - {p.name for p in named}
+        self._ignored = (frozenset(ignore) | _NEUTRAL | beside) - {self.judged}
+        self.version = version
+        self._who = [self.name, version, _arguments_of(function)]
         self.verdicts = Verdicts(directory_of(directory, self.name))
         self.asked = 0
         self._lock = threading.Lock()
@@ -185,11 +172,7 @@ class Judge:
 
     def _rows(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What counts of each session's arguments."""
-        counted = {
-            name: value
-            for name, value in arguments.items()
-            if name not in self._ignored and (self._counts_more or name in self._named)
-        }
+        counted = {k: v for k, v in arguments.items() if k not in self._ignored}
         if not self.takes_many:
             return [counted]
         n = len(arguments[self.judged])
@@ -202,7 +185,7 @@ class Judge:
             return fingerprint({**row, **about}, ())
         except UnsupportedTypeError as error:
             what = f"an argument has no content that can be compared: {error.what}"
-            remedy = "leave it out: rlskip.cached_reward(function, ignore=[...])"
+            remedy = "leave it out: rlskip.cached_reward(function, ..., ignore=[...])"
             raise RewardError(what, error.where, remedy) from error
 
     def _call(self, arguments: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
@@ -239,16 +222,16 @@ class Judge:
 def cached_reward(
     function: Function,
     *,
+    version: str = "",
     directory: str | Path | None = None,
-    version: str | None = None,
     ignore: Sequence[str] = (),
 ) -> Function:
     """A reward function that asks `function` only for what no call was told before.
 
     It is called as `function` is, for example as verl's ``custom_reward_function`` or one of TRL's
-    ``reward_funcs``, and async if that is. A verdict counts for equal content: those arguments that
-    `function` reads, its name and its version. Jobs share verdicts, and a killed job loses none.
-    What else `function` does, such as logging, is done only when it is asked.
+    ``reward_funcs``, and async if that is. A verdict counts for equal arguments, and for the name
+    and the `version` of `function`. Jobs share verdicts, and a killed job loses none. What else
+    `function` does, such as logging, is done only when it is asked.
 
     Parameters
     ----------
@@ -256,21 +239,26 @@ def cached_reward(
         Takes ``solution_str``, ``solution_strs`` or ``completions``, besides others. Of the last
         two, each verdict must depend on its own session alone: any argument of their length, except
         a default, holds one value a session. Arguments that differ from step to step, such as
-        ``uid``, ``timestamp`` and ``trainer_state``, count only for a function that names them.
+        ``uid``, ``timestamp`` and ``trainer_state``, count only for a function that has a parameter
+        of that name.
+    version
+        Names all that verdicts depend on besides arguments: the code, what a closure or an object
+        holds, the model behind a URL. Under another version every verdict is asked for again.
     directory
         Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
-    version
-        Names the function's version. By default it is a hash of the file that defines it, and of
-        what a closure holds, so that every edit asks again.
     ignore
         Arguments that verdicts do not depend on.
 
     Raises
     ------
     RewardError
-        `function` takes none of these, or its version cannot be told.
+        `function` takes none of these, or no version is given.
     """
     judge = Judge(function, directory, version, ignore)
+    if not version:
+        what = "it has no version, so verdicts of its older code would count"
+        remedy = 'give one, another after each edit: rlskip.cached_reward(function, version="1")'
+        raise RewardError(what, judge.name, remedy)
 
     def result(found: list[Any]) -> Any:
         return found if judge.takes_many else found[0]
@@ -315,31 +303,6 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-# -- what its verdicts depend on -----------------------------------------------------------
-
-
-def _words_of(function: Any) -> tuple[frozenset[str], frozenset[str]]:
-    """The names and strings in a function's code, and the parameters that it never reads."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    words: set[Any] = set()
-    codes = []
-    while (code := getattr(function, "__code__", None)) is not None:
-        codes.append(code)
-        function = getattr(function, "__wrapped__", None)
-    unread: set[str] = set()
-    if len(codes) == 1 and _LOOKS_AROUND.isdisjoint(codes[0].co_names):
-        names, starred, more = inspect.getargs(codes[0])
-        unread.update([*names, starred or "", more or ""])
-    for code in codes:
-        for one in dis.get_instructions(code):
-            several = isinstance(one.argval, tuple | frozenset)
-            words.update(one.argval if several else [one.argval])
-            if inspect.iscode(one.argval):
-                codes.append(one.argval)
-    return frozenset(word for word in words if isinstance(word, str)), frozenset(unread - words)
-
-
 def _name_of(function: Any) -> str:
     """File and name: a trainer that loads a file by its path gives the module a name of its own."""
     while isinstance(function, functools.partial):
@@ -355,37 +318,6 @@ def _file_of(named: Any) -> Path | None:
     except TypeError:
         return None
     return Path(file) if file is not None and Path(file).is_file() else None
-
-
-def _version_of(function: Any) -> str:
-    try:
-        return fingerprint(_described(function, []))
-    except (UnsupportedTypeError, OSError, TypeError) as error:
-        what = f"its version cannot be told: {error}"
-        remedy = 'name it: rlskip.cached_reward(function, version="1")'
-        raise RewardError(what, _name_of(function), remedy) from error
-
-
-def _described(function: Any, seen: list[Any]) -> Any:
-    """The file that defines it, and what a closure, a method's object or a partial holds."""
-    if any(function is one for one in seen):
-        return None
-    seen.append(function)
-    if isinstance(function, functools.partial):
-        return _described(function.func, seen)
-    held: Any
-    if inspect.ismethod(function):
-        held = [_described(function.__func__, seen), vars(function.__self__)]
-    elif inspect.isfunction(function):
-        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
-        held = [_described(one, seen) if callable(one) else one for one in cells]
-    elif inspect.isbuiltin(function) or inspect.isclass(function):
-        return f"{function.__module__}.{function.__qualname__}"
-    else:
-        return [_described(type(function).__call__, seen), vars(function)]
-    file = _file_of(function)
-    source = inspect.getsource(function).encode() if file is None else file.read_bytes()
-    return [xxhash.xxh3_128_hexdigest(source), held]
 
 
 def _arguments_of(function: Any) -> list[Any]:

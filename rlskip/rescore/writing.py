@@ -62,7 +62,7 @@ class RescoredRun:
         name = rollouts.columns.name_of("reward")
         if name is None or "." in name or dump.meta is None:
             what = "the run records no rewards, because its trainer computes them later"
-            remedy = "give the trainer the function as rlskip.cached_reward(function)"
+            remedy = 'give the trainer the function as rlskip.cached_reward(function, version="1")'
             raise WriteError(what, f"step {place.step}", remedy)
         scores: dict[int, float] = {}
         for session in rollouts.sessions:

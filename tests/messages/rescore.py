@@ -30,8 +30,17 @@ TEXT = {"uid": ["a"], "output": ["x"], "gts": ["x"]}
 
 CASES = [
     (
+        "a function without a version",
+        lambda folder: cached_reward(judge, directory=folder),
+        RewardError,
+        "rescore.judge",
+        """\
+rescore.judge: it has no version, so verdicts of its older code would count
+  -> give one, another after each edit: rlskip.cached_reward(function, version="1")""",
+    ),
+    (
         "a function of something else",
-        lambda folder: cached_reward(other, directory=folder),
+        lambda folder: cached_reward(other, version="1", directory=folder),
         RewardError,
         "rescore.other",
         """\
@@ -64,7 +73,7 @@ step 3, group a: its answer is not text, and there is no tokenizer
         "step 3",
         """\
 step 3: the run records no rewards, because its trainer computes them later
-  -> give the trainer the function as rlskip.cached_reward(function)""",
+  -> give the trainer the function as rlskip.cached_reward(function, version="1")""",
     ),
     (
         "a dump with other scores",

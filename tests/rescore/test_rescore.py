@@ -22,6 +22,7 @@ from rlskip.store import StepStore
 from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
 
 ROWS = GROUPS * SESSIONS
+KEPT = ("--version", "1")
 
 
 def asked(folder: Path) -> Counter[str]:
@@ -36,7 +37,7 @@ def expected(step: int, i: int) -> float:
 @pytest.mark.parametrize("name", ["one", "one_async", "many", "trl"])
 def test_each_signature_is_scored_once(judges: Path, rlskip: Any, name: str) -> None:
     save(judges / "dumps", steps=2)
-    command = ("rescore", judges / "dumps" / RUN, "--reward", f"judges:{name}", "--json")
+    command = ("rescore", judges / "dumps" / RUN, "--reward", f"judges:{name}", *KEPT, "--json")
     first, again = rlskip(*command), rlskip(*command)
     assert (first.code, again.code) == (0, 0), first.err
     assert (first.json["asked"], again.json["asked"]) == (2 * ROWS, 0)
@@ -50,6 +51,33 @@ def test_each_signature_is_scored_once(judges: Path, rlskip: Any, name: str) -> 
         assert found["changed"] == 2 * ROWS
     assert first.json["most_changed"] == again.json["most_changed"]
     assert f"{2 * ROWS} sessions" in rlskip(*command[:-1]).out
+
+
+def test_without_a_version_each_command_asks_anew(judges: Path, rlskip: Any) -> None:
+    save(judges / "dumps", steps=1, texts=["a"] * ROWS)
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
+    for times in (1, 2):
+        assert "--version NAME" in rlskip(*command).out
+        assert asked(judges)["a"] == 2 * times, "once for each ground truth"
+    assert not (judges / ".rlskip").exists()
+
+
+def test_a_cached_function_has_its_own_version_and_directory(judges: Path, rlskip: Any) -> None:
+    (judges / "dice.py").write_text(
+        "import judges, rlskip\n"
+        "judge = rlskip.cached_reward(judges.one, version='x', directory='verdicts')\n"
+    )
+    save(judges / "dumps", steps=1)
+    command = ("rescore", judges / "dumps" / RUN, "--reward", "dice:judge")
+    for _ in range(2):
+        assert rlskip(*command, "--json").json["version"] == "x"
+        assert asked(judges).total() == ROWS
+    assert list((judges / "verdicts").iterdir())
+    for options in (KEPT, ("--cache", "elsewhere")):
+        refused = rlskip(*command, *options)
+        assert (refused.code, "leave --version and --cache out" in refused.err) == (2, True)
+    refused = rlskip(*command[:2], "--reward", "judges:one", "--cache", "elsewhere")
+    assert (refused.code, "give --version" in refused.err) == (2, True)
 
 
 def test_what_changed() -> None:
@@ -85,7 +113,8 @@ def test_repeats_measure_the_judge_and_only_failed_sessions_are_asked(
         "def judge(solution_str):\n    return float(next(rolls) % 2)\n"
     )
     save(judges / "dumps", steps=1)
-    command = ("rescore", "1", "-d", judges / "dumps", "--reward", "dice:judge", "--workers", "1")
+    options = ("--reward", "dice:judge", "--workers", "1", *KEPT)
+    command = ("rescore", "1", "-d", judges / "dumps", *options)
     found = rlskip(*command, "--repeat", "4", "--only-failed", "--json").json
     assert found["sessions"] == ROWS - GROUPS
     assert found["asked"] == 4 * found["sessions"]
@@ -122,7 +151,7 @@ def test_two_at_once_and_a_kill_ask_for_each_verdict_once(
 ) -> None:  # fmt: skip
     save(judges / "dumps", steps=3)
     monkeypatch.setenv("PAUSE", "0.02")
-    options = ["--repeat", repeat, "--workers", workers]
+    options = [*KEPT, "--repeat", repeat, "--workers", workers]
     options += ["--only-failed"] if only_failed else []
     both = [start(python, judges, name, *options) for _ in range(2)]
     wait_for(lambda: asked(judges).total() > ROWS, both)

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def rescore(run: Run, folder: Path) -> None:
-    asked = Judge(judge, folder)
+    asked = Judge(judge, folder, version="1")
     outcome = Rescoring(asked, workers=1).run(list(run))
     assert outcome.sessions == len(run) * ROWS
 

@@ -28,7 +28,9 @@ def score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
         file.write(f"{solution_str!r}\\n")
     return gsm8k.compute_score(solution_str, ground_truth, method="flexible", format_score=0.1)
 
-compute_score = rlskip.cached_reward(score, directory=os.environ["VERDICTS"])
+compute_score = rlskip.cached_reward(
+    score, version="1", directory=os.environ["VERDICTS"], ignore=["extra_info"]
+)
 """
 
 
@@ -58,10 +60,10 @@ def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
 
     again = rescore("scorer:compute_score")
     assert (again["sessions"], again["asked"], again["changed"]) == (16, 0, 0)
-    again = rescore("scorer:score")
-    assert (again["changed"], again["old"]) == (0, again["new"])
-    assert again["asked"] == len(asked)
-    assert again["old"]["count"] == 16
+    anew = rescore("scorer:score")
+    assert (anew["changed"], anew["old"]) == (0, anew["new"])
+    assert len(asked) <= anew["asked"] <= 16
+    assert anew["old"]["count"] == 16
 
     # A run with other scores trains without an engine.
     (tmp_path / "other.py").write_text("def length(solution_str):\n    return len(solution_str)\n")
@@ -72,7 +74,8 @@ def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
     new = package.open(tmp_path / "new" / run.relative_to(tmp_path / "dumps"))
     means = [fmean(one.reward or 0.0 for one in step.sessions(["reward"])) for step in new]
     assert replayed.scores == pytest.approx(means)
-    assert (tmp_path / "asked").read_text().count("\n") == 2 * len(asked), "they are replayed"
+    in_all = len(asked) + anew["asked"]
+    assert (tmp_path / "asked").read_text().count("\n") == in_all, "they are replayed"
 
 
 @pytest.mark.long
