@@ -131,8 +131,7 @@ class TrajectoryQueue(ABC):
     """Keys with tags and fields, by partition. Every call is thread-safe.
 
     Coroutines use `aput`, `aget`, `alist` and `adelete`, which mirror TransferQueue's
-    ``async_kv_*``. To write your own queue, implement the five abstract methods and run
-    :class:`rlskip.testing.QueueTests` on it.
+    ``async_kv_*``. A queue of your own implements the five abstract methods.
     """
 
     #: Whether a put is dropped if its attempt is earlier than the one that wrote the key. If it

@@ -45,11 +45,3 @@ def heading(program: str) -> str:
 def test_the_example_runs(run: Any, folder: Path, program: str) -> None:
     (folder / "program.py").write_text(program, encoding="utf-8")
     run("program.py")
-
-
-def test_the_queue_passes_the_suite(run: Any, folder: Path) -> None:
-    (folder / "program.py").write_text(
-        "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-    )
-    said = run("program.py", "test_counted_queue.py")
-    assert re.search(r"^\d\d passed", said, re.MULTILINE), said

@@ -25,8 +25,8 @@ from rlskip.jobs.lease import LEASES, Lease, SingleFlight
 from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
 from rlskip.store.writer import Writer
-from rlskip.testing import FaultyFiles
 from tests.clock import MockClock
+from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Loop
 
 

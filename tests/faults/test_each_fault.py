@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlskip.testing import each_fault
-from rlskip.testing.faults import ERRNOS
 from tests.faults.operations import OPERATIONS, Outcome
+from tests.faulty_files import ERRNOS, each_fault
 
 FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlskip.errors import RlskipError
 from rlskip.queue import MemoryQueue, to_rows
-from rlskip.testing import QueueTests
+from tests.queue.queue_tests import QueueTests
 
 
 class TestMemoryQueue(QueueTests):

@@ -8,7 +8,7 @@ import pytest
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows
 from rlskip.queue.transfer_queue import PollingWatch, difference
-from rlskip.testing import QueueTests
+from tests.queue.queue_tests import QueueTests
 
 
 def test_a_difference_is_what_changed():

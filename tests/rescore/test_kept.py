@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlskip.rescore.kept import ABSENT, Verdicts
-from rlskip.testing import each_fault
+from tests.faulty_files import each_fault
 
 KEY, OTHER = "ab" * 16, "ab" * 15 + "cd"
 

@@ -20,7 +20,7 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
 from rlskip.runs.opened import NoSuchPlaceError, Run, Runs
 from rlskip.store import DumpError, StepStore
-from rlskip.testing import FaultyFiles
+from tests.faulty_files import FaultyFiles
 
 COLUMNS: dict[str, Any] = {
     "prompts": torch.tensor([[0, 1], [0, 1], [2, 3]]),

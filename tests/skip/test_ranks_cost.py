@@ -14,7 +14,7 @@ import pytest
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
 from rlskip.store import CorruptDumpError, StepStore
-from rlskip.testing import FaultyFiles
+from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Hub, on_ranks
 
 

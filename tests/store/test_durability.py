@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from rlskip.store import StepStore
-from rlskip.testing import FaultyFiles
-from rlskip.testing.faults import FileOperation
+from tests.faulty_files import FaultyFiles, FileOperation
 
 
 def _order(operations: list[FileOperation], *names: str) -> list[str]:

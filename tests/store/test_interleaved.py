@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.store import AbsentDumpError, StepStore, commit
-from rlskip.testing import FaultyFiles
+from tests.faulty_files import FaultyFiles
 
 _STALL_S = 0.05
 """A thread that waits for a lock does not take its turn; another one does."""

@@ -12,7 +12,7 @@ import pytest
 
 from rlskip.errors import ConfigError
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore, run_directory
-from rlskip.testing import FaultyFiles
+from tests.faulty_files import FaultyFiles
 
 
 @pytest.mark.parametrize("level", [1, 2])

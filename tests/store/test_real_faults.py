@@ -19,7 +19,7 @@ from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore
 from rlskip.store.writer import Writer
-from rlskip.testing import FaultyFiles
+from tests.faulty_files import FaultyFiles
 
 
 def _mount(*arguments: object) -> None:

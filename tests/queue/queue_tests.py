@@ -1,4 +1,4 @@
-"""A conformance suite for queues."""
+"""What every queue does: a suite that the test modules of queues inherit."""
 
 from __future__ import annotations
 
