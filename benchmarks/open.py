@@ -26,7 +26,6 @@ from tensordict import TensorDict
 import rlskip
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip.report.page import Shown, render
-from rlskip.runs.figures import Counter
 from rlskip.runs.opened import Run, Runs
 from rlskip.store import StepStore
 
@@ -99,7 +98,7 @@ def page(folder: Path, rounds: int) -> list[Row]:
     for step in range(10):
         StepStore(folder / RUN).save(step, rollouts(step, 1000))
     side = Shown("bench", Run(folder / RUN), None)
-    made = render([side], counter=Counter(), success=0.5, max_bytes=5_000_000)
+    made = render([side], success=0.5, max_bytes=5_000_000)
     (folder / "page.html").write_bytes(made.html)
     (folder / "empty.html").write_text("<!doctype html><title>empty</title>")
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",

@@ -61,7 +61,6 @@ def compare(
     from rlskip.compare.sides import compare_jobs, find_side, run_of
     from rlskip.compare.verdict import COLUMNS, table_of
     from rlskip.report.page import Shown, Verdict, render
-    from rlskip.runs.figures import Counter
 
     within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")
@@ -84,13 +83,7 @@ def compare(
         said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, table_of(jobs, limit))
         pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
     if html is not None:
-        page = render(
-            list(pair),
-            counter=Counter(),
-            success=success,
-            max_bytes=int(max_mb * 1e6),
-            verdict=said,
-        )
+        page = render(list(pair), success=success, max_bytes=int(max_mb * 1e6), verdict=said)
         write(page, html)
     return put(as_json, data, view, failed=not said.is_equal)
 

@@ -32,12 +32,12 @@ def show(
 ) -> int:
     """Show a dump: figures, some sessions."""
     from rlskip.runs.columns import plain
-    from rlskip.runs.figures import Counter, by_interest, by_step, step_figures
+    from rlskip.runs.figures import by_interest, by_step, count, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
     data: list[Any] = []
     view: list[Cell] = []
-    for number_of_step, counted in by_step(Counter().count(target.run, target.dumps())):
+    for number_of_step, counted in by_step(count(target.run, target.dumps())):
         of_step = step_figures(counted, success)
         for one in counted:
             rollouts, meta = target.read(one.dump), one.dump.full_meta()

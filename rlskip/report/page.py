@@ -11,7 +11,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -30,7 +30,7 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.report.sessions import TokenValues, Vocabulary, prompt_of, session
-from rlskip.runs.figures import Counter, Sessions, by_interest, by_step, group_figures, step_figures
+from rlskip.runs.figures import Sessions, by_interest, by_step, count, group_figures, step_figures
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Decode, if_finite
@@ -42,6 +42,8 @@ _SCRIPTS = (
     "sessions.js", "compare.js", "main.js",
 )  # fmt: skip
 _STYLES = ("uPlot.min.css", "page.css")
+
+Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
 
 
 @attrs.frozen(eq=False)
@@ -92,11 +94,10 @@ class Page:
 def render(
     shown: Sequence[Shown],
     *,
-    counter: Counter,
     success: float,
     max_bytes: int,
     verdict: Verdict | None = None,
-    follows: bool = False,
+    progress: Progress = iter,
 ) -> Page:
     """The page of one or two runs.
 
@@ -109,19 +110,18 @@ def render(
         A session succeeds from this reward on.
     max_bytes
         The largest size of the page. Sessions that do not fit are left out.
-    follows
-        Whether it is written again and again: the page then loads itself again.
+    progress
+        Shows how far the dumps are read.
 
     Raises
     ------
     RlskipError
         Not even the figures fit.
     """
-    sides = [_Side(one, counter, success, max_bytes // len(shown)) for one in shown]
+    sides = [_Side(one, progress, success, max_bytes // len(shown)) for one in shown]
     head = {
         "version": __version__,
         "success": success,
-        "follows": follows,
         "verdict": None if verdict is None else attrs.asdict(verdict),
     }
     least = len(_page(head, sides))
@@ -156,10 +156,10 @@ class _Side:
     all sessions of the run's dumps.
     """
 
-    def __init__(self, shown: Shown, counter: Counter, success: float, max_bytes: int) -> None:
+    def __init__(self, shown: Shown, progress: Progress, success: float, max_bytes: int) -> None:
         self.name, self._run, self._records = shown.name, shown.run, shown.records
         run = shown.run
-        counted = [] if run is None else counter.count(run, run.dumps())
+        counted = [] if run is None else count(run, run.dumps(), progress)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": self._gap(step)})

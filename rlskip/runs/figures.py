@@ -98,32 +98,28 @@ class CountedDump:
     tally: Tally
 
 
-class Counter:
-    """Counts the dumps of runs; one that has not changed since is not read again."""
+def count(
+    run: Run,
+    dumps: Sequence[Dump],
+    progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter,
+) -> list[CountedDump]:
+    """Some dumps of a run with their sessions, in their order."""
+    tallies = tally_steps(run.dump_dir).get(run.name, {})
+    limit = _limit(run)
+    return [
+        CountedDump(dump, *_sessions(run, dump, limit), _tally(dump, tallies))
+        for dump in progress(dumps)
+    ]
 
-    def __init__(self, progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter) -> None:
-        self._progress = progress
-        self._known: dict[tuple[Any, ...], tuple[Sessions | None, str | None]] = {}
 
-    def count(self, run: Run, dumps: Sequence[Dump]) -> list[CountedDump]:
-        """Some dumps of a run, in their order."""
-        tallies = tally_steps(run.dump_dir).get(run.name, {})
-        limit = _limit(run)
-        return [
-            CountedDump(dump, *self._read(run, dump, limit), _tally(dump, tallies))
-            for dump in self._progress(dumps)
-        ]
-
-    def _read(self, run: Run, dump: Dump, limit: int | None) -> tuple[Sessions | None, str | None]:
-        key = dump.place.directory, dump.place.rank, dump.written, dump.size
-        if dump.problem is not None:
-            return None, dump.problem
-        if key not in self._known:
-            try:
-                self._known[key] = Sessions.of(run.read(dump, _FIELDS), limit), None
-            except DumpError as error:
-                self._known[key] = None, error.what
-        return self._known[key]
+def _sessions(run: Run, dump: Dump, limit: int | None) -> tuple[Sessions | None, str | None]:
+    """Either the sessions, or why they cannot be read."""
+    if dump.problem is not None:
+        return None, dump.problem
+    try:
+        return Sessions.of(run.read(dump, _FIELDS), limit), None
+    except DumpError as error:
+        return None, error.what
 
 
 def _limit(run: Run) -> int | None:

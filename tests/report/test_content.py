@@ -23,7 +23,7 @@ from rlskip.config.record import read_record
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
 from rlskip.report.page import Shown, render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
-from rlskip.runs.figures import Counter, by_interest
+from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 
@@ -295,35 +295,9 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
-    page = render([Shown("run", run, None)], counter=Counter(), success=0.5, max_bytes=10**6)
+    page = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
     (tmp_path / "page.html").write_bytes(page.html)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
     assert found.index["runs"][0]["prompts"][0][1] == bytes(prompt).decode()
     assert found.chunks[0]["texts"][str(prompt[0])] == chr(prompt[0])
-
-
-# -- a run under way -------------------------------------------------------------------------
-
-
-def test_a_page_follows_a_run(
-    rlskip: Any, run_dir: Path, tmp_path: Path, content: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "page.html"
-    seen = []
-
-    def wait(seconds: float) -> None:
-        assert content(out).index["follows"]
-        seen.append(content(out).index["runs"][0]["steps"]["step"])
-        if len(seen) == 1:
-            StepStore(run_dir).save(4, [{"prompt_ids": [1], "completion_ids": [2]}])
-        elif len(seen) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("rlskip.cli.report.time.sleep", wait)
-    answer = rlskip("report", run_dir, "--html", out, "--follow")
-    assert answer.code == 130
-    assert seen == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]]
-    # A long path wraps the line in any place.
-    said = "".join(answer.out.split())
-    assert said.count("sessionsshown") == 2, "it is written only after a change"

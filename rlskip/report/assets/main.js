@@ -76,17 +76,9 @@ async function start() {
     ),
     shell.main,
     shell.help,
-    h(
-      "footer",
-      null,
-      "rlskip " + data.version,
-      data.follows ? " · follows the run: loads itself again every 30 s" : "",
-    ),
+    h("footer", null, "rlskip " + data.version),
   );
   await draw();
-  // A page that is written again loads itself again, unless someone types or reads a session.
-  const isIdle = () => view.at?.group === undefined && !document.querySelector("input:focus");
-  if (data.follows) setInterval(() => isIdle() && location.reload(), 30000);
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 start();
