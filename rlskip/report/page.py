@@ -39,7 +39,7 @@ _INDEXED = 30  # bytes of a page for each session whose figures it lists
 _SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is first thought to take
 _SCRIPTS = (
     "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
-    "sessions.js", "compare.js", "main.js",
+    "sessions.js", "main.js",
 )  # fmt: skip
 _STYLES = ("uPlot.min.css", "page.css")
 

@@ -1,4 +1,4 @@
-"""The page in a browser: it draws, searches, sorts, selects and compares, and stays safe.
+"""The page in a browser: it draws, searches, sorts and selects, and stays safe.
 
 Skipped without Chromium. A window asserts at its end that its page raised no error and that the
 policy refused nothing.
@@ -126,7 +126,7 @@ def test_a_session_is_reached_by_the_keyboard_and_by_its_address(
     ]
 
 
-def test_two_runs_have_their_verdict_and_what_changed(
+def test_two_runs_have_their_verdict_and_lead_to_each_other(
     rlskip: Any, dumps: Path, tmp_path: Path, look: Look
 ) -> None:
     out = tmp_path / "both.html"
@@ -138,20 +138,15 @@ def test_two_runs_have_their_verdict_and_what_changed(
         "Different23 of 24 sessions are the same; session 7 of step 2 differs"
     )
     assert window.texts("table[aria-label=steps] tbody td:first-child") == ["1", "2", "3"]
-    window.go("#0/2/vs/1/2")
-    facts = dict(zip(window.texts(".facts dt"), window.texts(".facts dd"), strict=True))
-    assert (facts["prompts in both"], facts["only in A"], facts["only in B"]) == ("4", "0", "0")
-    window.click("table[aria-label=prompts] tbody tr:last-child")
-    window.wait("document.documentElement.dataset.view === '#0/2/3/vs/1/2/3'")
-    assert window.texts(".pair > p") == [
-        "Sessions 0: the same tokens", "Sessions 1: differ from token 3 on",
-    ]  # fmt: skip
-    left, right = window.ask(
-        "[...document.querySelectorAll('.pair:last-child .pane')]"
-        ".map(e => [...e.querySelectorAll('.changed')].map(c => c.textContent.trim()).join(' '))"
-    )
-    assert [int(x) + 1 for x in left.split()] == [int(x) for x in right.split()]
-    assert left
+    window.click("table[aria-label=steps] tbody tr:nth-child(2)")
+    window.wait("document.documentElement.dataset.view === '#0/2'")
+    assert window.texts("main p a") == ["The same step of B"]
+    window.click("main p a")
+    window.wait("document.documentElement.dataset.view === '#1/2'")
+    window.go("#1/2/3")
+    assert window.texts("p.same a") == ["A, step 2"]
+    window.click("p.same a")
+    window.wait("document.documentElement.dataset.view === '#0/2/3'")
 
 
 def test_equal_runs_are_said_to_be_equal(rlskip: Any, dumps: Path, look: Look) -> None:
@@ -224,7 +219,7 @@ def test_text_that_a_run_recorded_is_shown_where_tokens_are_numbers(
 @pytest.mark.parametrize("width", [390, 1400])
 def test_it_fits_the_window(page: Path, look: Look, width: int, scheme: str) -> None:
     window = look(page, width=width, scheme=scheme)
-    for view in ("#", "#0/all", "#0/1", "#0/1/0", "#0/1/0/0", "#0/1/vs/0/2"):
+    for view in ("#", "#0/all", "#0/1", "#0/1/0", "#0/1/0/0"):
         window.go(view) if view != "#" else None
         assert window.overflow == 0, view
     dark = window.ask("getComputedStyle(document.documentElement).backgroundColor")

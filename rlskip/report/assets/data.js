@@ -70,12 +70,14 @@ function number(value) {
 const count = (n, what) => n.toLocaleString("en") + " " + what + (n === 1 ? "" : "s");
 const percent = (value) => (value === null || value === undefined ? "" : (100 * value).toFixed(1) + " %");
 /** Writes the numbers of a column with as many decimals as its largest needs for four digits. */
-function decimals(values, sign) {
+function decimals(values) {
   const known = values.filter((v) => v !== null && v !== undefined);
   const most = known.reduce((size, v) => Math.max(size, Math.abs(v)), 0);
   const digits = known.every(Number.isInteger) ? 0 : Math.max(0, 3 - Math.floor(Math.log10(most || 1)));
   return (v) =>
     v === null || v === undefined
       ? ""
-      : (sign && v > 0 ? "+" : "") + (digits > 7 ? number(v) : v.toFixed(digits));
+      : digits > 7
+        ? number(v)
+        : v.toFixed(digits);
 }

@@ -90,13 +90,7 @@ function verdict() {
     right: name.startsWith(">"),
     wide: i === found.columns.length - 1,
   }));
-  const both = runs.length > 1 && runs[0].steps.step && runs[1].steps.step;
-  const open =
-    both &&
-    ((row) => {
-      const other = partner(runs[0], Number(row[0]));
-      return other && address(runs[0], Number(row[0])) + "/vs/" + other.slice(1);
-    });
+  const open = (row) => runs[0].stepAt.has(Number(row[0])) && address(runs[0], Number(row[0]));
   return h(
     "section.verdict" + (found.is_equal ? ".equal" : ".differs"),
     { "aria-label": "verdict" },
@@ -170,7 +164,6 @@ function bothTable() {
       null,
       h("h2", null, "Steps"),
       runs.map((run) => h("a.button", { href: "#" + run.id + "/all" }, "All groups of " + run.label)),
-      h("small.dim", null, "a row opens the prompts that both have"),
     ),
     table(
       [
@@ -182,15 +175,7 @@ function bothTable() {
         ...both("length", "length"),
       ],
       steps,
-      {
-        label: "steps",
-        open: (step) =>
-          !a.stepAt.has(step)
-            ? address(b, step)
-            : partner(a, step)
-              ? address(a, step) + "/vs/" + partner(a, step).slice(1)
-              : address(a, step),
-      },
+      { label: "steps", open: (step) => address(a.stepAt.has(step) ? a : b, step) },
     ),
   ];
 }

@@ -17,7 +17,7 @@ async function groupView({ run, step, group, session, index }) {
   setColours(loaded);
   const prompt = promptOf(run, group);
   const panes = chosen.map((k, n) =>
-    pane(run, k, loaded[n], { link: !single && address(run, step, group, s.number[k]) }),
+    pane(run, k, loaded[n], !single && address(run, step, group, s.number[k])),
   );
   const first = loaded.find(Boolean);
   const same = samePrompt(run, group);
@@ -59,7 +59,7 @@ async function groupView({ run, step, group, session, index }) {
               n ? ", " : "",
               h(
                 "a",
-                { href: address(run, step, group) + "/vs/" + address(one, one.groups.step[g], g).slice(1) },
+                { href: address(one, one.groups.step[g], g) },
                 nameOf(one, one.groups.step[g]),
               ),
             ]),
@@ -172,13 +172,12 @@ function shade(value) {
 const asMessages = (found) =>
   !found.parts.length || (settings.messages ?? !found.parts.some((part) => part.isText));
 
-function pane(run, k, found, { link, flags, where }) {
+function pane(run, k, found, link) {
   const s = run.sessions;
   const title = h(
     "header",
     null,
     h("strong", null, link ? h("a", { href: link }, "session " + s.number[k]) : "session " + s.number[k]),
-    where && h("span.dim", null, where),
     h("span", null, s.reward[k] === null ? null : "reward " + number(s.reward[k])),
     h("span.dim", null, s.length[k] === null ? null : count(s.length[k], "token")),
     s.turns[k] > 1 ? h("span.dim", null, count(s.turns[k], "turn")) : null,
@@ -219,21 +218,16 @@ function pane(run, k, found, { link, flags, where }) {
       ),
     );
   const shown = link ? found.parts.filter((part, n) => n || part.kind !== "prompt") : found.parts;
-  let at = 0;
   return h(
     "article.pane",
     null,
     title,
-    shown.map((part) => {
-      const own = flags && part.kind !== "prompt" ? flags.slice(at, at + part.ids.length) : null;
-      if (part.kind !== "prompt") at += part.ids.length;
-      return partView(part, s.turns[k] > 1, own);
-    }),
+    shown.map((part) => partView(part, s.turns[k] > 1)),
   );
 }
 
 const NAMES = { prompt: "prompt", sampled: "policy", observed: "observation" };
-function partView(part, isOneOfSeveral, flags) {
+function partView(part, isOneOfSeveral) {
   const all = part.texts.slice(0, 400).join("");
   const what =
     part.kind === "observed" && /<tool_response>|<\|im_start\|>tool/.test(all) ? "tool" : NAMES[part.kind];
@@ -248,7 +242,7 @@ function partView(part, isOneOfSeveral, flags) {
     "section.part." + part.kind,
     null,
     part.break ? h("p.break", null, "Not merged with the turns before: ", text(part.break)) : null,
-    rewritten ? h("details", null, h("summary", null, title), body(part, flags)) : [title, body(part, flags)],
+    rewritten ? h("details", null, h("summary", null, title), body(part)) : [title, body(part)],
   );
 }
 
@@ -289,7 +283,7 @@ function kindsOf(texts) {
 }
 
 /** The text of a part. Tokens with a value are elements of their own, others with what is like them. */
-function body(part, flags) {
+function body(part) {
   const values = part.values?.[view.colouring];
   const kinds = part.isText ? kindsOf(part.texts) : [];
   const made = h("div.body", { dir: part.isText ? "auto" : "ltr" });
@@ -297,7 +291,7 @@ function body(part, flags) {
     let run = null;
     for (let i = from; i <= to; i++) {
       const value = values?.[i] ?? null;
-      const name = [kinds[i], shade(value), flags?.[i] && "changed"].filter(Boolean).join(" ");
+      const name = [kinds[i], shade(value)].filter(Boolean).join(" ");
       if (run && (i === to || value !== null || run.value !== null || run.name !== name)) {
         made.append(element(run));
         run = null;

@@ -126,11 +126,10 @@ function stepView({ run, step }) {
         [passK(), percent(run.steps.pass_k[i])],
         ["no signal", percent(run.steps.no_signal[i])],
       ];
-  const others = runs.flatMap((one) =>
-    (one.steps.step || []).filter((n) => one !== run || n !== step).map((n) => [one, n]),
-  );
+  const other = all ? null : partner(run, step);
   return [
     h("h1", null, badge(run), all ? "All steps" : "Step " + step),
+    other && h("p", null, h("a", { href: other }, "The same step of " + runs[1 - run.id].label)),
     facts(figures),
     histogram(
       sessions.map((k) => s.reward[k]),
@@ -166,24 +165,6 @@ function stepView({ run, step }) {
             },
           }),
           "with signal",
-        ),
-      !all &&
-        others.length > 0 &&
-        h(
-          "label",
-          null,
-          "compare with ",
-          h(
-            "select",
-            {
-              "aria-label": "compare with",
-              onchange: (event) => event.target.value && go(address(run, step) + "/vs/" + event.target.value),
-            },
-            h("option", { value: "" }, "…"),
-            others
-              .slice(0, 2000)
-              .map(([one, n]) => h("option", { value: address(one, n).slice(1) }, nameOf(one, n))),
-          ),
         ),
     ),
     ...tabs,

@@ -79,7 +79,7 @@ function table(columns, rows, { open, sort = null, label, note } = {}) {
       const state = i === order.column ? (order.down ? "descending" : "ascending") : null;
       state ? head.setAttribute("aria-sort", state) : head.removeAttribute("aria-sort");
     });
-    for (const one of columns) if (one.numeric) one.write = decimals(rows.map(one.value), one.sign);
+    for (const one of columns) if (one.numeric) one.write = decimals(rows.map(one.value));
     body.replaceChildren();
     drawn = 0;
     draw();

@@ -1,4 +1,4 @@
-// Which view is shown. An address names what is shown: #run/step/group/session; `vs` in it compares.
+// Which view is shown. An address names what is shown: #run/step/group/session.
 "use strict";
 
 const address = (run, step, group, session) =>
@@ -44,26 +44,23 @@ let view = {};
 const settings = { colour: "", messages: null };
 
 async function draw() {
-  const [here, other] = location.hash.slice(1).split("/vs/");
+  const here = location.hash.slice(1);
   const at = here ? place(here) : null;
-  const against = other ? place(other) : null;
   for (const one of charts) one.plot?.destroy();
   charts = [];
-  view = { at, against, up: "#", before: null, after: null };
+  view = { at, up: "#", before: null, after: null };
   let content;
-  if (at && against)
-    content = at.group === undefined ? comparedSteps(at, against) : await comparedGroups(at, against);
-  else if (at) content = at.group === undefined ? stepView(at) : await groupView(at);
+  if (at) content = at.group === undefined ? stepView(at) : await groupView(at);
   else content = overview();
-  if (location.hash.slice(1).split("/vs/")[0] !== here) return;
-  path(at, against);
+  if (location.hash.slice(1) !== here) return;
+  path(at);
   shell.main.replaceChildren(...content.filter(Boolean));
   drawCharts();
   scrollTo(0, 0);
   document.documentElement.dataset.view = location.hash || "#";
 }
 
-function path(at, against) {
+function path(at) {
   const links = [h("a", { href: "#" }, runs.length > 1 ? "Comparison" : "Run")];
   if (at) {
     links.push(
@@ -75,14 +72,6 @@ function path(at, against) {
       );
     if (at.session !== undefined)
       links.push(h("a", { href: address(at.run, at.step, at.group, at.session) }, "session " + at.session));
-    if (against)
-      links.push(
-        h(
-          "a",
-          { href: address(against.run, against.step, against.group) },
-          "against " + nameOf(against.run, against.step),
-        ),
-      );
   }
   links[links.length - 1].setAttribute("aria-current", "page");
   const move = (name, sign, title) =>
