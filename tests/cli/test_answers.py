@@ -103,13 +103,6 @@ def test_runs_are_in_natural_order_and_other_folders_are_not_runs(rlskip: Any, d
     assert runs == ["grpo-lr2_tiny", "grpo_tiny", "lr2_tiny", "lr10_tiny", "lr11_tiny"]
 
 
-def test_the_dumps_of_a_custom_role_are_a_run_of_their_own(rlskip: Any, dumps: Path) -> None:
-    shutil.copytree(dumps / RUN / "1", dumps / RUN / "critic" / "1")
-    shown = {run["run"]: run["steps"] for run in rlskip("ls", dumps, "--json").json}
-    assert shown[f"{RUN}/critic"] == [1]
-    assert shown[RUN] == [1, 2, 3]
-
-
 @pytest.mark.parametrize("name", ["dumps", "records", "stages"])
 def test_a_run_with_roles_is_named_by_its_directory(
     rlskip: Any, dumps: Path, tmp_path: Path, name: str

@@ -56,6 +56,17 @@ def test_bad_input_is_one_line_and_code_2(
     assert list(tmp_path.glob("empty*")) == [empty], "nothing half written is left"
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    rlskip: Any, dumps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(place: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlskip.cli.ls.find_runs", stop)
+    said = rlskip("ls", dumps)
+    assert (said.code, said.out, said.err) == (130, "", "")
+
+
 @pytest.mark.parametrize(("reader", "read"), [("head -1", "["), ("true", "")])
 def test_the_installed_command_ends_quietly_when_its_reader_does(
     dumps: Path, reader: str, read: str

@@ -131,13 +131,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "marks of readers with other names": instead(".work/reading-x", Path.mkdir),
     "a run without permission to read": lambda run: run.chmod(0),
     "a name that is not UTF-8": instead(os.fsdecode(b"\xff\xfe"), Path.mkdir),
-    "a trace that is a FIFO": instead("train-1.json", os.mkfifo),
-    "a trace of other things": overwrite("train-1.json", b'{"traceEvents": [1, "x", null]}'),
-    "a trace without times": overwrite(
-        "train-1.json",
-        b'{"traceEvents": [{"ph": "X", "pid": 1e999, "tid": 0, "ts": NaN, "args": 1}]}',
-    ),
-    "a deep trace": overwrite("train-1.json", b"[" * 100_000),
     "records that are text": records("x", "[]", "null", '{"role": 5}', "[" * 100_000),
     "records of odd values": records(
         hit(seconds_saved="x"), hit(seconds_saved=None), hit(bytes="x"), hit(bytes=-1),

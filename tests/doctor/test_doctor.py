@@ -367,15 +367,6 @@ def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None
     assert f"{tmp_path} cannot be run: Permission denied" in errors(folder)[0]
 
 
-@pytest.mark.usefixtures("app")
-def test_launchers_are_left_out(rlskip: Any) -> None:
-    said = rlskip(
-        "doctor", "--json", "--", "torchrun", "--nproc-per-node=2", "app.py", "+skip=rollout_cache"
-    )
-    assert "without torchrun" in said_of(said, "command")
-    assert errors(said) == []
-
-
 @pytest.mark.verl
 def test_verls_own_application(
     rlskip: Any, python_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

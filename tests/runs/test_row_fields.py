@@ -102,14 +102,6 @@ def test_padded_tensors_are_shown_without_their_padding(
     assert [row["response"] for row in shown["sample"]] == COMPLETIONS
 
 
-def test_diff_names_the_session_that_differs(rlskip: Any, tmp_path: Path) -> None:
-    other = [*COMPLETIONS[:3], [99, *COMPLETIONS[3][1:]], *COMPLETIONS[4:]]
-    a = save(tmp_path / "a", "RLOOTrainer", OUTPUTS["RLOOTrainer"])
-    b = save(tmp_path / "b", "RLOOTrainer", (PROMPTS, other, TEXTS))
-    (found,) = rlskip("compare", a, b, "--json").json["differences"]
-    assert (found["a"], found["b"], found["token"]) == (3, 3, 0)
-
-
 ROWS = {
     "ids": [{"task": "a", "try": 0}, {"task": "b", "try": 0}, {"task": "a", "try": 1}],
     "asked": [[1], [2], [1]],
