@@ -297,27 +297,28 @@ def _cut(column: Any, rows: Sequence[int]) -> Any:
 
 
 def _is_async(function: Any) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _without_partials(function)
     call = getattr(function, "__call__", None)  # noqa: B004 - of an object with an async one
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _name_of(function: Any) -> str:
     """File and name: a trainer that loads a file by its path gives the module a name of its own."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _without_partials(function)
     named = function if hasattr(function, "__qualname__") else type(function)
-    file = _file_of(named)
-    return f"{named.__module__ if file is None else file.stem}.{named.__qualname__}"
-
-
-def _file_of(named: Any) -> Path | None:
     try:
         file = inspect.getsourcefile(named)
-    except TypeError:
-        return None
-    return Path(file) if file is not None and Path(file).is_file() else None
+    except TypeError:  # of a builtin
+        file = None
+    if file is None or not Path(file).is_file():
+        return f"{named.__module__}.{named.__qualname__}"
+    return f"{Path(file).stem}.{named.__qualname__}"
+
+
+def _without_partials(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _arguments_of(function: Any) -> list[Any]:
