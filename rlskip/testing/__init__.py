@@ -1,17 +1,59 @@
-"""What tests of your own can use.
-
-:func:`assert_same_training` compares a training with a golden one, stage by stage.
-"""
+"""What tests of your own can use: a training against a golden one, stage by stage."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from io import StringIO
+from pathlib import Path
 
-from rlskip._lazy import load_on_use
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from rlskip.testing.training import assert_same_training
+from rlskip.cli.screen import table
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.sides import compare_jobs, find_side
+from rlskip.compare.verdict import COLUMNS, Comparison, only_one_has, table_of
+from rlskip.config.steps import Steps
 
 __all__ = ["assert_same_training"]
 
-__getattr__ = load_on_use(__name__, {"rlskip.testing.training": ["assert_same_training"]})
+_LINES, _WIDTH = 40, 200
+
+
+def assert_same_training(
+    golden: str | Path,
+    run: str | Path,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    steps: str = "all",
+) -> None:
+    """Assert that a run computed what a golden run did, at each stage that either recorded.
+
+    Parameters
+    ----------
+    golden, run
+        What ``rlskip compare`` takes: the records of a job, or a Hydra output directory, for
+        example. Golden is A.
+    rtol, atol
+        ``|a - b| <= atol + rtol * max(|a|, |b|)`` is equal; without both, what rounding explains is
+        (:mod:`rlskip.compare.rounding`).
+    steps
+        The steps to compare, such as ``1-3``.
+
+    Raises
+    ------
+    AssertionError
+        Its message is the table of stages and the verdict: which stage differs first, and where.
+    RlskipError
+        There is nothing to compare.
+    """
+    a, b = (find_side(str(one), Path()) for one in (golden, run))
+    found = compare_jobs(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))
+    if not found.is_equal:
+        raise AssertionError(_as_text(found))
+
+
+def _as_text(found: Comparison) -> str:
+    console = Console(file=StringIO(), width=_WIDTH)
+    with console.capture() as lines:
+        console.print(table(COLUMNS, table_of(found, _LINES)))
+    return "\n".join([found.verdict(), "", lines.get(), *only_one_has(found)])
