@@ -54,73 +54,6 @@ class WithoutSelf(functools.partial[Any]):
         return self
 
 
-def after_compose(note: Callable[[Any], None]) -> None:
-    """Call ``note(config)`` with each whole config that ``hydra.compose`` makes from now on.
-
-    Hydra has no public hook for that; without the private method nothing is noted.
-    """
-    hydra = sys.modules.get("hydra._internal.hydra")  # imported before any plug-in
-    compose_config = getattr(getattr(hydra, "Hydra", None), "compose_config", None)
-    if compose_config is None or hasattr(compose_config, "__wrapped__"):
-        return
-
-    @functools.wraps(compose_config)
-    def noting(*args: Any, from_shell: bool = True, **kwargs: Any) -> Any:
-        config = compose_config(*args, from_shell=from_shell, **kwargs)
-        if not from_shell:  # hydra.main composes what comes from the shell
-            note(config)
-        return config
-
-    hydra.Hydra.compose_config = noting  # type: ignore[union-attr]
-
-
-def spare_own_keys(provider: str) -> None:
-    """Let an override set an application's own key that is called like a group of `provider`.
-
-    Hydra takes every ``name=value`` for the choice of an option if the search path has a group
-    `name`, so the group would keep it from the key. Where no other source has the group, and the
-    value cannot be an option's name or no defaults list has an entry to override, the override is
-    one of a key. Without Hydra's private class nothing is changed.
-    """
-    module: Any = sys.modules.get("hydra._internal.defaults_list")
-    base: Any = getattr(module, "Overrides", None)
-    if base is None or base.__module__ == __name__:
-        return
-
-    class Overrides(base):  # type: ignore[misc]
-        def __init__(self, repo: Any, overrides_list: list[Any]) -> None:
-            self._repo, self._given = repo, overrides_list
-            self._ours = [
-                override
-                for override in overrides_list
-                if "." not in override.key_or_group and override.package is None
-                if not override.is_sweep_override()
-                if _sources(repo, override.key_or_group) == {provider}
-            ]
-            values = [o for o in self._ours if not _may_choose(o)]
-            super().__init__(repo, [o for o in overrides_list if o not in values])
-            self._take_for_values(values)
-
-        def ensure_overrides_used(self) -> None:
-            for choices in (self.override_metadata, self.deletions):
-                unused = {key for key, choice in choices.items() if not choice.used}
-                for override in self._ours:
-                    key = override.get_key_element().lstrip("~")
-                    if key in unused and not self._is_option(override):
-                        choices.pop(key, None)
-                        self._take_for_values([override])
-            super().ensure_overrides_used()
-
-        def _is_option(self, override: Any) -> bool:
-            return override.value() in self._repo.get_group_options(override.key_or_group)
-
-        def _take_for_values(self, overrides: list[Any]) -> None:
-            self.config_overrides += overrides
-            self.config_overrides.sort(key=self._given.index)
-
-    module.Overrides = Overrides
-
-
 def version_of(package: str) -> tuple[int, ...] | None:
     """The leading numbers of a package's version, (0, 9, 1); None without it.
 
@@ -136,17 +69,6 @@ def version_of(package: str) -> tuple[int, ...] | None:
         return None
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else None
-
-
-def _sources(repo: Any, group: str) -> set[str]:
-    return {source.provider for source in repo.get_sources() if source.is_group(group)}
-
-
-def _may_choose(override: Any) -> bool:
-    """Whether the value of an override may be the name of options, or none where it deletes."""
-    value = override.value()
-    names = value if isinstance(value, list) else [value]
-    return override.is_delete() or all(isinstance(name, str) for name in names)
 
 
 def _takes_replace(function: Callable[..., Any]) -> bool:

@@ -8,8 +8,6 @@ kept as attributes and as positional ``args``: an error that crosses a process b
 
 from __future__ import annotations
 
-from rlskip._nodes import as_typed
-
 
 class RlskipError(Exception):
     """Base of every error that rlskip raises.
@@ -25,7 +23,6 @@ class RlskipError(Exception):
     """
 
     def __init__(self, what: str, where: str = "", remedy: str = "") -> None:
-        what, where, remedy = map(as_typed, (what, where, remedy))
         super().__init__(what, where, remedy)
         self.what = what
         self.where = where

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import attrs
 from hydra.core.utils import JobStatus
@@ -26,12 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
-from rlskip._nodes import ABOVE, as_typed, place
 from rlskip.config.check import look_up
+from rlskip.config.choices import chosen_options
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import refuse_legacy_flags, retire_legacy_flags
-from rlskip.config.option_checks import is_chosen, lost_choices, refuse_replaced_keys
+from rlskip.config.option_checks import lost_choices
 from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
@@ -43,40 +43,18 @@ from rlskip.skip.not_installed import chosen_by
 log = logging.getLogger(__name__)
 
 
-class OwnKeysCallback(Callback):
-    """Refuses options of `dispatch`, `replay` and `merge` that replace an application's key."""
-
-    groups: ClassVar[tuple[str, ...]] = ("dispatch", "replay", "merge")
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Here, because the workers of some launchers cannot compose a config."""
-        try:
-            refuse_replaced_keys(config, self.groups)
-        except Exception as error:  # Hydra would go on to the task
-            _end(config, error)
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        OwnKeysCallback.on_run_start(self, config)
-
-
-class SkipCallback(OwnKeysCallback):
+class SkipCallback(Callback):
     """Every option of `skip` and `record` adds it, under the key ``hydra.callbacks.rlskip``."""
-
-    groups = ("skip", "record")
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Turn legacy flags off: only here is `config` the object that the task gets."""
-        super().on_run_start(config)
         # Not by read_skip: other keys may need the job's HydraConfig, which is not set yet.
-        place("skip", below=look_up(config, f"{ABOVE}.skip") is not None)
-        node = as_typed("skip")
-        on = look_up(config, f"{node}.rollout.enable") is True
-        if on and look_up(config, f"{node}.enable") is not False:
+        on = look_up(config, "skip.rollout.enable") is True
+        if on and look_up(config, "skip.enable") is not False:
             retire_legacy_flags(config, rollout_enabled=True)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._multirun_began = time.time()
-        super().on_multirun_start(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Install SkipManager and the recorder, or end the job."""
@@ -88,7 +66,7 @@ class SkipCallback(OwnKeysCallback):
             os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
             settings = _read_skip(config)
             # Without the option, a key `record` is the application's own.
-            recording = read_record(config if is_chosen(config, "record") else None)
+            recording = read_record(config if chosen_options(config, "record") else None)
             if "rollout" in settings.roles:
                 # The task has its own copy of the config by now.
                 refuse_legacy_flags(config)
@@ -203,7 +181,7 @@ def _read_skip(config: DictConfig) -> SkipSettings:
     try:
         return read_skip(config)
     except RlskipError:
-        if chosen_by(config) or not (is_chosen(config, "record") and has_own_key(config)):
+        if chosen_by(config) or not (chosen_options(config, "record") and has_own_key(config)):
             raise
         log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
         return SkipSettings(HostFacts(config))

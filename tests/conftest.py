@@ -24,7 +24,6 @@ from typing import Any
 import attrs
 import pytest
 
-from rlskip._nodes import NODES, place
 from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
 from rlskip.jobs.records import JOB_VARIABLE
 
@@ -77,14 +76,12 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def state_of_the_process() -> Iterator[None]:
-    """Forget what a job leaves in its process: a manager, nodes, variables, a log level."""
+    """Forget what a job leaves in its process: a manager, variables, a log level."""
     logger = logging.getLogger("rlskip")
     level = logger.level
     yield
     if (manager := sys.modules.get("rlskip.skip.manager")) is not None:
         manager.SkipManager.reset()
-    for name in NODES:  # those that its config had below `rlskip`
-        place(name, below=False)
     if (hydra_config := sys.modules.get("hydra.core.hydra_config")) is not None:
         hydra_config.HydraConfig.instance().cfg = None
     for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE):

@@ -20,7 +20,8 @@ import attrs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from rlskip._nodes import ABOVE, as_typed, or_own_key, place
+from rlskip.config.choices import refuse_displaced
+from rlskip.config.register import NODES
 from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return as_typed(f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else ""))
+        return f"{self.key}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 def raise_all(problems: list[Problem]) -> None:
@@ -54,9 +55,6 @@ def raise_all(problems: list[Problem]) -> None:
 
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
     """The node `name` of a config, as a plain mapping with interpolations resolved; None without.
-
-    It is at the top level, or below a node `rlskip`, which an application has whose own key is
-    called `name` (:mod:`rlskip._nodes`).
 
     Parameters
     ----------
@@ -73,7 +71,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     NotInstalledError
         The node is a plain string: Hydra knew no group of that name.
     ConfigError
-        The config or the node is not a mapping, or an interpolation does not resolve.
+        The config or the node is not a mapping, an interpolation does not resolve, or the job chose
+        an option whose node is not here, or not alone.
     """
     if config is not None and not _is_node(config):
         raise ConfigError(
@@ -84,9 +83,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     try:
         node = config
         if schema is None or not isinstance(config, schema):
-            below = _entry(_entry(config, ABOVE), name)
-            node = _entry(config, name) if below is None else below
-            place(name, below=below is not None)
+            refuse_displaced(name, config)
+            node = _entry(config, name)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
     node = _plain(node, name)
@@ -95,13 +93,11 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
             f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
             name,
             "install rlskip into the environment that runs this application and check with "
-            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + or_own_key(name),
+            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + _if_own(name),
         )
     if node is None or isinstance(node, dict):
         return node
-    raise ConfigError(
-        f"expected a mapping, got {node!r}", name, or_own_key(name).removeprefix("; ")
-    )
+    raise ConfigError(f"expected a mapping, got {node!r}", name, _if_own(name).removeprefix("; "))
 
 
 def look_up(config: Any, key: str) -> Any:
@@ -168,7 +164,7 @@ def _plain(value: Any, at: str) -> Any:
             value = OmegaConf.to_container(value, resolve=True)
         except OmegaConfBaseException as error:  # of its own, a part knows no full key
             key = error.full_key or ""
-            where = key if key.startswith((at, f"{ABOVE}.{at}")) else at
+            where = key if key.startswith(at) else at
             raise ConfigError(str(error).splitlines()[0], where) from error
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -301,7 +297,13 @@ def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str =
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
-    return (otherwise or f"known: {', '.join(known)}") + or_own_key(at.partition(".")[0])
+    return (otherwise or f"known: {', '.join(known)}") + _if_own(at.partition(".")[0])
+
+
+def _if_own(name: str) -> str:
+    """The end of a remedy where a key may be the application's own; empty if `name` is no node."""
+    own = f"; if `{name}` is the application's own key, rename it: rlskip's node has that name"
+    return own if name in NODES else ""
 
 
 def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:

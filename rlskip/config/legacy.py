@@ -16,7 +16,6 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.omegaconf import read_write
 
-from rlskip._nodes import as_typed
 from rlskip.config.check import look_up
 from rlskip.errors import ConfigError
 
@@ -63,7 +62,7 @@ def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
         else:
             message = f"{key} is a legacy flag, and rlskip is not on. Use instead: "
             message += _today(config, key)
-        warnings.warn(as_typed(message), LegacyFlagWarning, stacklevel=3)
+        warnings.warn(message, LegacyFlagWarning, stacklevel=3)
 
 
 def refuse_legacy_flags(config: Any) -> None:

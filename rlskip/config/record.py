@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.config.check import find_node, look_up_first, read_node
+from rlskip.config.check import find_node, look_up, read_node
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError, RlskipError
@@ -57,9 +57,9 @@ def read_record(config: Any) -> RecordConfig:
     """
     settings = read_node(RecordConfig, "record", config)
     if settings.enable and settings.dump_dir is None:
-        keys = ("skip.dump_dir", "rlskip.skip.dump_dir")
-        dumps = look_up_first(config, keys, DEFAULT_DUMP_DIR)
-        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
+        dumps = look_up(config, "skip.dump_dir")
+        dumps = DEFAULT_DUMP_DIR if dumps is None else str(dumps)
+        settings.dump_dir = parse_directory(dumps, "skip.dump_dir")
     return settings
 
 

@@ -7,11 +7,16 @@ nothing else of rlskip: the schema with every default is a file,
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+import rlskip_conf
 from rlskip._compat import register_resolver, store_config
+
+#: rlskip's keys at the top of a config, each a mapping, with a group of options that set it.
+NODES = ("skip", "dispatch", "replay", "merge", "record")
 
 # Not a group that users choose from, so that nothing in it is listed as an option.
 GROUP = "rlskip_schema"
@@ -29,6 +34,11 @@ def register() -> None:
     """
     store_config(GROUP, "open", OmegaConf.create({}, flags={"struct": False}), "rlskip")
     register_steps()
+
+
+def options(group: str) -> list[str]:
+    """The names of rlskip's own options of a group."""
+    return [file.stem for file in Path(rlskip_conf.__file__).parent.glob(f"{group}/*.yaml")]
 
 
 def register_steps() -> None:

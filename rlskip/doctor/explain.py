@@ -13,11 +13,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip._nodes import as_typed
 from rlskip.config.check import find_node, look_up
+from rlskip.config.choices import with_callback
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
-from rlskip.config.option_checks import lost_choices, with_callback
+from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
@@ -125,7 +125,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
         return nothing, [Finding("skip", ERROR, what, remedy)]
     try:
         foreign = _foreign(find_node(config, "skip") or {})
-        settings = read_skip(_without(config, as_typed("skip"), foreign))
+        settings = read_skip(_without(config, foreign))
     except RlskipError as error:
         return nothing, [_refusal("skip", error)]
     notes = [
@@ -160,13 +160,13 @@ def _foreign(node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _without(config: DictConfig, node: str, roles: Sequence[str]) -> DictConfig:
+def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
     if not roles:
         return config
     kept = config.copy()
     OmegaConf.set_struct(kept, False)
     for role in roles:
-        del OmegaConf.select(kept, node)[role]
+        del kept.skip[role]
     return kept
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from rlskip._nodes import as_typed
-
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 
@@ -15,5 +13,5 @@ class Finding:
 
     topic: str
     level: str
-    what: str = attrs.field(converter=as_typed)
-    remedy: str = attrs.field(default="", converter=as_typed)
+    what: str
+    remedy: str = ""

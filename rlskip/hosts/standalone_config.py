@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlskip._nodes import as_typed
 from rlskip.config.check import Problem, raise_all
 from rlskip.errors import ConfigError
 from rlskip.skip.manager import SkipManager
@@ -80,8 +79,8 @@ def is_on(given: bool, host: str) -> bool:
     settings = SkipManager.settings
     if given and settings is not None and settings.node is not None:
         log.warning(
-            "rlskip: NOTHING that %s generates is skipped or cached: %s is false, or "
-            "%s is not true",
-            host, as_typed("skip.enable"), as_typed(f"skip.{ROLE}.enable"),
+            "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
+            "skip.%s.enable is not true",
+            host, ROLE,
         )  # fmt: skip
     return False

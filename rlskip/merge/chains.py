@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from rlskip._nodes import as_typed
 from rlskip.merge.turns import RESPONSES, MergeError
 
 logger = logging.getLogger(__name__)
@@ -153,4 +152,4 @@ def _overlong(overlong: list[int], rows: Rows, limit: int | None, on_overlong: s
             f"{RESPONSES}[{first}]",
             "merge.on_overlong=split stops merging at the turn before",
         )
-    logger.warning("%s (%s)", what, as_typed("merge.on_overlong=warn"))
+    logger.warning("%s (merge.on_overlong=warn)", what)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import attrs
 
-from rlskip._nodes import as_typed
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
@@ -63,7 +62,7 @@ def attach(
             for entry in entries:
                 _attach(_Attachment(role, entry, decorate))
         else:
-            log.info("rlskip: %s has no effect: that role is off", as_typed(f"skip.attach.{role}"))
+            log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
     for attachment in _attached.values():
         check(attachment.config.rows, f"skip.attach.{attachment.role}.rows")
         attachment.load_step()

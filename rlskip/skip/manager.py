@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, ClassVar, TypeVar
 
 from rlskip import stages
-from rlskip._nodes import ABOVE, as_typed
 from rlskip.batch import row_fields
 from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
@@ -122,7 +121,7 @@ class SkipManager:
             log.warning("rlskip: SkipManager.init does not wait longer: %s", error)
         cls._refuse("SkipManager.init failed")
         settings = read_skip(config)
-        if isinstance(config, dict) and not {"skip", "record", ABOVE} & config.keys():
+        if isinstance(config, dict) and not {"skip", "record"} & config.keys():
             raise ConfigError(
                 f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
                 "SkipManager.init",
@@ -222,7 +221,7 @@ class SkipManager:
     def _uncalled(cls) -> str:
         """Why a role that is on was not called, and what to type instead."""
         if not cls.bypassed:
-            return as_typed(
+            return (
                 "no function decorated with it was called; decorate the stage with "
                 "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
             )
@@ -231,7 +230,7 @@ class SkipManager:
             f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
             for role in called
         )
-        return as_typed(f"functions of role {', '.join(called)} were called instead: {choose}")
+        return f"functions of role {', '.join(called)} were called instead: {choose}"
 
     @classmethod
     def was_called(cls, role: str) -> bool:

@@ -26,9 +26,9 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip._human import age, short
-from rlskip._nodes import ABOVE, NODES, as_typed
 from rlskip.config.check import leaves
 from rlskip.config.facts import HostFacts
+from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
@@ -244,7 +244,7 @@ class Notices:
         except (OSError, ValueError) as error:
             log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
             return {}
-        left_out = {*(self._local_config.identity or ()), "hydra", *NODES, ABOVE}
+        left_out = {*(self._local_config.identity or ()), "hydra", *NODES}
         return {
             key: f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
             for key in _changed_keys(then, self._config)
@@ -253,7 +253,7 @@ class Notices:
         }
 
     def _typed(self, key: str) -> str:
-        return as_typed(as_given(key, self.role, self._local_config))
+        return as_given(key, self.role, self._local_config)
 
     def _is_new(self, topic: str) -> bool:
         if topic in self._given:

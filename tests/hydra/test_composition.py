@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip import RoleConfig, SkipManagerConfig
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
+from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
@@ -299,3 +303,48 @@ def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
     assert roles(full) == roles(short)
     assert roles(full)["rollout"].match == "run"
     assert not read_skip(full).gives("restore_rng", "rollout")
+
+
+# -- typed configs -----------------------------------------------------------------------------
+@dataclass
+class NoField:
+    a: int = 1
+
+
+@dataclass
+class AnyField:
+    skip: Any = None
+
+
+@dataclass
+class DictField:
+    skip: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TypedField:
+    skip: SkipManagerConfig = field(default_factory=SkipManagerConfig)
+
+
+@pytest.mark.parametrize("schema", [NoField, AnyField, DictField, TypedField])
+def test_a_dataclass(schema: type) -> None:
+    ConfigStore.instance().store("rlskip_test_typed", schema)
+    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
+    with initialize(version_base=None):
+        config = compose("rlskip_test_typed", given, return_hydra_config=True)
+    role = read_skip(config).roles["rollout"]
+    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_dataclass_needs_no_field_for_any_option(node: str) -> None:
+    ConfigStore.instance().store("rlskip_test_typed", NoField)
+    chosen = f"+{node}={options(node)[0]}"
+    with initialize(version_base=None):
+        config = compose("rlskip_test_typed", [chosen])
+        assert config.a == 1
+        assert config[node]
+        assert isinstance(OmegaConf.to_object(config), NoField)
+        # Its own keys are checked as before.
+        with pytest.raises(Exception, match="Could not override 'b'"):
+            compose("rlskip_test_typed", [chosen, "b=2"])

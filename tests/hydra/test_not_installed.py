@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
-from rlskip.config.option_checks import lost_choices, refuse_replaced_keys
+from rlskip.config.choices import refuse_displaced
+from rlskip.config.option_checks import lost_choices
 from rlskip.config.settings import read_skip
 from rlskip.errors import NotInstalledError
-from tests.hydra.conftest import compose_from
 
 
 @SkipManager.annotate(role="rollout")
@@ -31,12 +32,7 @@ def generate(prompts: list[int]) -> list[int]:
             "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first",
         ),
         (["+skip.rollout.enable=true"], "", "choose an option instead of single keys"),
-        (
-            ["rlskip.skip.steps=1", "+skip@rlskip=rollout_cache"],
-            "~hydra.callbacks.rlskip",
-            "remove ~hydra.callbacks.rlskip",
-        ),
-        (["+skip@rlskip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
+        (["+skip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
     ],
 )
 def test_a_job_without_the_callback_refuses(
@@ -54,7 +50,6 @@ def test_a_job_without_the_callback_refuses(
 
 
 OFF = "skip: {enable: true, rollout: {enable: false}}"
-BESIDE = "skip: {steps: 4}\nrlskip: {skip: {rollout: {enable: false}}}"
 OWN_GROUP = "defaults: [{skip: slow}, _self_]"
 
 
@@ -68,14 +63,16 @@ OWN_GROUP = "defaults: [{skip: slow}, _self_]"
         ("skip: {frames: 4}", "+skip.more=8"),
         ("skip: 4", "skip=8"),
         ("skip: false", "skip=true"),
+        ("skip: [1]", "skip=[a,b]"),
         ("skip: ${oc.env:RLSKIP_TEST_UNSET}", "a=1"),
-        ("rlskip: 4\nskip: [1]", "skip=[a,b]"),
-        (BESIDE, "skip.steps=5"),
         (OWN_GROUP, "skip=fast"),
         (OWN_GROUP, "skip=elsewhere"),
     ],
 )
-def test_skip_is_not_chosen(composed: Any, tmp_path: Path, primary: str, override: str) -> None:
+def test_skip_is_not_chosen(
+    composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, primary: str, override: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py", override])
     options = {"slow": "frames: 4", "fast": "frames: 8", "elsewhere": "# @package other\nb: 1"}
     for name, text in options.items() if primary == OWN_GROUP else ():
         (tmp_path / "skip").mkdir(exist_ok=True)
@@ -94,12 +91,13 @@ def test_skip_is_not_chosen(composed: Any, tmp_path: Path, primary: str, overrid
         ("a: 1", "+skip=true"),
         ("skip: {frames: 4}", "+skip.rollout.enable=true"),
         ("skip: {reward: {steps: 4}}", "skip.reward.steps=5"),  # a role that needs no class
-        (BESIDE, "rlskip.skip.rollout.enable=true"),
     ],
 )
 def test_keys_that_are_not_the_applications_own_are_a_choice(
-    composed: Any, primary: str, override: str
+    composed: Any, monkeypatch: pytest.MonkeyPatch, primary: str, override: str
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py", override])
+
     @SkipManager.annotate(role="reward")
     def score(prompts: list[int]) -> list[int]:
         return prompts
@@ -115,31 +113,11 @@ def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value
     config = composed("a: 1\nskip: {enable: false}\n", f"+b='{value}'")
     HydraConfig.instance().set_config(config)
     assert generate([1]) == [1]
-    refuse_replaced_keys(config, ["skip"])
+    refuse_displaced("skip", config)
     (lost,) = lost_choices(read_skip(config))
     assert lost.key == "skip.enable"
     config = composed("a: 1\n", "+skip=rollout_cache", f"+b='{value}'", "skip.enable=false")
     HydraConfig.instance().set_config(config)
     with pytest.raises(NotInstalledError):
         generate([1])
-    refuse_replaced_keys(config, ["skip"])
-
-
-@pytest.mark.parametrize("override", ["+skip=rollout_cache", "+skip.rollout.enable=true"])
-def test_composing_an_option_without_init_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, override: str
-) -> None:
-    (tmp_path / "config.yaml").write_text("a: 1\n", encoding="utf-8")
-    config = compose_from(tmp_path, "config", override, return_hydra_config=False)
-    for _ in range(2):
-        assert generate([1]) == [1]
-    (message,) = caplog.messages
-    assert f"NOTHING is skipped or cached: {override} was chosen" in message
-    assert "call SkipManager.init(cfg)" in message
-    compose_from(tmp_path, "config")
-    generate([1])
-    SkipManager.init({**config, "skip": {**config.skip, "dump_dir": str(tmp_path / "dumps")}})
-    SkipManager.set_step(1)
-    generate([1])
-    assert (tmp_path / "dumps").exists()
-    assert caplog.text.count("NOTHING") == 1
+    refuse_displaced("skip", config)

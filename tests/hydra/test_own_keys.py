@@ -1,30 +1,27 @@
-"""Applications with keys of rlskip's names, and applications whose config is a dataclass."""
+"""Applications with a key of their own that is called like a node of rlskip."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
-from rlskip import MergeConfig, SkipManager, SkipManagerConfig
-from rlskip._nodes import NODES
+from rlskip import SkipManager
+from rlskip._hydra import sets_own_key
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
-from rlskip.config.option_checks import refuse_replaced_keys
 from rlskip.config.record import read_record
+from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
-from rlskip.errors import ConfigError, MissError
+from rlskip.errors import ConfigError
 
-SKIP_OPTIONS = sorted(file.stem for file in (Path(*rlskip_conf.__path__) / "skip").glob("*.yaml"))
 READERS: dict[str, Callable[[Any], Any]] = {
     "skip": read_skip,
     "dispatch": read_dispatch,
@@ -34,237 +31,148 @@ READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# -- what an option would replace ---------------------------------------------------------------
-def refused(folder: Path, config: str, overrides: list[str]) -> ConfigError:
-    """What the callback refuses of an application that is composed so, before its task."""
-    (folder / "config.yaml").write_text(config, encoding="utf-8")
-    (folder / "base.yaml").write_text("a: 1\n", encoding="utf-8")
-    with initialize_config_dir(str(folder), version_base=None):
-        whole = compose("config", overrides, return_hydra_config=True)
-        with pytest.raises(ConfigError) as caught:
-            refuse_replaced_keys(whole, NODES)
-    return caught.value
+def test_every_node_has_a_group_of_options_and_a_reader() -> None:
+    folders = {file.parent.name for file in Path(*rlskip_conf.__path__).glob("*/*.yaml")}
+    assert folders - {"rlskip_schema"} == {*NODES} == {*READERS}
+
+
+# -- refused where the node is read --------------------------------------------------------------
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("own", [3, [1], {"eval_batches": 5}, {"lr": {"warm": 1}}], ids=str)
+def test_another_meaning_is_refused_where_the_node_is_read(node: str, own: Any) -> None:
+    for config in ({node: own}, OmegaConf.create({node: own})):
+        with pytest.raises(ConfigError, match=f"if `{node}` is the application's own key, rename"):
+            READERS[node](config)
+    with pytest.raises(ConfigError) as caught:
+        READERS[node]({node: {"eval_batches": 5}})
+    assert caught.value.where == f"{node}.eval_batches"
+    assert node != "skip" or len(str(caught.value)) < 250
+    for other in NODES:
+        if other != node:
+            READERS[other]({node: own})
+
+
+# -- refused where the option was chosen ---------------------------------------------------------
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., DictConfig]]:
+    """``job(primary, *overrides)``: this process is in the task of that job; returns its config."""
+    with initialize_config_dir(str(tmp_path), version_base=None):
+
+        def start(primary: str, *overrides: str) -> DictConfig:
+            (tmp_path / "config.yaml").write_text(primary, encoding="utf-8")
+            whole = compose("config", list(overrides), return_hydra_config=True)
+            HydraConfig.instance().set_config(whole)
+            return OmegaConf.masked_copy(whole, [key for key in whole if key != "hydra"])
+
+        yield start
 
 
 @pytest.mark.parametrize(
-    ("config", "overrides", "own"),
-    [
-        ("skip: 5\n", ["+skip=rollout_cache"], "`skip` (5)"),
-        ("skip: fast\n", ["+skip=rollout_cache", "skip.steps=[1]"], "`skip` ('fast')"),
-        ("merge: 5\n", ["+merge=prefix"], "`merge` (5)"),
-        ("dispatch: spot\n", ["+skip=rollout_cache", "+dispatch=rollout_level"], "`dispatch`"),
-        ("replay: 3.5\n", ["+replay=fail_closed"], "`replay` (3.5)"),
-        ("rlskip: 5\n", ["+skip@rlskip=rollout_cache"], "`rlskip` (5)"),
-        ("defaults: [skip: rollout_cache, base, _self_]\nskip: true\n", [], "`skip` (True)"),
-    ],
+    ("node", "own"), list(zip(NODES, [5, "fast", 3.5, True, "b ${a}"], strict=True)), ids=str
 )
-def test_an_own_value_is_not_replaced(
-    tmp_path: Path, config: str, overrides: list[str], own: str
-) -> None:
-    error = refused(tmp_path, config, overrides)
-    assert f"the application has its own key {own}" in error.what
-    name = own.split("`")[1]
-    remedy = f"choose it with +{name}@rlskip={NODES[name]}" if name in NODES else "rename the"
-    assert error.remedy.startswith(remedy)
+def test_a_value_that_the_option_replaced_is_named(job: Any, node: str, own: Any) -> None:
+    config = job(f"a: 1\n{node}: {own}\n", f"+{node}={options(node)[0]}")
+    with pytest.raises(ConfigError) as caught:
+        READERS[node](config)
+    said = f"own key `{node}` ({own!r}) is in the place of rlskip's node `{node}`, which the option"
+    assert said in caught.value.what
+    for other in {*NODES} - {node}:
+        READERS[other](config)
 
 
-def test_another_package_is_refused(tmp_path: Path) -> None:
-    error = refused(tmp_path, "a: 1\n", ["+skip@elsewhere=rollout_cache"])
-    assert (error.where, "below `elsewhere`" in error.what) == ("skip@elsewhere", True)
-    assert "with +skip@rlskip=rollout_cache" in error.remedy
-
-
-@pytest.mark.parametrize("sweep", [[], ["-m", "a=1,2"]], ids=["single run", "multirun"])
-def test_an_own_value_ends_the_job_before_it_starts(
-    make_app: Callable[..., Any], sweep: list[str]
-) -> None:
-    app = make_app(config="a: 1\nskip: 5\n")
-    run = app.run(*sweep, "+skip=rollout_cache", fails=True)
-    assert app.generated == []
-    assert run.said.count("the application has its own key `skip` (5)") == 1
+@pytest.mark.parametrize("own", ["null", "???", "{}", "${other}", "{steps: 1-3}"])
+def test_a_value_that_holds_nothing_else_is_not_refused(job: Any, own: str) -> None:
+    config = job(f"skip: {own}\nother: {{n: 2}}\n", "+skip=rollout_cache")
+    assert "rollout" in read_skip(config).roles
 
 
 @pytest.mark.parametrize("node", NODES)
-def test_the_error_for_an_own_node_gives_the_option(node: str, composed: Any) -> None:
-    config = composed(f"{node}: {{eval_batches: 5}}\n", f"+{node}={NODES[node]}")
-    with pytest.raises(ConfigError) as caught:
-        READERS[node](config)
-    assert caught.value.where == f"{node}.eval_batches"
-    assert f"choose rlskip's option with +{node}@rlskip={NODES[node]}" in caught.value.remedy
-    assert node != "skip" or len(str(caught.value)) < 250
+def test_another_place_is_refused(job: Any, node: str) -> None:
+    option = options(node)[0]
+    for package, chosen in (("rlskip", option), ("elsewhere", f"[{option}]")):
+        config = job("a: 1\n", f"+{node}@{package}={chosen}")
+        with pytest.raises(ConfigError) as caught:
+            READERS[node](config)
+        assert caught.value.where == f"{node}@{package}"
+        assert caught.value.remedy == f"choose it with +{node}={option}"
 
 
-# -- what the command line sets ------------------------------------------------------------------
+def test_an_own_group_of_that_name_may_be_anywhere(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "merge").mkdir()
+    (tmp_path / "merge" / "linear.yaml").write_text("weight: 0.5\n", encoding="utf-8")
+    config = job("a: 1\n", "+merge@model=linear", "+skip=rollout_cache")
+    assert read_skip(config).roles
+    assert not read_merge(config).stepwise_output
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "a=1,2"]], ids=["single run", "multirun"])
+def test_a_job_is_refused_before_it_starts(make_app: Callable[..., Any], sweep: list[str]) -> None:
+    app = make_app(config="a: 1\nskip: 5\n")
+    run = app.run(*sweep, "+skip=rollout_cache", fails=True)
+    assert app.generated == []
+    assert run.said.count("the application's own key `skip` (5) is in the place of") == 1
+    run = app.run(*sweep, "+skip@rlskip=rollout_cache", fails=True)
+    assert app.generated == []
+    assert "choose it with +skip=rollout_cache" in run.said
+
+
+def test_init_refuses_every_call(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="if `skip` is the application's own key, rename it"):
+        SkipManager.init({"skip": 5})
+    with pytest.raises(Exception, match=r"SkipManager\.init failed"):
+        SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
+
+
+# -- whoever chose nothing is left alone ---------------------------------------------------------
 SCALARS = "record: false\nskip: 4\nmerge: none\nreplay: null\ndispatch: [1]\n"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key", "value"),
-    [
-        (["record=true"], "record", True),
-        (["++record=true"], "record", True),
-        (["skip=1", "skip=8"], "skip", 8),
-        (["skip={a: 1}", "skip=null"], "skip", None),
-        (["merge=some", "merge=all"], "merge", "all"),
-        (["replay='3'"], "replay", "3"),
-        (["dispatch=[2,b]", "+skip@rlskip=rollout_cache"], "dispatch", [2, "b"]),
-        (["dispatch=[a,b]", "+replay@rlskip=fail_closed"], "dispatch", ["a", "b"]),
-    ],
-)
-def test_an_own_key_can_be_overridden(
-    composed: Any, overrides: list[str], key: str, value: Any
-) -> None:
-    config = composed(SCALARS, *overrides)
-    expected = {**OmegaConf.create(SCALARS), key: value}
-    assert {name: config[name] for name in NODES} == {name: expected[name] for name in NODES}
-    refuse_replaced_keys(config, NODES)
-
-
-def test_an_own_key_can_be_removed_or_added(composed: Any) -> None:
-    assert "record" not in composed(SCALARS, "~record")
-    assert composed("a: 1\n", "+record=true").record is True
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("+skip=rolout_cache", "Could not find 'skip/rolout_cache'"),
-        ("skip@rlskip=rolout_cache", "Could not override 'skip@rlskip'"),
-        ("skip=rollout_cache", r"use \+skip=rollout_cache"),
-        ("skip=8", r"use \+skip=8"),
-        ("~skip", "Could not delete"),
-    ],
-)
-def test_an_option_that_is_not_there_is_an_error(composed: Any, override: str, told: str) -> None:
-    with pytest.raises(HydraException, match=told):
-        composed("a: 1\n", override)
-    with pytest.raises(HydraException, match="Could not find 'skip/rolout_cache'"):
-        composed("defaults: [{skip: rollout_cache}, _self_]\n", "skip=rolout_cache")
-    assert "skip" not in composed("defaults: [{skip: rollout_cache}, _self_]\n", "~skip")
-
-
 @pytest.mark.parametrize("sweep", [[], ["-m", "skip=5,6"]], ids=["single run", "multirun"])
-def test_a_job_overrides_an_own_key(make_app: Callable[..., Any], sweep: list[str]) -> None:
+def test_a_job_of_another_application(make_app: Callable[..., Any], sweep: list[str]) -> None:
     app = make_app(config=SCALARS, task="print(cfg.skip, cfg.record, cfg.merge)\ntrain(cfg)")
     run = app.run(*(sweep or ["skip=5"]), "record=true", "merge=all")
     assert [f"{n} True all" in run.out for n in (5, 6)] == [True, bool(sweep)]
     assert app.generated == ([1, 1, 2, 2] if sweep else [1, 2])
 
 
-# -- below `rlskip` -----------------------------------------------------------------------------
-OWN = "skip: {eval_batches: 5}\ndispatch: spot\nreplay: 3\nmerge: null\nrecord: best\n"
-
-
-def test_every_node_may_be_below_rlskip(composed: Any) -> None:
-    options = [f"+{node}@rlskip={option}" for node, option in NODES.items()]
-    config = composed(OWN, *options, "rlskip.skip.steps=[3]", "rlskip.merge.strategy=chain")
-    own = OmegaConf.to_container(config)
-    assert {key: own[key] for key in NODES} == OmegaConf.to_container(OmegaConf.create(OWN))
-    assert str(read_skip(config).roles["rollout"].steps) == "3"
-    assert read_dispatch(config).rollout_level
-    assert read_replay(config).on_incomplete == "raise"
-    assert read_merge(config).strategy == "chain"
-    assert read_record(config).enable
-    assert "rlskip" in config.hydra.callbacks
-
-
-@pytest.mark.parametrize("option", SKIP_OPTIONS)
-def test_every_option_of_skip_may_be_below_rlskip(option: str, composed: Any) -> None:
-    config = composed(OWN, f"+skip@rlskip={option}")
-    role, _, action = option.rpartition("_")
-    settings = read_skip(config)
-    assert list(settings.roles) == [role]
-    assert settings.roles[role].action == ("cache" if action == "replay" else action)
-    assert settings.start_engine == (action != "replay")
-    assert OmegaConf.to_container(config.skip) == {"eval_batches": 5}
-
-
-def test_one_line_keeps_an_option_off() -> None:
-    own = {"merge": {"eval_batches": 5}}
-    with pytest.raises(ConfigError, match=r"\+merge@rlskip=prefix"):
-        read_merge(own)
-    assert read_merge({**own, "rlskip": {"merge": {}}}) == MergeConfig()
-
-
-def test_errors_name_the_keys_as_they_are_typed(tmp_path: Path) -> None:
-    skip = {"dump_dir": str(tmp_path), "stepz": 1, "rollout": {"steps": [-1]}}
-    with pytest.raises(ConfigError) as caught:
-        SkipManager.init({"skip": 5, "rlskip": {"skip": skip}})
-    assert "\n  - rlskip.skip.stepz: unknown key; did you mean rlskip.skip.steps?" in str(
-        caught.value
-    )
-    assert "\n  - rlskip.skip.rollout.steps: step -1" in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        SkipManager.init({"skip": 5, "rlskip": {"skip": 7}})
-    assert caught.value.where == "rlskip.skip"
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        return prompts
-
-    skip = {"dump_dir": str(tmp_path), "on_miss": "error", "rollout": {"enable": True}}
-    SkipManager.init({"skip": 5, "rlskip": {"skip": skip}})
-    SkipManager.set_step(1)
-    with pytest.raises(MissError) as missed:
-        generate([1])
-    assert missed.value.where == "rlskip.skip.rollout.on_miss=error"
-    assert "generate it once with rlskip.skip.on_miss=generate" in missed.value.remedy
-
-    # And where the node is at the top level again.
-    SkipManager.init({"skip": skip})
-    SkipManager.set_step(1)
-    with pytest.raises(MissError, match=r"^skip\.rollout\.on_miss=error"):
-        generate([1])
-
-
-def test_a_job_skips_beside_an_own_node(make_app: Callable[..., Any]) -> None:
-    app = make_app(config=OWN, task="assert cfg.skip.eval_batches == 5\ntrain(cfg)")
-    on = ("+skip@rlskip=rollout_cache", "rlskip.skip.dump_dir=dumps")
+def test_a_job_that_skips_beside_other_own_keys(make_app: Callable[..., Any]) -> None:
+    config = "record: {fps: 30}\nmerge: none\nreplay: 3\ndispatch: spot\n"
+    app = make_app(config=config, task="assert cfg.record.fps == 30\ntrain(cfg)")
     for _ in range(2):
-        run = app.run(*on)
+        run = app.run("+skip=rollout_cache", "skip.dump_dir=dumps")
     assert "role rollout: 2 hits, 0 misses" in run.out
-    assert app.generated == [1, 2]
+    assert "own key" not in run.said
 
 
-# -- typed configs ------------------------------------------------------------------------------
-@dataclass
-class NoField:
-    a: int = 1
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        (["record=true"], True),
+        (["+record=true", "hydra.job.chdir=true"], True),
+        (["++skip=8", "-m", "replay=3,4"], True),
+        (["merge=all", "dispatch=[a,b]", "skip={a: 1}"], True),
+        (["a=1", "skip.frames=8", "--cfg", "job"], False),
+        (["+skip=rollout_cache"], False),
+        (["-m", "+skip=rollout_cache,rollout_repeat"], False),
+        (["+skip=[rollout_cache,async_rollout_cache]"], False),
+        (["skip=rollout_cache", "record=true"], False),
+        # Misspelt, which Hydra says.
+        (["+skip=rolout_cache"], False),
+        (["merge=prefx"], False),
+    ],
+)
+def test_what_sets_an_own_key(arguments: list[str], own: bool) -> None:
+    assert sets_own_key(arguments) is own
 
 
-@dataclass
-class AnyField:
-    skip: Any = None
-
-
-@dataclass
-class DictField:
-    skip: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class TypedField:
-    skip: SkipManagerConfig = field(default_factory=SkipManagerConfig)
-
-
-@pytest.mark.parametrize("schema", [NoField, AnyField, DictField, TypedField])
-def test_a_dataclass(schema: type) -> None:
-    ConfigStore.instance().store("rlskip_test_typed", schema)
-    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
-    with initialize(version_base=None):
-        config = compose("rlskip_test_typed", given, return_hydra_config=True)
-    role = read_skip(config).roles["rollout"]
-    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_a_dataclass_needs_no_field_for_any_option(node: str) -> None:
-    ConfigStore.instance().store("rlskip_test_typed", NoField)
-    with initialize(version_base=None):
-        config = compose("rlskip_test_typed", [f"+{node}={NODES[node]}"])
-        assert config.a == 1
-        assert config[node]
-        assert isinstance(OmegaConf.to_object(config), NoField)
-        # Its own keys are checked as before.
-        with pytest.raises(Exception, match="Could not override 'b'"):
-            compose("rlskip_test_typed", [f"+{node}={NODES[node]}", "b=2"])
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("+skip=rolout_cache", "Could not find 'skip/rolout_cache'"),
+        ("skip=rollout_cache", r"use \+skip=rollout_cache"),
+        ("~skip", "Could not delete"),
+    ],
+)
+def test_an_option_that_is_not_there_is_an_error(composed: Any, override: str, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        composed("a: 1\n", override)

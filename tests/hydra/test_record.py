@@ -1,4 +1,4 @@
-"""`+record=stages` under Hydra: alone, with skip, in a sweep, below `rlskip`."""
+"""`+record=stages` under Hydra: alone, with skip, in a sweep."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def recorded(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "prefix"),
+    "options",
     [
-        (["+record=stages", "+skip=rollout_cache", "skip.dump_dir=dumps"], ""),
-        (["+record@rlskip=stages", "rlskip.record.dump_dir=dumps"], "record: 5\n"),
+        ["+record=stages", "+skip=rollout_cache", "skip.dump_dir=dumps"],
+        ["+record=stages", "record.dump_dir=dumps"],
     ],
-    ids=["with skip", "alone and below rlskip"],
+    ids=["with skip", "alone"],
 )
-def test_a_job_records(make_app: Callable[..., Any], options: list[str], prefix: str) -> None:
-    app = make_app(config=f"a: 1\n{prefix}", task=TASK)
+def test_a_job_records(make_app: Callable[..., Any], options: list[str]) -> None:
+    app = make_app(task=TASK)
     run = app.run(*options)
     summary = json.loads((app.folder / "out" / "rlskip_summary.json").read_text())
     (job,) = (app.folder / "dumps" / "stages").iterdir()

@@ -139,7 +139,8 @@ def test_a_job_without_the_plug_in_refuses(app: Any) -> None:
             for entry in Path(folder).iterdir():
                 if entry.name != "hydra_plugins" and not entry.name.startswith("rlskip"):
                     (links / entry.name).symlink_to(entry)
-            (links / "rlskip").symlink_to(package)
+            for name in ("rlskip", "rlskip_conf"):
+                (links / name).symlink_to(package.parent / name)
             folder = str(links)
         path.append(folder)
     # -S: an editable install is a .pth file.

@@ -64,6 +64,17 @@ skip.rollout.dump_dir: 's3://bucket' is a URL, and not a directory of a file sys
 skip: 'rollout_cache' arrived as a plain string, so Hydra did not discover rlskip's plug-in
   -> install rlskip into the environment that runs this application and check with \
 `python <app> --info plugins` (look for RlskipSearchPathPlugin); if `skip` is the application's \
-own key, choose rlskip's option with +skip@rlskip=rollout_cache""",
+own key, rename it: rlskip's node has that name""",
+    ),
+    (
+        "an application's own key of that name",
+        lambda _: read_replay({"replay": {"eval_batches": 3}}),
+        ConfigError,
+        "replay.eval_batches",
+        """\
+replay.eval_batches: unknown key
+  -> known: on_incomplete, min_viable, max_refills, n, val_n, max_off_policy_threshold, \
+max_off_policy_strategy, timeout_s, progress_interval_s; if `replay` is the application's own \
+key, rename it: rlskip's node has that name""",
     ),
 ]

@@ -24,7 +24,6 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig
 
-from rlskip._nodes import as_typed
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
@@ -95,8 +94,11 @@ def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfi
         text = "rlskip: the journals of steps %s stay unused without rollout-level dispatch (%s)"
         log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
         return dispatch
-    on = as_typed("dispatch.rollout_level and dispatch.journal are switched on")
-    log.info("rlskip: steps %s have journals in %s: %s", compact(steps), role.dumps.directory, on)
+    log.info(
+        "rlskip: steps %s have journals in %s: dispatch.rollout_level and dispatch.journal are "
+        "switched on",
+        compact(steps), role.dumps.directory,
+    )  # fmt: skip
     return dataclasses.replace(dispatch, rollout_level=True, journal=True)
 
 

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlskip._nodes import as_typed
 from rlskip._wrap import Seams, around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
@@ -200,7 +199,7 @@ def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -
         if role == REF and _ref_is_actor(values_of(config)):
             why = "the reference is the actor without its adapter"
         elif skip.local_config.on_miss != "error":
-            why = as_typed(f"skip.{role}.on_miss=generate may need it")
+            why = f"skip.{role}.on_miss=generate may need it"
         elif not steps or unlisted:
             why = f"steps {', '.join(map(str, unlisted)) or 'unknown'} are not listed"
         elif role == REWARD and validated and not replayed:

@@ -1,0 +1,106 @@
+"""Which options a Hydra job chose, and whether their nodes are where rlskip reads them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlskip.config.register import options
+from rlskip.errors import ConfigError
+
+
+def hydra_config() -> Any:
+    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return None if module is None else module.HydraConfig.instance().cfg
+
+
+def overrides_of(config: Any, kind: str = "task") -> list[str]:
+    """The overrides of a Hydra job, as they were typed.
+
+    Iterating over the list would resolve each one's interpolations, which have another place there.
+    """
+    given = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
+    if OmegaConf.is_config(given):
+        given = OmegaConf.to_container(given, resolve=False)
+    return list(given)
+
+
+def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
+    """The chosen options of a group, each with the package that its node was put below."""
+    choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
+    found = [
+        (str(option), package)
+        for name, _, package in (key.partition("@") for key in choices)
+        if name == group and (option := choices[f"{name}@{package}" if package else name])
+    ]
+    if found:
+        return found
+    # Hydra records no list of options there.
+    listing = re.compile(rf"\+?{group}(?:@(\w+))?=(\[.*)")
+    lists = [listed for one in overrides_of(config) if (listed := listing.fullmatch(one))]
+    return [
+        (option, listed[1] or "")
+        for listed in lists[-1:]
+        for option in re.findall(r"\w+", listed[2])
+        if option in options(group)  # else the list is the value of an application's own key
+    ]
+
+
+def with_callback(config: Any) -> str:
+    """The override that adds rlskip's callback to the job's chosen ones, quoted for a shell."""
+    chosen = OmegaConf.select(config, "hydra.runtime.choices.hydra/callbacks") or ""
+    lists = [o for o in overrides_of(config, "hydra") if o.startswith("hydra/callbacks=[")]
+    names = [str(chosen), *(re.findall(r"\w+", lists[-1].partition("=")[2]) if lists else [])]
+    others = ",".join(name for name in names if name not in ("", "rlskip"))
+    return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
+
+
+def refuse_displaced(name: str, config: Any) -> None:
+    """Raise if the option that a job chose for node `name` is not, or not alone, at key `name`.
+
+    `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
+
+    Raises
+    ------
+    ConfigError
+        The option's node was put below another one, or it replaced a value of the application's.
+    """
+    if not (OmegaConf.is_dict(config) and "hydra" in config):
+        config = hydra_config()
+    if config is None:
+        return
+    for option, package in chosen_options(config, name):
+        if option not in options(name):
+            continue
+        if package not in ("", "_global_"):
+            what = f"it puts the node below `{package}`, where it is not read"
+            raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")
+        own = _own_value(OmegaConf.select(config, "hydra.job.config_name"), name)
+        if own is not None:
+            what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
+            what += f"`{name}`, which the option {option} sets"
+            raise ConfigError(what, name, "rename the application's key")
+
+
+def _own_value(config_name: str | None, key: str) -> Any:
+    """What the primary config has at a top-level key; None for a mapping, such as rlskip's node.
+
+    A composed config does not show another value: the option's mapping replaced it.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+
+    hydra = GlobalHydra.instance()
+    if config_name is None or not hydra.is_initialized():
+        return None
+    for source in hydra.config_loader().get_sources():
+        if source.is_config(config_name):
+            loaded = source.load_config(config_name).config
+            primary: Any = OmegaConf.to_container(loaded, resolve=False)
+            value = primary.get(key)
+            unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
+            return None if unknown else value
+    return None
