@@ -118,30 +118,22 @@ def _attached_by(command: Command) -> str:
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     """The settings of `skip`, and why no role or not every chosen one is on."""
-    nothing = SkipSettings(HostFacts(config))
-    if isinstance(config.get("skip"), str):
-        what = f"it arrived as a plain string, {config.skip!r}: Hydra knew no group skip"
-        remedy = "install rlskip into that command's environment; see `--info plugins` of it"
-        return nothing, [Finding("skip", ERROR, what, remedy)]
     try:
         foreign = _foreign(find_node(config, "skip") or {})
         settings = read_skip(_without(config, foreign))
     except RlskipError as error:
-        return nothing, [_refusal("skip", error)]
+        return SkipSettings(HostFacts(config)), [_refusal("skip", error)]
     notes = [
         Finding("skip", NOTE, f"role {name} is the application's own; its dumps are not looked at")
         for name in foreign
     ]
+    if foreign and not settings.roles:  # a role is on, all the same
+        return settings, notes
     level = WARNING if settings.roles else ERROR
-    lost = [
+    return settings, notes + [
         Finding("skip", level, f"{problem.key}: {problem.what}", problem.remedy)
         for problem in lost_choices(settings)
     ]
-    if settings.roles:
-        return settings, notes + lost
-    if foreign:
-        return settings, notes
-    return nothing, lost
 
 
 def _refusal(topic: str, error: RlskipError) -> Finding:

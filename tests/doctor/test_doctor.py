@@ -278,6 +278,8 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
          "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
+        (["+skip@rlskip=rollout_cache"], "a: 1\n", "skip@rlskip: it puts the node below `rlskip`"),
+        (["+skip=rollout_cache"], "skip: {eval_batches: 5}\n", "skip.eval_batches: unknown key"),
     ],
 )  # fmt: skip
 def test_why_nothing_would_be_skipped(
@@ -352,7 +354,7 @@ def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path)
         "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
     )
     assert [one.split(":")[0] for one in errors(said)] == ["plug-in", "skip"]
-    assert "plain string, 'rollout_cache'" in said.out
+    assert "'rollout_cache' arrived as a plain string" in said.out
 
 
 def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None:
