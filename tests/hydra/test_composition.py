@@ -111,11 +111,6 @@ def test_the_command_line_overrides_the_users_values(composed: Compose) -> None:
     assert (str(role.steps), role.gbs, role.dump_dir) == ("9", 2, "/role")
 
 
-@pytest.mark.parametrize("node", ["skip: null\n", "skip: {}\n", "skip: ???\n"])
-def test_an_empty_skip_node(composed: Compose, node: str) -> None:
-    assert str(roles(composed(node, "+skip=rollout_cache", "skip.steps=[2]"))["rollout"].steps)
-
-
 @pytest.mark.parametrize(
     "primary", ["{own}\n", "defaults: [{{{group}: {option}}}, _self_]\n{own}\n"]
 )
