@@ -116,9 +116,6 @@ class SkipCallback(Callback):
             if counts.consulted:
                 level = logging.WARNING if counts.lost else logging.INFO
                 log.log(level, "rlskip: role %s: %s", role, counts)
-                if counts.verified.calls:
-                    level = logging.INFO if counts.verified.is_equal else logging.WARNING
-                    log.log(level, "rlskip: role %s: %s", role, counts.verified)
             elif job_return.status == JobStatus.COMPLETED:
                 log.warning(
                     "rlskip: role %s is enabled and was NEVER CONSULTED, so nothing was skipped or "

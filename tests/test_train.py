@@ -106,24 +106,6 @@ def test_the_second_run_generates_nothing_and_equals_the_first(
     assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
 
 
-def test_the_rollouts_are_verified(train: Any, folder: Path, first: list[dict[str, Any]]) -> None:
-    """A run of the same seed samples what it did; one with another learning rate does at step 1."""
-    verify = ("+skip=rollout_verify", "skip.dump_dir=dumps")
-    for name, more in {
-        "verified": (),
-        "faster": ("actor_rollout_ref.actor.optim.lr=0.01",),
-    }.items():
-        metrics = train(folder, name, *verify, *more)
-        assert (learned(metrics) == learned(first)) is (name == "verified")
-        assert [row["success"] for row in metrics] == [row["success"] for row in first]
-        role = json.loads((folder / name / "rlskip_summary.json").read_text())["roles"]["rollout"]
-        found = role["verified"]
-        assert (role["hits"], found["calls"], role["seconds_saved"]) == (3, 3, 0.0)
-        assert (found["same"] == found["rows"]) is (name == "verified")
-        assert bool(found["first"]) is (name == "faster")
-        assert any("optim.lr" in one for one in found["changed"]) is (name == "faster")
-
-
 @pytest.mark.usefixtures("first")
 def test_another_seed_is_refused(train: Any, folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""

@@ -34,7 +34,7 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
         elif action == "replay" and settings.start_engine and not _generates(settings, role):
             problems.append(_overridden(settings, "skip.start_engine", "true", option))
-        elif action in ("repeat", "verify") and local.action != action:
+        elif action == "repeat" and local.action != action:
             problems.append(_overridden(settings, f"skip.{role}.action", str(local.action), option))
     if not problems and not settings.roles:
         what = "no role is enabled"

@@ -26,7 +26,6 @@ from rlskip.config.skip import (
     VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
-    SkipAction,
     SkipManagerConfig,
     role_specs,
 )
@@ -54,7 +53,7 @@ _VERL_DEFAULTS: dict[str, Any] = {
 }
 
 
-# The remedies for an unknown key that is near to none: of `skip`, whose 22 names would hide the
+# The remedies for an unknown key that is near to none: of `skip`, whose many names would hide the
 # rest, and of a role without a class.
 _ALL_KEYS = "docs/keys.md lists all keys"
 _REGISTER = (
@@ -204,8 +203,6 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
                     problems.append(Problem(f"skip.{key}.enable", what, remedy))
                 role.enable = replays_validation
                 _place_beside(roles, role)
-                if "rollout_tq" in roles and roles["rollout_tq"].enable:  # queued as training is
-                    spec = attrs.evolve(spec, actions=registry["rollout_tq"].actions)
             _inherit(role, shared, key, spec, problems)
             roles[key] = role
     # What contradicts a shared key was found again in each role that inherits it.
@@ -265,11 +262,9 @@ def _inherit(
     if role.enable and role.match == "prompt" and role.restore_rng:
         what = f"a batch of several dumps has no one state of the generators, and {typed('match')} "
         problems.append(Problem(typed("restore_rng"), f"{what}is prompt", "choose one of them"))
-    runs = [f"{typed('on_mismatch')}=regenerate"] * (role.on_mismatch == "regenerate")
-    runs += [f"{typed('action')}=verify"] * (role.action == SkipAction.VERIFY)
-    if role.enable and role.on_miss == "error" and runs:
+    if role.enable and role.on_miss == "error" and role.on_mismatch == "regenerate":
         key, _, value = never_runs.partition("=")
-        what = f"{value} never runs the stage, and {runs[0]} runs it"
+        what = f"{value} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
         problems.append(Problem(key, what, "choose one of them"))
 
 

@@ -23,13 +23,12 @@ class SkipAction(str, enum.Enum):
 
     CACHE = "cache"
     REPEAT = "repeat"
-    VERIFY = "verify"
     # verl names these, too, and implements neither: no role supports them.
     RANDOM = "random"
     EMPTY = "empty"
 
 
-ACTIONS = ("cache", "repeat", "verify")
+ACTIONS = ("cache", "repeat")
 
 _actions = {"choices": ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
@@ -38,7 +37,6 @@ _validation = {"choices": ("generate", "replay")}
 _match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
-_share = {"min": 0, "max": 1}
 _steps = {"parse": Steps.parse}
 _directory = {"parse": parse_directory}
 
@@ -58,13 +56,8 @@ class RoleConfig:
     # directory; URLs are refused.
     dump_dir: str | None = field(default=None, metadata=_directory)
 
-    # cache: replay the step's own dump. repeat: if it has none, replay another step's. verify: as
-    # cache, but the stage runs as well, and what it returns is compared with the dump.
+    # cache: replay the step's own dump. repeat: if it has none, replay another step's.
     action: str | None = field(default=None, metadata=_actions)
-
-    # verify: the share of calls that are compared, from 0 to 1, chosen by what they ask for: the
-    # same calls in every run.
-    verify_share: float | None = field(default=None, metadata=_share)
 
     # No usable dump: generate (run the stage, then dump), or error (the stage is never called, and
     # steps without a dump are named before the first step).
@@ -166,7 +159,6 @@ class SkipManagerConfig(RoleConfig):
     steps: Any = field(default="all", metadata=_steps)
     dump_dir: str = field(default=DEFAULT_DUMP_DIR, metadata=_directory)
     action: str = field(default="cache", metadata=_actions)
-    verify_share: float = field(default=1.0, metadata=_share)
     on_miss: str = field(default="generate", metadata=_on_miss)
     on_mismatch: str = field(default="error", metadata=_on_mismatch)
     identity: list[str] = field(default_factory=list)
@@ -234,8 +226,7 @@ class RoleSpec:
 BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
     "rollout": RoleSpec(),
     "async_rollout": RoleSpec(online_step=True),
-    # A group is sampled when it is complete: what else ran for it would be another mechanism.
-    "rollout_tq": RoleSpec(actions=("cache", "repeat"), options=QUEUE_OPTIONS),
+    "rollout_tq": RoleSpec(options=QUEUE_OPTIONS),
     VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
 }
 

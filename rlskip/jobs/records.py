@@ -36,7 +36,6 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip._human import size
-from rlskip.jobs.verified import Verified
 
 JOB_VARIABLE = "RLSKIP_JOB"
 # No run's directory has this name: those contain an underscore.
@@ -150,8 +149,7 @@ class Event:
     Parameters
     ----------
     kind
-        ``consulted``, ``hit``, ``miss``, ``dumped``, ``lost`` (it could not be dumped), or
-        ``verified``: the stage ran, too, and was compared with the dump of a hit.
+        ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
     run
         The role's directory below the dump_dir; None in records of releases that did not name it.
     step
@@ -161,8 +159,6 @@ class Event:
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's files, read (a hit) or written.
-    verified
-        What the comparison found; counts of 0 in any other event.
     time
         When it was written, in seconds since the epoch.
     """
@@ -174,7 +170,6 @@ class Event:
     part: int | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
-    verified: Verified = attrs.field(factory=Verified)
     time: float = 0.0
 
     @classmethod
@@ -199,7 +194,6 @@ class Event:
             _count(record.get("part")),
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
-            Verified.of(record) if kind == "verified" else Verified(),
             _seconds(record.get("time")),
         )
 
@@ -254,7 +248,6 @@ class Tally:
     bytes_written: int = 0
     seconds_saved: float = 0.0
     lost: int = 0
-    verified: Verified = attrs.field(factory=Verified)
 
     @classmethod
     def of(cls, event: Event) -> Tally:
@@ -268,7 +261,6 @@ class Tally:
             bytes_written=event.nbytes if dumped else 0,
             seconds_saved=event.seconds_saved,
             lost=int(lost),
-            verified=event.verified,
         )
 
     def __add__(self, other: Tally) -> Tally:

@@ -265,9 +265,6 @@ class Call:
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
     #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
-    #: Compares what the stage returns with the dump that serves the call; None: the stage does
-    #: not run.
-    verify: Callable[[Any], None] | None = attrs.field(init=False, default=None)
     #: What the stage, a plain function, returned: ``coroutine``, ``task``; empty: its result.
     awaited: str = attrs.field(init=False, default="")
     #: How long the stage itself ran, or the dump took to load, in seconds.

@@ -11,12 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-import xxhash
-
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import SkipAction
-from rlskip.errors import RlskipError
 from rlskip.jobs.lease import SingleFlight
 from rlskip.skip.agreement import Candidates, OneRank, all_ranks, no_other_rank
 from rlskip.skip.call import Call
@@ -25,7 +20,6 @@ from rlskip.skip.matching import CallMatching, PromptMatching
 from rlskip.skip.role import Role
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.stage_runner import not_dumped
-from rlskip.skip.verifying import compare
 from rlskip.skip.visit import Found, Visit
 from rlskip.store import (
     AbsentDumpError,
@@ -44,8 +38,7 @@ class CallRole(Role):
 
     ``cache`` serves a call with the dump of its step that has its identity: the prompts (by
     content), n, lengths and sampling parameters. ``repeat`` takes the dumps of the nearest step
-    that has some in their order, and checks no prompts. ``verify`` is ``cache``, and the stage runs
-    as well: what it returns is compared with the dump. While the loop is at a step
+    that has some in their order, and checks no prompts. While the loop is at a step
     (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
 
     Calls that have a step of their own run side by side, in threads already: their dumps are
@@ -134,9 +127,7 @@ class CallRole(Role):
             raise AbsentDumpError("no dump serves this call", where)
         try:
             rollouts, meta, states = self.ranks.load(call, self._matching.load)
-            if self._is_verified(call):
-                call.verify = functools.partial(self._verify, call, rollouts, meta, states)
-            elif self.local_config.restore_rng:
+            if self.local_config.restore_rng:
                 restore_rng(states)
         except RankTimeoutError:
             raise
@@ -151,8 +142,6 @@ class CallRole(Role):
             raise
         call.awaited = str(meta.info.get("awaited", ""))
         found = call.found if isinstance(call.found, Found) else str(call.found)
-        if call.verify is not None:
-            call.facts["seconds_saved"] = 0.0
         self.dumps.notices.replayed(call.step, meta, found)
         return rollouts
 
@@ -243,37 +232,6 @@ class CallRole(Role):
                 "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
             )
             call.identity = call.identity or self.dumps.conditions
-
-    # -- whether it is what the stage returns ----------------------------------------------
-
-    def _is_verified(self, call: Call) -> bool:
-        """Whether the stage runs although a dump serves the call: the same calls in every run."""
-        if self.local_config.action != SkipAction.VERIFY:
-            return False
-        chosen = (
-            xxhash.xxh3_64_intdigest(call.name.encode()) < self.local_config.verify_share * 2.0**64
-        )
-        # Each rank has other rows, and the stage may need all ranks.
-        return bool(self.ranks.group.follow(chosen, f"step {call.step}"))
-
-    def _verify(self, call: Call, then: Any, meta: DumpMeta, states: Any, now: Any) -> None:
-        """Compare what the stage returned with the rollouts of the dump; log and record it."""
-        try:
-            found = compare(then, now, self.dumps.fields_of(call.stage, now))
-            changed = self.dumps.changes_since(call, meta)
-            found = attrs.evolve(found, changed=tuple(changed))
-            part = call.facts.get("part")
-            call.record("verified", step=call.step, part=part, **attrs.asdict(found))
-            level = logging.INFO if found.is_equal else logging.WARNING
-            log.log(level, "rlskip: role %s: step %d: %s", self.role, call.step, found)
-        except Exception as error:
-            log.warning(
-                "rlskip: role %s: step %d could not be compared with its dump, which is replayed: "
-                "%s", self.role, call.step, error,
-                exc_info=None if isinstance(error, RlskipError) else error,
-            )  # fmt: skip
-        if self.local_config.restore_rng:
-            restore_rng(states)
 
     # -- what is kept --------------------------------------------------------------------
 

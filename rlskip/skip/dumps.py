@@ -248,14 +248,6 @@ class Dumps:
             self.notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
         return differs
 
-    def changes_since(self, call: Call, meta: DumpMeta) -> list[str]:
-        """What differs from the call and the config that a dump was made for, each as a text."""
-        now, then = call.identity, meta.identity
-        if then is not None and self.by_prompt:
-            now = attrs.evolve(now, prompts_hash=then.prompts_hash)
-        must, noteworthy = ([], []) if then is None else now.differences(then)
-        return [*must, *noteworthy, *self.notices.changes(meta)]
-
     def in_words(self, call: Call, found: Found, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
         meta = self.store.read_meta(found.step, found.part)

@@ -13,7 +13,7 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, SkipAction
+from rlskip.config.skip import BUILT_IN_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
@@ -243,15 +243,12 @@ class SkipManager:
 
         True if `role` is on, lists all of them, and each has a readable dump that was made with
         the same config. The prompts are compared when the stage is called: set
-        ``skip.on_miss=error`` so that prompts without a dump end the run by name. False under
-        ``action: verify``, which generates, too.
+        ``skip.on_miss=error`` so that prompts without a dump end the run by name.
         """
         if role not in cls.skip_instances:
             return False
         from rlskip.skip.preflight import unusable
 
-        if cls.skip_instances[role].local_config.action == SkipAction.VERIFY:
-            return False
         return not unusable(cls.skip_instances[role], steps)
 
     @classmethod

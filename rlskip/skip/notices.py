@@ -200,15 +200,6 @@ class Notices:
             if mine and other and steps:
                 yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
 
-    def changes(self, meta: DumpMeta) -> list[str]:
-        """The keys of the config that changed since a dump was made, with both values.
-
-        The first few; what seems to shape rollouts comes first.
-        """
-        changed = self._changes(meta, self._directory, settled=True)
-        ordered = sorted(changed, key=lambda key: not self._facts.seems_to_shape(key))
-        return [changed[key] for key in ordered[:_MAX_CHANGES]]
-
     def changed(self, meta: DumpMeta, directory: Path) -> None:
         """Name the keys of the config that changed since the dump was made and are not compared.
 
@@ -231,11 +222,8 @@ class Notices:
             ending = f" and {more} more" if more > 0 else ""
             log.info(what, self.role, ", ".join(others[:_MAX_CHANGES]), ending)
 
-    def _changes(self, meta: DumpMeta, directory: Path, *, settled: bool = False) -> dict[str, str]:
-        """By key what changed in the config since a dump was made, and is not compared.
-
-        With `settled` also what a host says is compared anyway, or shapes no rollout.
-        """
+    def _changes(self, meta: DumpMeta, directory: Path) -> dict[str, str]:
+        """By key what changed in the config since a dump was made, and is not compared."""
         name = meta.info.get("config")
         if not isinstance(name, str):
             return {}
@@ -248,7 +236,7 @@ class Notices:
         return {
             key: f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
             for key in _changed_keys(then, self._config)
-            if (settled or not self._facts.is_settled(key))
+            if not self._facts.is_settled(key)
             and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
         }
 

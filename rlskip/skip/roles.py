@@ -12,7 +12,7 @@ from rlskip.batch.columns import columns_of
 from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig, SkipAction
+from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
 from rlskip.errors import RlskipError
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
@@ -70,8 +70,6 @@ class RolloutSkip(CallRole, BaseSkip):
     role, facts, step_of
         Of a role of rlskip's own; else they are the class's and the config's.
     """
-
-    support_actions = (*BaseSkip.support_actions, SkipAction.VERIFY)
 
     def __init__(
         self,

@@ -80,17 +80,18 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
             return func(*args, **kwargs) if kwargs else func(*args)
         with call.cleanup:
             replayed = replay(skip, call)
-            if replayed is not Miss and call.verify is None:
+            if replayed is not Miss:
                 return _as_returned(call, _returned(replayed)) if call.awaited else replayed
             with running(skip, call):
                 result = func(*call.args, **call.kwargs)
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
                 call.cleanup = call.cleanup.pop_all()
                 call.awaited = "task" if asyncio.isfuture(result) else "coroutine"
-                awaited = _awaited(skip, call, result, replayed)
+                awaited = _awaited(skip, call, result)
                 weakref.finalize(awaited, call.cleanup.close)  # where nobody starts it
                 return _as_returned(call, awaited)
-            return after_stage(skip, call, result, replayed)
+            dump(skip, call, result)
+            return result
 
     return wrapper
 
@@ -103,20 +104,21 @@ def _as_returned(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
     return coroutine
 
 
-async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any], replayed: Any) -> Any:
-    """As `after_stage`, for what the stage returned and is to be awaited."""
+async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any]) -> Any:
+    """Await what the stage returned, and dump its result in a thread."""
     with call.cleanup:
         with running(skip, call):
             result = await awaitable
-        return await _ended(in_thread(None, after_stage, skip, call, result, replayed))
+        await _ended(in_thread(None, dump, skip, call, result))
+        return result
 
 
-async def _ended(work: Coroutine[Any, Any, Any]) -> Any:
+async def _ended(work: Coroutine[Any, Any, Any]) -> None:
     """Await `work`; where that is cancelled, until it has ended: then what it dumped is known."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is retrieved
     try:
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task], timeout=_MOST_ENDING_S)
         raise
@@ -142,9 +144,9 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
             return await func(*args, **kwargs)
         with call.cleanup:
             replayed = await in_thread(_lookers(os.getpid()), replay, skip, call)
-            if replayed is not Miss and call.verify is None:
+            if replayed is not Miss:
                 return replayed
-            return await _awaited(skip, call, func(*call.args, **call.kwargs), replayed)
+            return await _awaited(skip, call, func(*call.args, **call.kwargs))
 
     return wrapper
 
@@ -222,15 +224,6 @@ def replay(role: Role, call: Call) -> Any:
     return Miss
 
 
-def after_stage(role: Role, call: Call, result: Any, replayed: Any) -> Any:
-    """What the call returns: `result`, dumped; or what was replayed, compared with `result`."""
-    if call.verify is None:
-        dump(role, call, result)
-        return result
-    call.verify(result)
-    return replayed
-
-
 def dump(role: Role, call: Call, result: Any) -> None:
     """Let the role keep `result`; if that fails, the rollouts reach the trainer.
 
@@ -268,9 +261,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    # What a dump is compared with is not resumed from the sessions that it was made of.
-    name = call.name if call.verify is None else f"{call.name}-verified"
-    token = enclosing.set(calls if role.observes(call.stage) else {**calls, role.role: name})
+    token = enclosing.set(calls if role.observes(call.stage) else {**calls, role.role: call.name})
     try:
         with call.timed():
             yield

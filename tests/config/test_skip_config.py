@@ -216,7 +216,8 @@ def test_a_role_needs_no_class() -> None:
         ({"my-role": {"enable": True}}, "unknown key\n  -> docs/keys.md lists all keys"),
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
-        ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat, verify"),
+        ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat"),
+        ({"rollout": {"action": "verify"}}, "'verify' is not one of cache, repeat"),
         (
             {"critic": {"action": "repeat"}},
             "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
@@ -242,7 +243,7 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
     [
         ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is not a size"),
         ({"max_size": -1}, "skip.max_size: -1 is not a size"),
-        ({"action": "random"}, "skip.action: 'random' is not one of cache, repeat, verify"),
+        ({"action": "random"}, "skip.action: 'random' is not one of cache, repeat"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty"),
         ({"steps": "1-"}, "skip.steps: "),
     ],
@@ -259,38 +260,6 @@ def test_an_inherited_action_is_reported_at_the_shared_key() -> None:
         read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {"enable": True}}})
     assert str(caught.value).startswith("skip.action: role critic does not support 'repeat'")
     read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}})
-
-
-@pytest.mark.parametrize(
-    ("node", "where"),
-    [
-        ({"rollout_tq": {"enable": True, "action": "verify"}}, "skip.rollout_tq.action"),
-        ({"action": "verify", "rollout_tq": {"enable": True}}, "skip.action"),
-        (
-            {
-                "rollout_tq": {"enable": True},
-                "validation": "replay",
-                "rollout_val": {"action": "verify"},
-            },
-            "skip.rollout_val.action",
-        ),
-        ({"rollout": {"enable": True, "action": "verify"}, "start_engine": False},
-         "skip.start_engine"),
-        ({"rollout": {"enable": True, "action": "verify", "on_miss": "error"}},
-         "skip.rollout.on_miss"),
-        ({"verify_share": 1.5}, "skip.verify_share"),
-        ({"rollout": {"verify_share": -0.5}}, "skip.rollout.verify_share"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_verified_is_refused(node: dict[str, Any], where: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": node})
-    assert caught.value.where == where
-
-
-def test_a_shared_verify_concerns_only_roles_that_are_on() -> None:
-    node = {"action": "verify", "rollout": {"enable": True}, "rollout_tq": {}}
-    assert rollout(node).action == "verify"
 
 
 def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:

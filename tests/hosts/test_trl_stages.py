@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlskip.jobs.records import read_events
-
 pytestmark = [pytest.mark.trl, pytest.mark.timeout(900)]
 
 # name -> what differs from the golden run, and the stage and step at which that shows first
 CASES: dict[str, tuple[dict[str, Any], str | None, int]] = {
     "again": ({}, None, 0),
-    "verified": ({"action": "verify"}, None, 0),
     "advantages": ({"plant": "advantages"}, "advantages", 1),
     "nan": ({"plant": "nan"}, "log_probs", 2),
     "learning_rate": ({"args": {"learning_rate": 1e-3}}, "metrics.learning_rate", 1),
@@ -29,7 +26,6 @@ def job(name: str, more: dict[str, Any]) -> dict[str, Any]:
         "skip": {
             "dump_dir": "dumps",
             "experiment_name": "same",
-            "action": more.get("action", "cache"),
             "rollout": {"enable": True},
         },
         "record": {"enable": True, "dump_dir": f"records/{name}"},
@@ -64,10 +60,3 @@ def test_what_differs_is_named_at_its_stage(trained: Path, rlskip: Any, name: st
     if name == "nan":
         assert (first["off"], first["at"]["b"]) == (1, None)
         assert first["at"]["token"] is not None
-
-
-def test_the_same_seed_samples_what_was_dumped(trained: Path) -> None:
-    found = [event.verified for event in read_events(trained.parent / "dumps")]
-    calls = [one for one in found if one.calls]
-    assert len(calls) == 4
-    assert all(one.is_equal and one.rows for one in calls)

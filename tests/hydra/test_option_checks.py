@@ -58,11 +58,6 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["skip.rollout.action: it is cache, although the option rollout_repeat was chosen"],
         ),
         (
-            "defaults: [skip: rollout_verify, _self_]\nskip: {rollout: {action: repeat}}\n",
-            [],
-            ["skip.rollout.action: it is repeat, although the option rollout_verify was chosen"],
-        ),
-        (
             "a: 1\n",
             ["+skip=rollout_tq_replay", "skip.start_engine=true"],
             ["skip.start_engine: skip.start_engine=true overrides the option rollout_tq_replay"],

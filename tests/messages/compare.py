@@ -5,12 +5,11 @@ from pathlib import Path
 
 import torch
 
-from rlskip import SkipManager, record, stages
+from rlskip import record, stages
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_jobs, find_side
 from rlskip.config.record import read_record
 from rlskip.config.steps import Steps
-from rlskip.errors import ConfigError
 from rlskip.runs.opened import NoSuchPlaceError
 
 
@@ -37,15 +36,6 @@ def find(folder, make=lambda folder: None):
 
 def gone(folder):
     (folder / "rlskip_summary.json").write_text('{"stages": "/gone/stages/job"}')
-
-
-def verify_in_queue():
-    SkipManager.init({"skip": {"rollout_tq": {"enable": True, "action": "verify"}}})
-
-
-def verify_without_engine():
-    skip = {"start_engine": False, "rollout": {"enable": True, "action": "verify"}}
-    SkipManager.init({"skip": skip})
 
 
 RECORDER, NOT_RECORDED = "rlskip.stages.recorder", "is NOT recorded, training goes on (said once)"
@@ -113,23 +103,5 @@ DIR: the records of this job are gone
         NoSuchPlaceError,
         "a, b",
         "a, b: both recorded no common step: A has 1, B has 2",
-    ),
-    (
-        "verify in a queue",
-        lambda folder: verify_in_queue(),
-        ConfigError,
-        "skip.rollout_tq.action",
-        """\
-skip.rollout_tq.action: role rollout_tq does not support 'verify'
-  -> use one of cache, repeat""",
-    ),
-    (
-        "verify without an engine",
-        lambda folder: verify_without_engine(),
-        ConfigError,
-        "skip.start_engine",
-        """\
-skip.start_engine: false never runs the stage, and skip.rollout.action=verify runs it
-  -> choose one of them""",
     ),
 ]

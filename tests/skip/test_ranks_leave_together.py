@@ -28,7 +28,7 @@ RAISES = ("raises before", "raises in load")
 MEETS = st.sampled_from(["its dump", *NOT_WHOLE, *OTHER, *RAISES])
 SKIP = st.fixed_dictionaries(
     {
-        "action": st.sampled_from(["cache", "repeat", "verify"]),
+        "action": st.sampled_from(["cache", "repeat"]),
         "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
         "on_miss": st.sampled_from(["generate", "error"]),
         "wait_s": st.sampled_from([0, 60]),
