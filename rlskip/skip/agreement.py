@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from rlskip.config.check import Problem
 from rlskip.config.skip import SkipAction, as_given
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
@@ -110,7 +111,7 @@ class SeveralRanks(OneRank):
     """
 
     def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
-        step, repeats = call.visit.step, self._dumps.local_config.action == SkipAction.REPEAT
+        step = call.visit.step
         mismatch: Mismatch | None = None
         choices = candidates
         while True:
@@ -126,14 +127,12 @@ class SeveralRanks(OneRank):
             answers = [_Answer(*answer) for answer in given]
             self._refuse_other_places(answers)
             theirs = [answer.dump for answer in answers]
-            # A repeat checks nothing: what rank 0 finds will do.
-            agreed = theirs[0] if repeats or None not in theirs else None
+            agreed = None if None in theirs else theirs[0]
             if agreed is None or set(theirs) == {agreed}:
                 break
             last = max(one.order(step) for one in theirs if one)
             later = itertools.chain([mine.dump] if mine.found else [], candidates)
             choices = (one for one in later if one.order(step) >= last)
-            choices = iter([agreed]) if repeats else choices
         # Another job may be replacing the shards, one rank's after the other's.
         of_one_call = {(a.loaded, a.generation) for a in answers} == {(1, mine.generation)}
         if not of_one_call and not isinstance(call.loaded, BaseException):
@@ -209,14 +208,42 @@ class SeveralRanks(OneRank):
         )
 
 
-def all_ranks(dumps: Dumps) -> OneRank:
+def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:
+    """Why a role cannot have several ranks, and what to set instead; None: it can.
+
+    Parameters
+    ----------
+    own_steps
+        Whether each call has a step of its own.
+    """
+    key = f"skip.{dumps.role}"
+    if dumps.by_prompt:
+        what = "a prompt may be one rank's now and another's in its dump"
+        return Problem(f"{key}.match", what, f"set {key}.match=step")
+    if dumps.local_config.action == SkipAction.REPEAT:
+        what = "each of them may find another nearest step"
+        return Problem(f"{key}.action", what, f"set {key}.action=cache, or use one rank")
+    if own_steps:
+        what = "concurrent samples have no order in which ranks could decide together"
+        remedy = "use skip.rollout, or generate in a process outside torch.distributed"
+        return Problem(f"{key}.enable", what, remedy)
+    return None
+
+
+def ranks_of(dumps: Dumps, own_steps: bool) -> OneRank:
     """The ranks that torch.distributed has; on all of them this is one collective call.
 
     Raises
     ------
     ConfigError
-        They do not share the directory of `dumps`.
+        There are several, and the role cannot have them, or they do not share the directory of
+        `dumps`.
     """
+    if (why := only_on_one_rank(dumps, own_steps)) is not None:
+        if (ranks := world_size()) > 1:
+            what = f"torch.distributed has {ranks} ranks here, and {why.what}"
+            raise ConfigError(what, why.key, why.remedy)
+        return OneRank(RankGroup(), dumps)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
     if group.world_size == 1:
         return OneRank(group, dumps)
@@ -230,22 +257,3 @@ def all_ranks(dumps: Dumps) -> OneRank:
             + as_given("skip.dump_dir=/shared/dumps", dumps.role, dumps.local_config),
         )
     return SeveralRanks(group, dumps)
-
-
-def no_other_rank(dumps: Dumps, why: str) -> OneRank:
-    """The only rank, for a role that cannot have several; `why` follows their number in the error.
-
-    Raises
-    ------
-    ConfigError
-        torch.distributed has several.
-    """
-    if (ranks := world_size()) > 1:
-        raise ConfigError(
-            f"torch.distributed has {ranks} ranks here, and {why}",
-            f"skip.{dumps.role}.{'match' if dumps.by_prompt else 'enable'}",
-            f"set skip.{dumps.role}.match=step"
-            if dumps.by_prompt
-            else "use skip.rollout, or generate in a process outside torch.distributed",
-        )
-    return OneRank(RankGroup(), dumps)

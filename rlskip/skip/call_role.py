@@ -13,7 +13,7 @@ from typing import Any
 
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.agreement import Candidates, OneRank, all_ranks, no_other_rank
+from rlskip.skip.agreement import Candidates, OneRank, ranks_of
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, PromptMatching
@@ -77,12 +77,7 @@ class CallRole(Role):
     @functools.cached_property
     def ranks(self) -> OneRank:
         """How ranks agree; at the first call, as a job starts before its ranks are known."""
-        why = ""
-        if self.support_online_step:
-            why = "concurrent samples have no order in which ranks could decide together"
-        if self.dumps.by_prompt:
-            why = "a prompt may be one rank's now and another's in its dump"
-        return no_other_rank(self.dumps, why) if why else all_ranks(self.dumps)
+        return ranks_of(self.dumps, self.support_online_step)
 
     @functools.cached_property
     def flight(self) -> SingleFlight | None:

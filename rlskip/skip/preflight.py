@@ -18,6 +18,7 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction, as_given, to_generat
 from rlskip.config.steps import compact
 from rlskip.jobs.ranks import shard
 from rlskip.jobs.records import DumpedCalls
+from rlskip.skip.agreement import only_on_one_rank
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
 from rlskip.skip.traces import Traces
@@ -48,7 +49,7 @@ def preflight(
     if here:
         found += [problem for dumps in all_dumps for problem in _unwritable(dumps)]
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    found += _holes(roles, facts) if alone else _by_prompt(all_dumps)
+    found += _holes(roles, facts) if alone else _several_ranks(all_dumps)
     return found if engine else [*found, *_unlisted(roles, facts), *_validation(roles, facts)]
 
 
@@ -245,16 +246,12 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
     return problems
 
 
-def _by_prompt(all_dumps: Iterable[Dumps]) -> list[Problem]:
-    """A problem for each role whose ranks would each have the shards of some prompts."""
+def _several_ranks(all_dumps: Iterable[Dumps]) -> list[Problem]:
+    """A problem for each role whose calls the several ranks here cannot replay together."""
     return [
-        Problem(
-            f"skip.{dumps.role}.match",
-            "a prompt may be one rank's now and another's in its dump, and there are several ranks",
-            f"set skip.{dumps.role}.match=step",
-        )
+        attrs.evolve(why, what=f"there are several ranks, and {why.what}")
         for dumps in all_dumps
-        if dumps.by_prompt and dumps.role != "rollout_tq"
+        if dumps.role != "rollout_tq" and (why := only_on_one_rank(dumps)) is not None
     ]
 
 

@@ -428,20 +428,9 @@ def test_a_damaged_dump_costs_the_batches_that_need_it(init: Callable[..., Path]
     assert made == ["ac"], "c is still there for its next batch"
 
 
-def test_several_ranks_and_restored_generators_are_refused(
-    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restored_generators_are_refused(init: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="restore_rng"):
         init(match="prompt", restore_rng=True)
-    with monkeypatch.context() as launched:
-        launched.setenv("WORLD_SIZE", "2")
-        with pytest.raises(ConfigError, match="several ranks"):
-            init(match="prompt")
-    monkeypatch.setattr("rlskip.skip.agreement.world_size", lambda: 2)
-    init(match="prompt")
-    with pytest.raises(ConfigError, match="2 ranks here") as caught:
-        run(stage("column"), "ab")
-    assert caught.value.where == "skip.rollout.match"
 
 
 def test_validation_is_put_together_of_its_own_step(init: Callable[..., Path]) -> None:

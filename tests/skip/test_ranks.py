@@ -6,7 +6,6 @@ The ranks are real processes; what such tests cost is why most rules are tested 
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -112,32 +111,6 @@ def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
     assert generated(tmp_path, "1") == ["", ""]
 
 
-def _repeating(rank: int, folder: str) -> None:
-    """Another job writes step 5 between two ranks' looks: rank 0 finds it, rank 1 does not."""
-    skip = start(folder, action="repeat", wait_s=0)
-    for step in (3, 5):
-        skip.store.save(step, step)
-    dist.barrier()
-    nearest = skip.store.nearest
-    skip.store.nearest = lambda step: nearest(step) if rank == 0 else 3
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> None: ...
-
-    SkipManager.set_step(7)
-    assert generate([7]) == 5
-
-    def fail(step: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    skip.store.nearest = fail  # asked on rank 0 only; the other must not wait for it
-    assert generate([7]) is None, "generated on every rank"
-
-
-def test_repeat_takes_the_same_step_on_every_rank(tmp_path: Path) -> None:
-    run(tmp_path, _repeating)
-
-
 def _replacing(rank: int, folder: str) -> None:
     """Another job replaces both shards after rank 0 has loaded its own, before rank 1 has."""
     skip = start(folder)
@@ -173,19 +146,39 @@ def test_a_step_replaced_between_two_ranks_loads_is_a_miss(tmp_path: Path) -> No
 # -- what is refused ---------------------------------------------------------------------------
 
 
-def _sampling(rank: int, folder: str) -> None:
-    start(folder, "async_rollout")
-
-    @SkipManager.annotate(role="async_rollout")
-    async def generate(prompts: list[int], sample_id: str) -> None: ...
-
-    with pytest.raises(ConfigError, match="has 2 ranks here") as caught:
-        asyncio.run(generate([1], sample_id="sample_0_1"))
-    assert caught.value.where == "skip.async_rollout.enable"
+ONLY_ON_ONE = {
+    "enable": ("async_rollout", {}),
+    "match": ("rollout", {"match": "prompt"}),
+    "action": ("rollout", {"action": "repeat"}),
+}
 
 
-def test_samples_side_by_side_are_refused_with_several_ranks(tmp_path: Path) -> None:
-    run(tmp_path, _sampling)
+def _refused(rank: int, folder: str) -> None:
+    for key, (role, skip) in ONLY_ON_ONE.items():
+        start(folder, role, **skip)
+
+        @SkipManager.annotate(role=role)
+        def generate(prompts: list[int], sample_id: str) -> None: ...
+
+        SkipManager.set_step(1)
+        with pytest.raises(ConfigError, match="has 2 ranks here") as caught:
+            generate([1], sample_id="sample_0_1")
+        assert caught.value.where == f"skip.{role}.{key}"
+
+
+def test_what_works_on_one_rank_only_is_refused_on_several(tmp_path: Path) -> None:
+    run(tmp_path, _refused)
+
+
+@pytest.mark.parametrize("key", ["match", "action"])
+def test_it_is_refused_before_the_first_step_where_ranks_are_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    role, skip = ONLY_ON_ONE[key]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="there are several ranks") as caught:
+        start(str(tmp_path), role, **skip)
+    assert caught.value.where == f"skip.{role}.{key}"
 
 
 def _apart(rank: int, folder: str) -> None:

@@ -28,7 +28,6 @@ RAISES = ("raises before", "raises in load")
 MEETS = st.sampled_from(["its dump", *NOT_WHOLE, *OTHER, *RAISES])
 SKIP = st.fixed_dictionaries(
     {
-        "action": st.sampled_from(["cache", "repeat"]),
         "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
         "on_miss": st.sampled_from(["generate", "error"]),
         "wait_s": st.sampled_from([0, 60]),
@@ -94,7 +93,7 @@ def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
         return {"refused", *([missed] if met & {*NOT_WHOLE} or len(met) > 1 else [])}
     if met & {*NOT_WHOLE}:
         return {missed}
-    if not met & {*OTHER} or policy == "ignore" or skip["action"] == "repeat":
+    if not met & {*OTHER} or policy == "ignore":
         return {"replayed"}
     return {"refused" if policy == "error" else missed}
 
@@ -132,7 +131,7 @@ def without_states(prepare: Callable[..., Any], *args: Any, **about: Any) -> Any
 
 
 def case(*meets: str, **skip: Any) -> Any:
-    usual = {"action": "cache", "on_mismatch": "error", "on_miss": "generate", "wait_s": 0}
+    usual = {"on_mismatch": "error", "on_miss": "generate", "wait_s": 0}
     return example(meets=[*meets], skip={**usual, **skip})
 
 
