@@ -32,7 +32,7 @@ ACTIONS = ("cache", "repeat")
 
 _actions = {"choices": ACTIONS}
 _on_miss = {"choices": ("generate", "error")}
-_on_mismatch = {"choices": ("error", "regenerate", "ignore")}
+_on_mismatch = {"choices": ("error", "regenerate")}
 _validation = {"choices": ("generate", "replay")}
 _match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
@@ -63,8 +63,8 @@ class RoleConfig:
     # steps without a dump are named before the first step).
     on_miss: str | None = field(default=None, metadata=_on_miss)
 
-    # A dump of other prompts or other sampling: error (the run ends and names what differs),
-    # regenerate (run and replace; the old dump is quarantined), or ignore (replay it).
+    # A dump of other prompts or other sampling: error (the run ends and names what differs), or
+    # regenerate (run and replace; the old dump is quarantined).
     on_mismatch: str | None = field(default=None, metadata=_on_mismatch)
 
     # Where a call's dump is looked for: step (its own step), run (the run's other steps, too), or

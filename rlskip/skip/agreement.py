@@ -63,8 +63,8 @@ class OneRank:
 
     def _settle(self, call: Call, mismatch: Mismatch) -> None:
         """Refuse the call, or quarantine the dump, as ``on_mismatch`` says."""
-        if not self._dumps.accept_mismatch(call.reason, mismatch.found, mismatch.hint):
-            call.visit.lose(mismatch.found)
+        self._dumps.reject(call.reason, mismatch.found, mismatch.hint)
+        call.visit.lose(mismatch.found)
 
     def load(self, call: Call, load: Load) -> Loaded:
         """What `load` returns for the call, on every rank or on none."""

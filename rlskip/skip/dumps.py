@@ -261,16 +261,14 @@ class Dumps:
     # -- what does not fit ---------------------------------------------------------------
 
     def refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
-        """Raise `error`, by which calls cannot be compared, unless ``on_mismatch`` allows it."""
+        """Raise `error`, by which calls cannot be compared, if ``on_mismatch`` is ``error``."""
         if self.local_config.on_mismatch == "error":
             raise error
         what = f"{error.where}: {error.what}"
         self.notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
 
-    def accept_mismatch(
-        self, what: str, found: Found, hint: str = "", *, replaces: bool = True
-    ) -> bool:
-        """Whether `what`, a mismatch of a dump, is ignored; False if the stage is to run.
+    def reject(self, what: str, found: Found, hint: str = "", *, replaces: bool = True) -> None:
+        """Refuse the run for `what`, a mismatch of a dump, or let the stage run instead.
 
         Then the dump is quarantined if what the stage returns `replaces` it.
 
@@ -279,27 +277,25 @@ class Dumps:
         MismatchError
             ``on_mismatch`` is ``error``.
         """
-        if self.local_config.on_mismatch == "ignore":
-            self.notices.once("ignored", "%s; replayed anyway (on_mismatch=ignore)", what)
-            return True
-        if self.local_config.on_mismatch == "regenerate":
-            if replaces:
-                self.store.quarantine(found.step, what, found.part)
-            return False
-        runs = "runs the stage"
-        runs += " and replaces the dump (the old one is quarantined)" if replaces else ""
-        raise MismatchError(what, self.path_of(found), self.ways_out(runs, "it anyway", hint))
+        if self.local_config.on_mismatch == "error":
+            runs = "runs the stage"
+            runs += " and replaces the dump (the old one is quarantined)" if replaces else ""
+            raise MismatchError(what, self.path_of(found), self.ways_out(runs, hint))
+        if replaces:
+            self.store.quarantine(found.step, what, found.part)
 
-    def ways_out(self, replaces: str, replays: str, hint: str = "") -> str:
-        """What to type after a mismatch: how each value of ``on_mismatch`` acts, or other names."""
+    def ways_out(self, regenerates: str, hint: str = "") -> str:
+        """What to type after a mismatch: `hint`, a run that `regenerates`, or other names."""
         role, local = self.role, self.local_config
-        generate = f"{to_generate(role, local)} " if local.on_miss == "error" else ""
-        ways = f"choose one: {hint}{generate}skip.{role}.on_mismatch=regenerate {replaces}; "
-        ways += f"skip.{role}.on_mismatch=ignore replays {replays}"
-        if not generate:
+        ways = [hint] if hint else []
+        if local.on_miss == "error":
+            generate = to_generate(role, local)
+            ways.append(f"{generate} skip.{role}.on_mismatch=regenerate {regenerates}")
+        else:
             dump_dir = as_given("skip.dump_dir", role, local)
-            ways += f"; another {dump_dir} or {self.facts.experiment_key} starts from nothing"
-        return ways
+            ways.append(f"skip.{role}.on_mismatch=regenerate {regenerates}")
+            ways.append(f"another {dump_dir} or {self.facts.experiment_key} starts from nothing")
+        return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
     def path_of(self, found: Found) -> str:
         """Where a dump is, for messages."""
@@ -318,8 +314,8 @@ class Dumps:
         lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
         if lacking:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
-            if not self.accept_mismatch(what, found, replaces=replaces):
-                raise CorruptDumpError(what, self.path_of(found))
+            self.reject(what, found, replaces=replaces)
+            raise CorruptDumpError(what, self.path_of(found))
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""

@@ -50,28 +50,21 @@ class CallMatching:
             if self._dumps.local_config.match == "run":
                 yield from self._elsewhere(call)
 
-    def judge(self, call: Call) -> Found | Gathered | Mismatch | None:
+    def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits.
 
-        None: it is a miss. Under ``on_mismatch=ignore`` a dump serves it nevertheless. A Mismatch:
-        it is the first call at the step, and all dumps of the step differ from it.
+        None: it is a miss. A Mismatch: it is the first call at the step, and all dumps of the step
+        differ from it.
         """
         visit, identity = call.visit, call.identity
         policy = self._dumps.local_config.on_mismatch
         if self._dumps.local_config.action == SkipAction.REPEAT or visit.is_empty:
             return None
-        if identity.prompts_hash is None or policy == "ignore":
+        if identity.prompts_hash is None:
             kth: Found | None = visit.kth(call.place)
-            if kth is None or (policy == "regenerate" and call.place >= len(visit.listed)):
+            if kth is None:
                 return None
-            call.reason = (
-                f"the prompts cannot be compared with those of the dump of {kth}"
-                if identity.prompts_hash is None
-                else f"no dump of step {visit.step} fits: {visit.why_not(identity)}"
-            )
-            if policy == "ignore":
-                self._dumps.accept_mismatch(call.reason, kth)
-                return kth
+            call.reason = f"the prompts cannot be compared with those of the dump of {kth}"
             return Mismatch(kth)
         nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
         if nearest is None or (policy == "error" and _follows_new_rollouts(call, nearest[1])):
@@ -89,7 +82,7 @@ class CallMatching:
             elsewhere = self._index.find(identity.prompts_hash, visit.step)
             if elsewhere:
                 call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
-                looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too; "
+                looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too"
                 hint = "" if self._dumps.role == VALIDATION_ROLE else looks
         return Mismatch(found, hint)
 
@@ -112,8 +105,8 @@ class CallMatching:
             rollouts, meta, states = store.load_with_meta(
                 found.step, part=found.part, sidecar=config.restore_rng
             )
-            compares = config.action != SkipAction.REPEAT and not call.reason
-            if compares and self._dumps.differences(call.identity, meta):
+            repeats = config.action == SkipAction.REPEAT
+            if not repeats and self._dumps.differences(call.identity, meta):
                 where = str(self._dumps.directory / found.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)
             self._dumps.check_fields(rollouts, meta, call, found)
@@ -192,11 +185,11 @@ class PromptMatching(CallMatching):
             else:
                 call.reason = gathered
 
-    def judge(self, call: Call) -> Found | Gathered | Mismatch | None:
-        """What becomes of a call for whose prompts there are no groups.
+    def judge(self, call: Call) -> Mismatch | None:
+        """What becomes of a call for whose prompts there are no groups: it is generated.
 
         Prompts without a dump are generated, and the whole batch with them. Where all have one that
-        was made in another way, ``on_mismatch`` decides; None: the call is generated.
+        was made in another way, ``on_mismatch`` decides.
 
         Raises
         ------
@@ -216,8 +209,7 @@ class PromptMatching(CallMatching):
             first, must = next(differing, (None, []))
             if first is not None:
                 call.reason = f"{found} were made for other calls: {'; '.join(must)}"
-                if self._dumps.accept_mismatch(call.reason, first.found, replaces=False):
-                    return found
+                self._dumps.reject(call.reason, first.found, replaces=False)
         if self._index.mute:
             self._dumps.notices.once(
                 "mute", "%d dumps of the run do not record which rows are which prompt's, as those "

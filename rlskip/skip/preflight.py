@@ -144,8 +144,7 @@ def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch."""
-    local = dumps.local_config
-    if local.on_mismatch == "ignore" or local.action == SkipAction.REPEAT:
+    if dumps.local_config.action == SkipAction.REPEAT:
         return None
     differing = [
         line

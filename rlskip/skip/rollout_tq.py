@@ -244,8 +244,7 @@ class GroupRole(Role):
         planned = plan(fits)
         if planned.rest and not (other := plan(parts)).rest:
             odd = next(group.found for group in other.groups if group and group.found not in fits)
-            if self._is_accepted(parts[odd], present, odd.size, replaces=False):
-                return other
+            self._accepts(parts[odd], present, odd.size, replaces=False)
         return planned
 
     def _plan_by_step(self, call: Call, submitted: Submitted) -> _Plan:
@@ -277,16 +276,17 @@ class GroupRole(Role):
     def _fits(self, metas: Mapping[Found, DumpMeta], present: Identity) -> bool:
         """Whether parts were made under conditions that this run accepts."""
         repeats = self.local_config.action == SkipAction.REPEAT
-        return repeats or all(self._is_accepted(meta, present) for meta in metas.values())
+        return repeats or all(self._accepts(meta, present) for meta in metas.values())
 
-    def _is_accepted(
+    def _accepts(
         self, meta: DumpMeta, present: Identity, size: str = "", *, replaces: bool = True
     ) -> bool:
-        """Whether a part was made under the `present` conditions, or may be replayed anyway."""
+        """Whether a part was made under the `present` conditions; if not, it may be refused."""
         differs = self.dumps.differences(present, meta)
-        what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-        found = Found(meta.step, size=size)
-        return not differs or self.dumps.accept_mismatch(what, found, replaces=replaces)
+        if differs:
+            what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
+            self.dumps.reject(what, Found(meta.step, size=size), replaces=replaces)
+        return not differs
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
         """The prompts' uids and their contents.
@@ -317,19 +317,15 @@ class GroupRole(Role):
         What one that is not the `first` of the visit lacks is generated: the run that made the dump
         may have ended before.
         """
-        policy = self.local_config.on_mismatch
         what = str(plan)
         if not told_apart:
             what = (
                 f"the dump of step {plan.source} holds {len(dumped)} groups for the batch's "
                 f"{len(plan.uids)} prompts, and only uids tell which group is for which prompt"
             )
-        if policy == "ignore" and len(dumped) >= len(plan.uids):
-            self.dumps.notices.once("ignored", "%s; replayed in order (on_mismatch=ignore)", what)
-            return attrs.evolve(plan, groups=_whole(by_position(dumped, len(plan.uids))))
         if not first:
             log.info("rlskip: step %d: %s; what a later batch lacks is generated", plan.step, what)
-        if policy == "regenerate" or not first:
+        if self.local_config.on_mismatch == "regenerate" or not first:
             if told_apart:
                 return plan
             if first:
@@ -338,10 +334,7 @@ class GroupRole(Role):
         raise MismatchError(
             what,
             str(self.dumps.directory / str(plan.source)),
-            self.dumps.ways_out(
-                "generates what the dump lacks and adds it",
-                "in order if there are at least as many groups as prompts",
-            ),
+            self.dumps.ways_out("generates what the dump lacks and adds it"),
         )
 
     def _source(self, step: int) -> int:

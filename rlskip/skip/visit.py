@@ -162,9 +162,10 @@ class Visit:
         return sum(self._states[state] for state in _USABLE)
 
     def kth(self, place: int) -> Found | None:
-        """The dump of that place in the step, else the last one; None if it is lost."""
-        number = self.listed[min(place, len(self.listed) - 1)] if self.listed else None
-        return None if number is None or not self.is_usable(number) else Found(self.step, number)
+        """The dump of that place in the step; None if there is none, or it is lost."""
+        if place >= len(self.listed) or not self.is_usable(self.listed[place]):
+            return None
+        return Found(self.step, self.listed[place])
 
     def fitting(self, identity: Identity) -> Iterator[Found]:
         """The dumps of this step that were made for such a call and have served none."""

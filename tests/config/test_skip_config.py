@@ -218,6 +218,7 @@ def test_a_role_needs_no_class() -> None:
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
         ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat"),
         ({"rollout": {"action": "verify"}}, "'verify' is not one of cache, repeat"),
+        ({"on_mismatch": "ignore"}, "'ignore' is not one of error, regenerate"),
         (
             {"critic": {"action": "repeat"}},
             "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
@@ -270,7 +271,7 @@ def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
     text = str(caught.value)
     assert text.startswith("skip.rollout.on_miss: error never runs the stage")
     assert "skip.on_mismatch=regenerate" in text
-    for other in ({"on_miss": "generate"}, {"on_mismatch": "ignore"}, {"enable": False}):
+    for other in ({"on_miss": "generate"}, {"on_mismatch": "error"}, {"enable": False}):
         skip = {"on_miss": "error", "on_mismatch": "regenerate"}
         read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}})
 

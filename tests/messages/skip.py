@@ -98,8 +98,7 @@ for in DIR""",
 DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: prompts: row \
 1 is 3 now, 2 in the dump
   -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
-one is quarantined); skip.rollout.on_mismatch=ignore replays it anyway; another skip.dump_dir or \
-trainer.experiment_name starts from nothing""",
+one is quarantined); another skip.dump_dir or trainer.experiment_name starts from nothing""",
     ),
     (
         "another argument",
@@ -110,8 +109,7 @@ trainer.experiment_name starts from nothing""",
 DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call: \
 arguments.temperature: 0.5 now, absent in the dump
   -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
-one is quarantined); skip.rollout.on_mismatch=ignore replays it anyway; another skip.dump_dir or \
-trainer.experiment_name starts from nothing""",
+one is quarantined); another skip.dump_dir or trainer.experiment_name starts from nothing""",
     ),
     (
         "the first replay",

@@ -34,7 +34,7 @@ from tests.skip.trainers import Hub, on_ranks
 STEPS = (1, 2, 3)
 SETTINGS = st.fixed_dictionaries(
     {
-        "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
+        "on_mismatch": st.sampled_from(["error", "regenerate"]),
         "on_miss": st.sampled_from(["generate", "generate", "error"]),
         "match": st.sampled_from(["step", "run"]),
         "action": st.sampled_from(["cache", "cache", "repeat"]),
@@ -191,8 +191,6 @@ class Visits(RuleBasedStateMachine):
         """A crash, and another run: nothing but the disk is left."""
         if (skip["on_mismatch"], skip["on_miss"]) == ("regenerate", "error"):
             skip = {**skip, "on_miss": "generate"}  # refused together
-        if self.stage.ranks > 1 and skip["on_mismatch"] == "ignore":
-            skip = {**skip, "on_mismatch": "error"}  # which place a dump has, ranks see apart
         if self.stage.ranks > 1:
             skip = {**skip, "action": "cache"}  # a repeat has one rank
         dumps = [dump for dumps in self.disk.values() for dump in dumps.values()]
@@ -329,11 +327,8 @@ class Visits(RuleBasedStateMachine):
                     if not ours and self.fits(other, number, wanted):
                         return other, number
         there = [n for n in self.listed if n in self.disk[self.step] and n not in self.lost]
-        place = min(self.calls, len(self.listed) - 1)
         if not there:
             return None
-        if self.skip["on_mismatch"] == "ignore":
-            return (self.step, self.listed[place]) if self.listed[place] in there else None
         calls = max(self.disk[self.step][n].calls for n in there)
         since = min(self.disk[self.step][n].when for n in there)
         written = [1 + number for number, when in self.records[self.step] if when >= since]

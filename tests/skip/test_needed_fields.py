@@ -96,13 +96,6 @@ def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], poli
     assert not list(folder.rglob("*.bad-*"))
 
 
-def test_ignore_replays_it(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
-    dumped(init, "tokens", on_mismatch="ignore")
-    assert field_names(generate([1], "never called")) == {"tokens"}
-    assert made == []
-    assert "lacks what this run needs: logprobs; replayed anyway" in caplog.text
-
-
 def test_more_fields_than_needed_are_no_mismatch(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:

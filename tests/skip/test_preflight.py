@@ -92,7 +92,7 @@ def test_dumps_of_other_sampling_serve_no_step(tmp_path: Path, match: str) -> No
     at(1.0, match="step")
     SkipManager.set_step(1)
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
-    assert [at(1.0), at(0.5), at(0.5, on_mismatch="ignore")] == [True, False, True]
+    assert [at(1.0), at(0.5)] == [True, False]
     with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump"):
         at(0.5, on_miss="error")
 
@@ -230,8 +230,8 @@ def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path) -> None:
 
 
 def test_what_the_user_compares_counts(tmp_path: Path) -> None:
-    def will_replay(reward: str, on_mismatch: str = "error") -> bool:
-        on = {"enable": True, "on_mismatch": on_mismatch}
+    def will_replay(reward: str) -> bool:
+        on = {"enable": True}
         skip = {"dump_dir": str(tmp_path), "identity": ["reward"], "rollout": on}
         SkipManager.init({"skip": skip, "reward": reward})
         return SkipManager.will_replay("rollout", [1])
@@ -240,7 +240,6 @@ def test_what_the_user_compares_counts(tmp_path: Path) -> None:
     Stage().at(1)
     assert will_replay("old")
     assert not will_replay("new")
-    assert will_replay("new", on_mismatch="ignore")
 
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:

@@ -28,7 +28,7 @@ RAISES = ("raises before", "raises in load")
 MEETS = st.sampled_from(["its dump", *NOT_WHOLE, *OTHER, *RAISES])
 SKIP = st.fixed_dictionaries(
     {
-        "on_mismatch": st.sampled_from(["error", "regenerate", "ignore"]),
+        "on_mismatch": st.sampled_from(["error", "regenerate"]),
         "on_miss": st.sampled_from(["generate", "error"]),
         "wait_s": st.sampled_from([0, 60]),
     }
@@ -93,7 +93,7 @@ def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
         return {"refused", *([missed] if met & {*NOT_WHOLE} or len(met) > 1 else [])}
     if met & {*NOT_WHOLE}:
         return {missed}
-    if not met & {*OTHER} or policy == "ignore":
+    if not met & {*OTHER}:
         return {"replayed"}
     return {"refused" if policy == "error" else missed}
 

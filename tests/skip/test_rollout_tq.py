@@ -148,8 +148,7 @@ def test_a_sampler_that_waits_never_takes_half_a_step(run: Callable[..., Any]) -
         ("error", "aab", "aba", ("", "aab")),
         ("error", "aab", "abb", "serves 2 of the batch's 3"),
         ("regenerate", "abc", "edcba", ("ed", "abcde")),
-        ("ignore", "abc", "xy", ("", "ab")),
-        ("ignore", "abc", "vxyz", "serves 0 of the batch's 4"),
+        ("error", "abc", "vxyz", "serves 0 of the batch's 4"),
     ],
 )
 def test_which_groups_serve_a_batch(
@@ -168,9 +167,8 @@ def test_which_groups_serve_a_batch(
     firsts = {tuple(row["responses"]): row["text"][0] for row in rows if row["key"] == (0, 0)}
     assert sorted(firsts.values()) == [*trained]
     assert trainer.submitted == [*submitted]
-    if policy != "ignore":
-        assert trainer.step(3, prompts(*asked[::-1])) == rows
-        assert trainer.submitted == [*submitted], "what was generated was added"
+    assert trainer.step(3, prompts(*asked[::-1])) == rows
+    assert trainer.submitted == [*submitted], "what was generated was added"
 
 
 def test_sampling_asked_for_in_the_prompts_meta_counts(dumped: Callable[..., Any]) -> None:
