@@ -1,4 +1,4 @@
-"""`rlskip prune`: remove old dumps by number, age or size; without --yes only list them."""
+"""`rlskip prune`: remove old dumps by number or age; without --yes only list them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 from rlskip._human import age, size
 from rlskip.cli.options import Dir, Json, Where, dump_dir
 from rlskip.cli.screen import progress, put, table
-from rlskip.config.dump_dir import parse_size
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 from rlskip.runs.pruning import choose, remove
@@ -25,7 +24,6 @@ def prune(
     directory: Dir = None,
     keep_last: Annotated[int | None, typer.Option(min=0, help="Dumps to keep per run.")] = None,
     older_than: Annotated[str | None, typer.Option(help="An age: 7d, 12h, 30min.")] = None,
-    max_size: Annotated[str | None, typer.Option(help="Of all runs together: 200GB.")] = None,
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Also quarantined dumps.")
     ] = False,
@@ -36,17 +34,16 @@ def prune(
 
     A dump that is being read is kept.
     """
-    if keep_last is None and older_than is None and max_size is None and not quarantined:
+    if keep_last is None and older_than is None and not quarantined:
         raise ConfigError(
             "no limit is given",
             "prune",
-            "give --keep-last, --older-than, --max-size or --quarantined",
+            "give --keep-last, --older-than or --quarantined",
         )
     chosen = choose(
         find_runs(dump_dir(where or directory)),
         keep_last=keep_last,
         older_than=None if older_than is None else _seconds(older_than),
-        max_size=parse_size(max_size, "--max-size"),
         quarantined=quarantined,
     )
     old = [remove(one, really=yes) for one in progress(chosen, "removing")]

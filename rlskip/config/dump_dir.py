@@ -1,11 +1,10 @@
-"""Values that name a directory, and ``skip.max_size``: where dumps are stored, and how much."""
+"""Values that name a directory: where dumps are stored."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from rlskip.errors import ConfigError
 
@@ -17,7 +16,6 @@ DIRECTORY_VARIABLE = "RLSKIP_DIRECTORY"
 APPLICATION_VARIABLE = "RLSKIP_APPLICATION"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
 
 
 def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
@@ -74,29 +72,3 @@ def application_name() -> str | None:
     if HydraConfig.initialized():
         return str(HydraConfig.get().job.name)
     return os.environ.get(APPLICATION_VARIABLE)
-
-
-def parse_size(value: Any, key: str = "max_size") -> int | None:
-    """A size in bytes, from an int or a string such as ``200GB`` or ``1.5GiB``.
-
-    Parameters
-    ----------
-    value
-        The value in the config; None means any size.
-    key
-        The full config key, for the error.
-
-    Raises
-    ------
-    ConfigError
-        `value` is not a size.
-    """
-    if value is None:
-        return None
-    if isinstance(value, int) and value >= 0:
-        return value
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None:
-        raise ConfigError(f"{value!r} is not a size", key, "write bytes, or e.g. 200GB")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit.upper() or " "))

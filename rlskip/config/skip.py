@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory, parse_size
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
 
 
@@ -95,10 +95,6 @@ class RoleConfig:
 
     # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
-
-    # Total size of the dumps: bytes, or a string such as 200GB; null: any size. The step just
-    # written always stays.
-    max_size: int | str | None = field(default=None, metadata={"parse": parse_size})
 
     # First half of the name of the run's directory; null: the host's name of the experiment, else
     # the name of the Hydra application, else default_experiment_name.

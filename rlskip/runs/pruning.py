@@ -36,7 +36,6 @@ def choose(
     *,
     keep_last: int | None = None,
     older_than: float | None = None,
-    max_size: int | None = None,
     quarantined: bool = False,
 ) -> list[Old]:
     """The steps and journals that any of the limits selects, by run and age.
@@ -47,13 +46,10 @@ def choose(
         Steps to keep in each run, the last written.
     older_than
         Seconds: what was written longer ago is chosen.
-    max_size
-        Bytes that all `runs` may take together; the oldest are chosen first.
     quarantined
         Also what is quarantined.
     """
     steps = _measured_in(runs, lambda run: [run.directory / str(step) for step in run.steps()])
-    steps_and_journals = steps + _measured_in(runs, Run.journals)
     chosen: dict[tuple[Path, str], Old] = {}
 
     def add(some: Iterable[Old], why: str) -> None:
@@ -64,18 +60,12 @@ def choose(
         add(_measured_in(runs, Run.quarantine), "quarantined")
     if older_than is not None:
         limit = time.time() - older_than
-        add((one for one in steps_and_journals if one.written < limit), "too old")
+        journals = _measured_in(runs, Run.journals)
+        add((one for one in steps + journals if one.written < limit), "too old")
     if keep_last is not None:
         for run in runs:
             mine = sorted((one for one in steps if one.run == run), key=lambda one: one.written)
             add(mine[: max(0, len(mine) - keep_last)], f"not among the last {keep_last}")
-    if max_size is not None:
-        room = max_size
-        for one in sorted(steps_and_journals, key=lambda one: -one.written):
-            if (one.run.directory, one.name) not in chosen:
-                room -= one.size
-                if room < 0:
-                    add([one], "beyond the size limit")
     return sorted(chosen.values(), key=lambda one: (one.run.name, one.written))
 
 

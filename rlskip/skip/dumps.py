@@ -87,14 +87,8 @@ class Dumps:
     @functools.cached_property
     def store(self) -> StepStore:
         rank, world_size = self._shard()
-        c = self.local_config
-        return StepStore(
-            self.directory,
-            rank=rank,
-            world_size=world_size,
-            keep_last=c.keep_last,
-            max_size=c.max_size,
-        )
+        keep_last = self.local_config.keep_last
+        return StepStore(self.directory, rank=rank, world_size=world_size, keep_last=keep_last)
 
     def dumped_calls(self) -> DumpedCalls:
         """What the records say was dumped here, as of now."""

@@ -28,7 +28,7 @@ from rlskip.skip.role import Role
 
 log = logging.getLogger(__name__)
 
-_FULL = "\n  -> free space there, or bound the dumps with skip.keep_last or skip.max_size"
+_FULL = "\n  -> free space there, or bound the dumps with skip.keep_last"
 _FORBIDDEN = "\n  -> make it writable for this user, or name another skip.dump_dir"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),

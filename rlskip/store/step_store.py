@@ -52,9 +52,9 @@ class StepStore:
     rank, world_size
         Of several ranks that call the stage together each keeps a shard of the step. The step is
         there when all shards are, with the same ``info["generation"]``.
-    keep_last, max_size
-        After each save remove the dumps that were written longest ago, down to this number and to
-        this many bytes; never the step just saved or one that is being read. None: keep all.
+    keep_last
+        After each save remove the steps that were written longest ago, down to this number; never
+        the step just saved or one that is being read. None: keep all.
     quarantines
         Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
     """
@@ -66,7 +66,6 @@ class StepStore:
         rank: int = 0,
         world_size: int = 1,
         keep_last: int | None = None,
-        max_size: int | None = None,
         quarantines: bool = True,
     ) -> None:
         self.directory = Path(directory)
@@ -76,7 +75,7 @@ class StepStore:
         # While the directory's mtime, in ns, is the first, it holds exactly these steps. Threads
         # replace the pair as a whole.
         self._seen: tuple[int | None, list[int]] = (None, [])
-        self._retention = Retention(self.directory, keep_last, max_size)
+        self._retention = Retention(self.directory, keep_last)
 
     # -- which steps there are -----------------------------------------------------------
 
@@ -256,8 +255,8 @@ class StepStore:
                 meta, ours = other, False
         # It is published: from here on nothing may fail.
         if place.rank == 0:
-            added = None if place.part is None else meta.stored * place.world_size
-            self._retention.apply(self.listed, place.step, added)
+            is_later_call = place.part is not None
+            self._retention.apply(self.listed, place.step, is_later_call=is_later_call)
         return meta, ours
 
     def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:

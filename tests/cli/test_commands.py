@@ -23,8 +23,6 @@ from rlskip.store import StepStore
         (["show", "{dumps}/nothing"], "no such file"),
         (["prune", "{dumps}"], "no limit is given"),
         (["prune", "{dumps}", "--older-than", "soon"], "'soon' is not an age"),
-        (["prune", "{dumps}", "--max-size", "big"], "'big' is not a size"),
-        (["prune", "{dumps}", "--max-size", "²"], "'²' is not a size"),
         (["export", "{run}", "--to", "verl"], "is not a format; give jsonl, messages or parquet; "),
         (["export", "{run}", "--to", "parquet"], "--out: it is missing; give a file"),
         (["export", "{journals}", "--to", "jsonl"], "there are no dumps to export"),

@@ -30,7 +30,7 @@ def commands(root: Path, out: Path) -> list[tuple[object, ...]]:
         ("show", run, "--json"),
         ("verify", "-d", root),
         ("compare", run, root / "grpo-lr2_tiny", "--html", out / "both.html"),
-        ("prune", root, "--keep-last", 1, "--older-than", "1d", "--max-size", "1kB"),
+        ("prune", root, "--keep-last", 1, "--older-than", "1d"),
         ("export", run, "--to", "jsonl", "--out", out / "rows.jsonl"),
         ("report", run, "--html", out / "page.html"),
         ("prune", root, "--keep-last", 0, "--quarantined", "--yes"),

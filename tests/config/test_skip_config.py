@@ -208,6 +208,8 @@ def test_a_role_needs_no_class() -> None:
             {"rollout_val": {"enable": True}},
             "skip.rollout_val.enable: skip.validation turns it on\n  -> set skip.validation=replay",
         ),
+        ({"max_size": "200GB"}, "skip.max_size: unknown key"),
+        ({"verify_share": 0.1}, "skip.verify_share: unknown key"),
         ({"stepz": 1}, "skip.stepz: unknown key\n  -> did you mean skip.steps?"),
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"warmup": 3}}, "@register_skip('reward', config=...)"),
@@ -242,8 +244,6 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        ({"max_size": "5 apples"}, "skip.max_size: '5 apples' is not a size"),
-        ({"max_size": -1}, "skip.max_size: -1 is not a size"),
         ({"action": "random"}, "skip.action: 'random' is not one of cache, repeat"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty"),
         ({"steps": "1-"}, "skip.steps: "),
@@ -317,12 +317,6 @@ def test_an_option_inside_the_node_is_named() -> None:
     assert caught.value.where == "skip.skip"
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [(None, None), (0, 0), (5, 5), ("200GB", 200 * 10**9), ("1.5 GiB", 3 * 2**29), ("7", 7)],
-)
-def test_sizes(text: Any, size: int | None) -> None:
-    assert rollout({"max_size": text, "rollout": {"enable": True}}).max_size == size
 
 
 def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Path) -> None:

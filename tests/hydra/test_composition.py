@@ -72,7 +72,7 @@ def test_every_key_of_skip_and_of_a_role_is_settable(composed: Compose) -> None:
     given = {
         "enable": True, "dump_dir": "dumps", "action": "repeat", "on_miss": "error",
         "on_mismatch": "error", "drop_fields": ["rm_scores"], "restore_rng": True,
-        "background_write": False, "wait_s": 5.0, "keep_last": 6, "max_size": 7,
+        "background_write": False, "wait_s": 5.0, "keep_last": 6,
         "experiment_name": "e", "project_name": "p",
         "gbs": 1, "n": 2, "prompt_len": 3, "response_len": 4,
     }  # fmt: skip

@@ -81,7 +81,7 @@ DIR/nowhere: no such directory
         "prune",
         """\
 prune: no limit is given
-  -> give --keep-last, --older-than, --max-size or --quarantined""",
+  -> give --keep-last, --older-than or --quarantined""",
     ),
     (
         "no text",

@@ -21,12 +21,12 @@ skip.on_mis: unknown key
     ),
     (
         "several problems",
-        lambda _: read(max_size="5 apples", on_mis="error", rollout={"enable": "x"}),
+        lambda _: read(wait_s="long", on_mis="error", rollout={"enable": "x"}),
         ConfigError,
         "",
         """\
 3 problems in the configuration:
-  - skip.max_size: '5 apples' is not a size; write bytes, or e.g. 200GB
+  - skip.wait_s: expected float, got 'long' (str)
   - skip.on_mis: unknown key; did you mean skip.on_miss?
   - skip.rollout.enable: expected bool, got 'x' (str)""",
     ),

@@ -104,13 +104,3 @@ def test_keep_last(init: Callable[..., Path]) -> None:
     dumps = init(keep_last=2)
     [Stage().at(step) for step in (1, 2, 3)]
     assert steps_on_disk(dumps) == ["2", "3"]
-
-
-@pytest.mark.parametrize(("text", "size"), [(5, 5), ("2KB", 2000), ("1.5 KiB", 1536), ("7", 7)])
-def test_max_size(init: Callable[..., Path], text: Any, size: int) -> None:
-    dumps = init(max_size=text)
-    assert SkipManager.skip_instances["rollout"].local_config.max_size == size
-    [Stage().at(step) for step in (1, 2)]
-    assert steps_on_disk(dumps) == ["2"], "the step just written always stays"
-    with pytest.raises(ConfigError, match=r"skip.max_size: '5 apples' is not a size"):
-        init(max_size="5 apples")
