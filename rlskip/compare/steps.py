@@ -233,16 +233,14 @@ class _Stage:
         other = np.flatnonzero(a["checksums"][ra] != b["checksums"][rb])
         self._compared += len(ra)
         lengths = self._lengths(one, ra)
-        known = min(a["moments"].shape[1], b["moments"].shape[1])  # older digests have fewer
         for k in other.tolist():
-            mine, theirs = a["moments"][ra[k], :known], b["moments"][rb[k], :known]
+            mine, theirs = a["moments"][ra[k]], b["moments"][rb[k]]
             gaps = differences(mine, theirs)
             if not gaps.any() and self._dtypes[0] != self._dtypes[1]:
                 continue  # whole numbers and floats
             # What a mean may be off by is a share of its terms, which may cancel.
             x, y = (
-                np.where(_MEANS[:known], np.fmax(np.abs(some), some[2]), some)
-                for some in (mine, theirs)
+                np.where(_MEANS, np.fmax(np.abs(some), some[2]), some) for some in (mine, theirs)
             )
             around = float(np.nan_to_num(mine[2]))
             allowed = self._rounding.allowed(x, y, self._dtypes, int(lengths[k]), around)

@@ -20,7 +20,6 @@ from rlskip.format.arrays import size_of
 from rlskip.format.codec import Kind, Maker, NBytes, Node, Packer, Unpacker, pack_entries
 from rlskip.format.dump_errors import (
     UnknownTypeError,
-    UnreadableDumpError,
     UnsupportedTypeError,
 )
 from rlskip.format.plain import IN_MAPPING, places_in
@@ -151,10 +150,7 @@ def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
 # -- tensordict --------------------------------------------------------------------------
 
 _EMPTY = "empty"
-"""In place of the parts of a stack that has none, with the size that each would have.
-
-To an rlskip that does not know it, this is a value of a kind unknown to it, so the dump stays.
-"""
+"""In place of the parts of a stack that has none, with the size that each would have."""
 
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
@@ -202,7 +198,7 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
 
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     form, dim, content, *name = parts
-    sizes: list[int] = []
+    sizes: list[int] | None = None
     if form == "data":
         wrap = unpacker.make.wrapped
         stacked = [unpacker.outside(wrap, data, []) for data in unpacker.list_of(content)]
@@ -215,10 +211,10 @@ def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
         raise ValueError("a part of a stack is not a TensorDict")
     if form not in ("data", "nontensor", "lazy"):
         raise ValueError(f"a stack of the form {form!r}")
-    if not stacked and not 0 <= dim <= len(sizes):
-        raise UnreadableDumpError("it holds a stack of no parts, and not the size of one")
+    if not stacked and (sizes is None or not 0 <= dim <= len(sizes)):
+        raise ValueError("a stack of no parts, and not the size of one")
     dim_name = name[0] if name else None
-    return unpacker.outside(unpacker.make.stack, form, stacked, dim, dim_name, sizes)
+    return unpacker.outside(unpacker.make.stack, form, stacked, dim, dim_name, sizes or [])
 
 
 def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:

@@ -295,7 +295,7 @@ class Unpacker:
                 f"it holds a value of type {tag.removeprefix(_USER)!r}",
                 remedy="register its codec before loading: rlskip.store.register_codec",
             )
-        if tag not in _BY_TAG:  # the index is sound: a newer rlskip wrote it
+        if tag not in _BY_TAG:  # the index is sound: another rlskip wrote it
             raise UnknownTypeError(
                 f"it holds a value of the kind {tag!r}, which this rlskip does not know",
                 remedy="load it with the version of rlskip that wrote it",

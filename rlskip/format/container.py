@@ -145,8 +145,8 @@ class Reader:
     ------
     CorruptDumpError
         The file is truncated, altered, or not a dump.
-    NewerFormatError
-        A newer rlskip wrote it.
+    OtherFormatError
+        It is in another version of the format.
     """
 
     def __init__(self, source: BinaryIO | bytes, where: str, checksum: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A *corrupt* dump can never be used again: it is quarantined and the step counts as a miss. That
 needs a proof: a checksum that differs, a file that is too short, a structure that no writer makes.
-A dump in a *newer format*, of a type that this process does not know, or that this process cannot
+A dump in *another format*, of a type that this process does not know, or that this process cannot
 load for a reason of its own, stays in its place.
 """
 
@@ -51,8 +51,8 @@ class CorruptDumpError(DumpError):
     """A dump that is truncated, altered, or of another step. It is never loaded."""
 
 
-class NewerFormatError(DumpError):
-    """A dump that a newer rlskip wrote."""
+class OtherFormatError(DumpError):
+    """A dump in a version of the format that this rlskip does not read."""
 
 
 class UnknownTypeError(DumpError):

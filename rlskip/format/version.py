@@ -1,23 +1,19 @@
-"""The version of the format."""
+"""The version of the format: one, which this package writes and reads."""
 
 from __future__ import annotations
 
-from rlskip.format.dump_errors import CorruptDumpError, NewerFormatError
+from rlskip.format.dump_errors import CorruptDumpError, OtherFormatError
 
-VERSION = 1
+VERSION = 2
 
 
 def check_version(version: object, where: str) -> None:
-    """Refuse a version that this package cannot read."""
-    if type(version) is not int or version < 0:
+    """Refuse every version but this one."""
+    if type(version) is not int or version < 1:
         raise CorruptDumpError(f"{version!r:.60} is not a format version", where=where)
-    if version == 0:
-        raise CorruptDumpError(
-            "a dump of format 0, which no release ever wrote: it cannot be read", where=where
-        )
-    if version > VERSION:
-        raise NewerFormatError(
-            f"a dump of format {version}; this rlskip reads up to {VERSION}",
+    if version != VERSION:
+        raise OtherFormatError(
+            f"a dump of format {version}; this rlskip reads format {VERSION}",
             where=where,
-            remedy="install the rlskip that wrote it or a newer one",
+            remedy="use the rlskip that wrote it, or generate again into another skip.dump_dir",
         )

@@ -41,7 +41,6 @@ ALL = "*"
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
-_ONCE_MAX_PARTS = 10_000  # in releases before this one
 _MAX_KEPT = 256  # parts
 _MAX_TEXT = 4096
 _MAX_REPR = 200  # of a pattern: what its own repr shows
@@ -74,11 +73,8 @@ class Arguments:
     Parameters
     ----------
     given, defaults
-        Those that have another value than their default, and the others, by name.
-    more
-        What is compared besides, and what releases before this one did not record: dumps without
-        it are those of such a release. Data that is not compared is in it as `NOT_COMPARED`, so
-        that it differs from a default.
+        Those that have another value than their default, and the others, by name. Data that is not
+        compared is `NOT_COMPARED`, so that it differs from a default.
     left_out
         Those that are not plain data, by name: what each is. Of their parts only those count that
         shape rollouts by their names (:data:`~rlskip.config.facts.SHAPING_NAMES`).
@@ -88,14 +84,13 @@ class Arguments:
 
     given: dict[str, Any] = attrs.field(factory=dict)
     defaults: dict[str, Any] = attrs.field(factory=dict)
-    more: dict[str, Any] = attrs.field(factory=dict)
     left_out: dict[str, str] = attrs.field(factory=dict)
     large: list[str] = attrs.field(factory=list)
 
     @property
     def compared(self) -> list[str]:
         """The names of those whose values are compared."""
-        names = {*self.given, *self.defaults, *self.more} - self.left_out.keys()
+        names = {*self.given, *self.defaults} - self.left_out.keys()
         return sorted(name for name in names if not name.endswith(_TYPE))
 
 
@@ -104,7 +99,6 @@ def read_arguments(
     ignored: Collection[str],
     prompts: Any,
     holder: str,
-    newer: str,
 ) -> Arguments:
     """The arguments that count of a call whose prompts are `prompts`.
 
@@ -115,8 +109,6 @@ def read_arguments(
     holder
         The argument that holds the prompts. Of what is beside them in it that counts which shapes
         rollouts by its name.
-    newer
-        The argument that releases before this one did not compare, whatever the prompts were.
     """
     found = Arguments()
     if ALL in ignored:
@@ -127,11 +119,9 @@ def read_arguments(
         if name == holder:
             if value is not prompts:
                 inside = value if is_data(value) else getattr(value, "__dict__", {})
-                _add_parts(found, name, inside, newer=True)
+                _add_parts(found, name, inside)
         elif value is not prompts or is_single(value):
-            # Nor did they compare a number that is the very object that was the prompts.
-            of_prompts = value is prompts and value is not None
-            _add(found, name, value, default, newer=name == newer or of_prompts)
+            _add(found, name, value, default)
     return found
 
 
@@ -163,13 +153,12 @@ def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[s
     for name, value in values.items():
         if name not in without:
             _add(found, str(name), value, _KINDS.empty)
-    return found.given
+    return {name: value for name, value in found.given.items() if value != NOT_COMPARED}
 
 
-def _add(found: Arguments, name: str, value: Any, default: Any, newer: bool = False) -> None:
+def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
     from rlskip.batch.columns import is_data_proto  # needs numpy
 
-    given = found.more if newer else found.given
     reading = _Reading()
     try:
         data = _compact(value, reading)
@@ -178,27 +167,24 @@ def _add(found: Arguments, name: str, value: Any, default: Any, newer: bool = Fa
         if is_data(value):
             if isinstance(error, _TooLarge) or is_data_proto(value):
                 found.large.append(name)
-            (found.defaults if value is default else found.more)[name] = NOT_COMPARED
-        _add_parts(found, name, value, newer)
+            (found.defaults if value is default else found.given)[name] = NOT_COMPARED
+        _add_parts(found, name, value)
         return
     is_default, usual = False, _Reading()
     if default is not _KINDS.empty:
         with contextlib.suppress(_NotPlain):
             is_default = repr(_compact(default, usual)) == repr(data)
-    if reading.newer:
-        given = found.more
-        _add_parts(found, name, value, newer)
-    (found.defaults if is_default else given)[name] = data
+    (found.defaults if is_default else found.given)[name] = data
     if reading.types:
         same = is_default and reading.types == usual.types
         types = _compact(sorted(reading.types), _Reading())
-        (found.defaults if same else found.more)[f"{name}{_TYPE}"] = types
+        (found.defaults if same else found.given)[f"{name}{_TYPE}"] = types
 
 
-def _add_parts(found: Arguments, name: str, value: Any, newer: bool) -> None:
-    """Add what shapes rollouts in a value that is not compared as a whole, or once was not."""
+def _add_parts(found: Arguments, name: str, value: Any) -> None:
+    """Add what shapes rollouts in a value that is not compared as a whole."""
     for inner, part in _shaping_parts(value):
-        _add(found, f"{name}.{inner}", part, _KINDS.empty, newer)
+        _add(found, f"{name}.{inner}", part, _KINDS.empty)
 
 
 def _shaping_parts(value: Any, levels: int = 3) -> Iterator[tuple[str, Any]]:
@@ -253,13 +239,10 @@ class _Reading:
     types
         What the plain data does not show: the classes of objects with fields, each after its
         place, and patterns that their repr cuts off.
-    newer
-        Whether releases before this one left it out.
     """
 
     parts: int = 0
     types: list[str] = attrs.field(factory=list)
-    newer: bool = False
 
 
 def _compact(value: Any, reading: _Reading) -> Any:
@@ -290,7 +273,6 @@ def _plain(value: Any, reading: _Reading, place: str = "") -> Any:
     reading.parts += 1
     if reading.parts > _MAX_PARTS:
         raise _TooLarge("large data")
-    reading.newer |= reading.parts > _ONCE_MAX_PARTS
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -317,7 +299,6 @@ def _plain(value: Any, reading: _Reading, place: str = "") -> Any:
     if isinstance(value, Mapping):
         if _is_whole_config(value):
             raise _NotPlain("the application's config")
-        reading.newer |= not _WHOLE_CONFIG.isdisjoint(k for k in value if isinstance(k, str))
         return {
             _plain_key(key, reading): _plain(part, reading, f"{place}.{key}")
             for key, part in value.items()

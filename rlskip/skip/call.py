@@ -90,9 +90,7 @@ class Stage:
             args, kwargs = (*func.args, *args), {**func.keywords, **kwargs}
             func = func.func
         bound, holder = bind(self._whole_signature, func, args, kwargs), self._holder(call)
-        names = [name for name in self._signature.parameters if name not in ("self", "cls")]
-        once = "prompts" if "prompts" in names else "".join(names[:1])
-        found = read_arguments(bound, self.ignored_of(call), call.prompts, holder, newer=once)
+        found = read_arguments(bound, self.ignored_of(call), call.prompts, holder)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])
         return found

@@ -35,7 +35,6 @@ from rlskip.store import (
     fingerprint,
     run_directory,
 )
-from rlskip.store.identity import MORE
 from rlskip.store.layout import role_directory
 
 
@@ -185,7 +184,7 @@ class Dumps:
         return attrs.evolve(
             self.conditions,
             arguments={},
-            defaults={**arguments.defaults, MORE: arguments.more},
+            defaults=arguments.defaults,
             ignored=call.stage.ignored_of(call),
         )
 

@@ -212,9 +212,8 @@ class PromptMatching(CallMatching):
                 self._dumps.reject(call.reason, first.found, replaces=False)
         if self._index.mute:
             self._dumps.notices.once(
-                "mute", "%d dumps of the run do not record which rows are which prompt's, as those "
-                "of rlskip 0.2: they serve at most the very batch that they were made for, and "
-                "those that record no prompts, none",
+                "mute", "%d dumps of the run do not record which rows are which prompt's: they "
+                "serve at most the very batch that they were made for",
                 self._index.mute,
             )  # fmt: skip
         self._dumps.notices.generated(call, call.reason)

@@ -108,8 +108,8 @@ def _why_not(
     """
     try:
         metas = _metas(store, step, first_part)
-    except DumpError:  # a newer format
-        return ""
+    except DumpError as error:
+        return f"have another format ({error.what})"
     there = [meta for meta in metas.values() if meta is not None]
     if len(there) < len(metas) and (reason := _unreadable(dumps.directory / str(step))):
         return f"cannot be read ({reason})"

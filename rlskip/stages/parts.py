@@ -3,7 +3,7 @@
 A part is one mapping, so that a reader can choose what it loads. Its entry ``index`` has one item
 for each record, in order; the arrays of record `i` are entries of their own::
 
-    "3"           the value: whole, or flat: without most of the padding (older ones are padded)
+    "3"           the value: whole, or flat: without most of the padding
     "3.spans"     where in it each row's part is, int64 [B, 2]
     "3.keys"      which rows, uint64 [B]
     "3.sessions"  the rows' sessions, int64 [B], where the batch has such numbers

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def whose(place: Place | DumpMeta) -> dict[str, int | None]:
-    """What both files of a dump record of its place, under the names that format 1 gives."""
+    """What both files of a dump record of its place, by name."""
     return {
         "step": place.step,
-        "inner": place.part,
+        "part": place.part,
         "rank": place.rank,
         "world_size": place.world_size,
     }
@@ -164,7 +164,7 @@ class OpenDump:
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
         if any(found.get(name) != value for name, value in whose(self.place).items()):
             raise CorruptDumpError(
-                f"it was written for step {found.get('step')}, part {found.get('inner')}, "
+                f"it was written for step {found.get('step')}, part {found.get('part')}, "
                 f"rank {found.get('rank')} of {found.get('world_size')}",
                 where=where,
             )

@@ -20,21 +20,12 @@ import xxhash
 from rlskip._human import short
 from rlskip.batch.columns import is_tensor
 from rlskip.format.codec import MAX_DEPTH, Sharing
-from rlskip.format.dump_errors import NewerFormatError, UnsupportedTypeError, text_of
+from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.scalars import scalar_of
 
-VERSION = 3
-"""Of the keys that an identity has in ``meta.json``."""
-MORE = "<more>"
-"""The entry of an identity's `defaults` with arguments that older releases do not record."""
 _COMPARED = ("role", "stage", "n", "prompt_len", "response_len", "sampling", "extra")
 _ONLY_LOGGED = ("model", "versions")
 _DRAW = "seed"  # in an argument, at any depth: which sample is drawn does not count
-# An older rlskip recorded no other entries of a batch's `meta_info`, and no arguments.
-_META = "extra.meta_info."
-_OLDER_META = (
-    "temperature", "top_p", "top_k", "do_sample", "repetition_penalty", "ignore_eos",
-)  # fmt: skip
 _LONG = 1 << 16  # characters
 _NAN = math.nan  # one object for all, so that equal identities are equal
 _REMEDY = (
@@ -224,16 +215,13 @@ class Identity:
         must, warn
             Readable lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
         """
-        must, lacks = [], [f"arguments.{name}" for name in sorted(self.arguments or {})]
+        must = []
         if self.prompts_hash != other.prompts_hash:
             must.append(_line("prompts", self.prompts_hash, other.prompts_hash))
         for name in _COMPARED:
             for key, now, then in _compare(name, getattr(self, name), getattr(other, name)):
                 if key in ("role", "stage") and None in (now, then):
                     continue  # a role used by hand: whose call it was is not known
-                if then is _ABSENT and other.arguments is None and _is_recorded_since(key):
-                    lacks.append(key.removeprefix("extra."))
-                    continue
                 must.append(_line(key, now, then))
         warn = [
             _line(*difference)
@@ -242,8 +230,9 @@ class Identity:
         ]
         if self.arguments is not None and other.arguments is not None:
             must += self._other_arguments(other)
-        elif other.arguments is None and lacks:
-            warn.append(f"an older dump, which does not record {', '.join(lacks)}")
+        elif self.arguments:
+            names = ", ".join(f"arguments.{name}" for name in sorted(self.arguments))
+            warn.append(f"the dump does not record {names}")
         return must, warn
 
     def _other_arguments(self, other: Identity) -> list[str]:
@@ -253,36 +242,26 @@ class Identity:
             _line(*difference)
             for name in sorted({*now, *then})
             if {"*", name.partition(".")[0]}.isdisjoint(self.ignored)
-            and (name in now or other._differs_without(name, self))
-            and (name in then or self._differs_without(name, other))
+            and (name in now or name not in other.defaults)
+            and (name in then or name not in self.defaults)
             for difference in _compare(
                 f"arguments.{name}", now.get(name, _ABSENT), then.get(name, _ABSENT)
             )
         ]
 
-    @property
-    def _more(self) -> dict[str, Any]:
-        more = self.defaults.get(MORE)
-        return more if isinstance(more, dict) else {}
-
     def _all_arguments(self) -> dict[str, Any]:
-        found = {**self.defaults, **(self.arguments or {}), **self._more}
-        return {name: _without_draws(value) for name, value in found.items() if name != MORE}
-
-    def _differs_without(self, name: str, other: Identity) -> bool:
-        """Whether it is a difference that `other` does not have an argument of this identity."""
-        known = name not in self._more or MORE in other.defaults
-        return known and name not in self.defaults
+        found = {**self.defaults, **(self.arguments or {})}
+        return {name: _without_draws(value) for name, value in found.items()}
 
     def digest(self) -> str:
         """A hash of all that must be equal."""
         compared = [self.prompts_hash, *(getattr(self, name) for name in _COMPARED)]
-        compared += [_without_draws(given) for given in (self.arguments, self._more) if given]
+        compared.append(_without_draws(self.arguments or {}))
         return xxhash.xxh3_64_hexdigest(json.dumps(compared, sort_keys=True).encode())
 
     def as_json(self) -> dict[str, Any]:
         plain = attrs.asdict(self, filter=lambda field, _: field.name != "ignored")
-        return {"prompts": plain.pop("prompts_hash"), **plain, "version": VERSION}
+        return {"prompts": plain.pop("prompts_hash"), **plain}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Identity:
@@ -292,32 +271,18 @@ class Identity:
         ------
         TypeError, ValueError
             `data` is not an identity.
-        NewerFormatError
-            A newer rlskip wrote it.
         RecursionError
             The stack of this process is exhausted, which says nothing about `data`.
         """
         if not isinstance(data, Mapping) or "prompts" not in data or "ignored" in data:
             raise ValueError("not an identity")
-        version = data.get("version", VERSION)
-        if type(version) is not int or version < 1:
-            raise ValueError(f"{version!r:.60} is not the version of an identity")
-        if version > VERSION:
-            raise NewerFormatError(
-                f"its identity has version {version}; this rlskip reads up to {VERSION}",
-                remedy="install the rlskip that wrote it or a newer one",
-            )
-        others = {key: value for key, value in data.items() if key not in ("prompts", "version")}
+        others = {key: value for key, value in data.items() if key != "prompts"}
         try:
             return cls(prompts_hash=data["prompts"], **others)
         except UnsupportedTypeError as error:
             if isinstance(error.__cause__, RecursionError):
                 raise error.__cause__ from error
             raise
-
-
-def _is_recorded_since(key: str) -> bool:
-    return key.startswith(_META) and key.removeprefix(_META) not in _OLDER_META
 
 
 def _without_draws(value: Any) -> Any:

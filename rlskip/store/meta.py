@@ -14,20 +14,17 @@ import attrs
 import xxhash
 from attrs.validators import ge, instance_of, lt, optional
 
-from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, NewerFormatError
+from rlskip.format.dump_errors import DAMAGE, CorruptDumpError
 from rlskip.format.version import VERSION, check_version
 
 if TYPE_CHECKING:
     from rlskip.store.identity import Identity
 
-MAX_META = 1 << 26
-"""Bytes of a ``meta.json`` that is read; one that is written has a quarter of them at most."""
+MAX_META = 1 << 24
+"""Bytes of a ``meta.json``."""
 _INDENTED = 1 << 20
 _COUNT = [instance_of(int), ge(0), lt(1 << 63)]
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
-# Names of format 1 on disk that differ from those in Python.
-_ON_DISK = {"part": "inner"}
-_IN_PYTHON = {"inner": "part"}
 
 
 def _is_time(meta: DumpMeta, field: attrs.Attribute, value: str) -> None:
@@ -82,7 +79,7 @@ class DumpMeta:
     version: int = attrs.field(default=VERSION, validator=_COUNT)
 
     def to_bytes(self) -> bytes:
-        plain = {_ON_DISK.get(name, name): v for name, v in attrs.asdict(self).items()}
+        plain = attrs.asdict(self)
         if self.identity is not None:
             plain["identity"] = self.identity.as_json()
         text = _canonical(plain)
@@ -95,7 +92,7 @@ class DumpMeta:
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
         """Read it back; without its `identity` torch is not needed.
 
-        Raises :class:`CorruptDumpError` or :class:`NewerFormatError`; RecursionError if the stack
+        Raises :class:`CorruptDumpError` or :class:`OtherFormatError`; RecursionError if the stack
         of this process is exhausted.
         """
         try:
@@ -117,9 +114,7 @@ class DumpMeta:
                 from rlskip.store.identity import Identity
 
                 plain["identity"] = Identity.from_json(plain["identity"])
-            return cls(**{_IN_PYTHON.get(name, name): value for name, value in plain.items()})
-        except NewerFormatError as error:
-            raise NewerFormatError(error.what, where, error.remedy) from error
+            return cls(**plain)
         except CorruptDumpError:
             raise
         except DAMAGE as error:  # a file's entries may be anything

@@ -19,8 +19,8 @@ from rlskip.store.identity import Identity
 from rlskip.store.layout import Place
 from rlskip.store.meta import MAX_META, DumpMeta, check_info
 
-# rlskip 0.3.0 and older read no larger meta.json. What else it has takes less than the rest.
-_MAX_BOTH = MAX_META // 4 - (1 << 12)
+# Of the identity and the info together: what else meta.json has takes less than the rest.
+_MAX_BOTH = MAX_META - (1 << 12)
 
 
 @attrs.frozen(eq=False)

@@ -43,7 +43,7 @@ class StepStore:
 
     A corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and the
     step counts as absent. A dump that cannot be read at the moment counts as absent, too, and one
-    in a newer format raises; both stay where they are.
+    in another format raises; both stay where they are.
 
     Parameters
     ----------
@@ -125,8 +125,8 @@ class StepStore:
 
         Raises
         ------
-        NewerFormatError
-            A newer rlskip wrote it.
+        OtherFormatError
+            It is in another version of the format.
         """
         with _unread_dumps() as unread:
             return self._meta(step, part, unread)
@@ -333,7 +333,7 @@ class StepStore:
         AbsentDumpError
             There is none, or it cannot be read at the moment.
         DumpError
-            It is in a newer format, holds a type unknown here, or has no such field.
+            It is in another format, holds a type unknown here, or has no such field.
         """
         with self._reader(step, part) as (reader, _):
             if fields is None:

@@ -317,8 +317,6 @@ def test_an_option_inside_the_node_is_named() -> None:
     assert caught.value.where == "skip.skip"
 
 
-
-
 def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Path) -> None:
     """The job may have changed the working directory; its runtime config still has the first."""
     from hydra.core.hydra_config import HydraConfig

@@ -31,7 +31,7 @@ class Reader:
         self.data = data = (directory / "gen_batch.dp").read_bytes()
         assert len(data) == meta["stored"]
         magic, version, zero = struct.unpack_from("<8sII", data)
-        assert (magic, version, zero) == (b"rlskip\r\n", 1, 0)
+        assert (magic, version, zero) == (b"rlskip\r\n", 2, 0)
         stored, plain, digest, end = struct.unpack("<QQ16s8s", data[-40:])
         assert end == b"\r\nend\r\n\0"
         packed = data[-40 - stored : -40]
@@ -139,11 +139,11 @@ def dtype(spec: str) -> str:
 
 
 def test_it_reads_the_golden_dump() -> None:
-    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v1" / "3")
+    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v2" / "3")
     assert reader.index["step"] == reader.meta["step"] == 3
     aside = reader.value(reader.index["aside"])
     assert aside["rng"].shape == (16,)
-    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v1").load(3)
+    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v2").load(3)
     theirs = reader.value(reader.index["rollouts"])
     assert set(theirs) == set(ours)
     batch = theirs["batch"]

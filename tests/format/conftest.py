@@ -214,7 +214,7 @@ def _seal(index: Any, body: bytes) -> bytes:
     packed = squeeze(np.frombuffer(text, np.uint8), "x1").ljust(-(-len(text) // 32), b"\0")
     digest = xxhash.xxh3_128_digest(packed)
     tail = struct.pack("<QQ16s8s", len(packed), len(text), digest, b"\r\nend\r\n\0")
-    return struct.pack("<8sII", b"rlskip\r\n", 1, 0) + body + packed + tail
+    return struct.pack("<8sII", b"rlskip\r\n", 2, 0) + body + packed + tail
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,6 @@ from tensordict import (
     TensorDict,
 )
 
-from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer
 from rlskip.store import (
     CorruptDumpError,
@@ -285,26 +284,12 @@ def test_the_name_of_a_stacked_dimension_round_trips(store: StepStore, same: Sam
 @pytest.mark.parametrize("kind", [NonTensorStack, LazyStackedTensorDict])
 @pytest.mark.parametrize("sizes", [[], [2], [0, 3]])
 def test_a_stack_of_no_parts_round_trips(
-    kind: Any, sizes: list[int], store: StepStore, same: Same, forge: Callable[..., None]
+    kind: Any, sizes: list[int], store: StepStore, same: Same
 ) -> None:
     """As a TensorDict of no row has it for each column of text."""
     value = kind(stack_dim=len(sizes), batch_size=sizes)
     store.save(1, {"x": value})
     assert same(store.load(1)["x"], value)
-
-    def by_an_older_one(index: dict, body: bytearray) -> None:
-        """rlskip 0.3.0 did not store the size of the parts that there are none of."""
-        (((_, stack),),) = index["rollouts"][1:]
-        none = [] if kind is LazyStackedTensorDict else ["list", "any", []]
-        stack[1:] = ["data" if none else "lazy", len(sizes), none]
-
-    forge(store.directory / "1" / "gen_batch.dp", by_an_older_one)
-    if sizes:
-        with pytest.raises(UnreadableDumpError, match="of no parts"):
-            store.load(1)
-    else:
-        assert same(store.load(1)["x"], value)
-    assert store.steps() == [1], "it is sound: it stays"
 
 
 def test_an_error_while_packing_names_the_value(store: StepStore) -> None:

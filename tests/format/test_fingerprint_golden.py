@@ -1,4 +1,4 @@
-"""Fingerprints that dumps of rlskip 0.1 carry: another value would make them all mismatch."""
+"""Fingerprints, pinned: dumps carry them, and another value would make all of them mismatch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROTO = DataProtoParts(
     {"global_steps": 7},
 )
 
-# Prompts as trainers have them, with what rlskip 0.1.0 computed.
+# Prompts as trainers have them.
 _GOLDEN: list[tuple[str, Any]] = [
     ("e0ef101781e41d95f6443e1e8c8f9292", _IDS),
     ("e0ef101781e41d95f6443e1e8c8f9292", _IDS.numpy()),
@@ -85,7 +85,7 @@ _GOLDEN: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("golden", "prompts"), _GOLDEN)
-def test_ordinary_prompts_keep_their_0_1_fingerprints(golden: str, prompts: Any) -> None:
+def test_ordinary_prompts_keep_their_fingerprints(golden: str, prompts: Any) -> None:
     assert fingerprint(prompts) == golden
 
 

@@ -1,4 +1,4 @@
-"""Format 1, frozen: the dump that was written then, and dumps of other versions."""
+"""The format, pinned: dumps that were written once, and dumps of other versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.store import DumpMeta, Identity, NewerFormatError, StepStore
+from rlskip.store import DumpMeta, Identity, OtherFormatError, StepStore
 
 _GOLDEN = Path(__file__).parent / "golden"
 
@@ -28,33 +28,21 @@ def _as_version(store: StepStore, version: int) -> None:
     dump.write_bytes(data)
 
 
-def test_format_0_is_quarantined_with_a_clear_message(
-    store: StepStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.save(1, "x")
-    _as_version(store, 0)
-    assert store.read_meta(1) is None
-    assert "format 0, which no release ever wrote" in caplog.text
-    assert len(list(store.directory.glob("1.bad-*"))) == 1
-
-
+@pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
-def test_a_newer_format_is_refused_and_names_what_to_install(look: Any, store: StepStore) -> None:
+def test_another_version_is_refused_by_name(look: Any, version: int, store: StepStore) -> None:
     store.save(1, "x")
-    _as_version(store, 2)
-    with pytest.raises(NewerFormatError) as caught:
+    _as_version(store, version)
+    with pytest.raises(OtherFormatError) as caught:
         look(store, 1)
-    assert "format 2" in caught.value.what
-    assert "install the rlskip that wrote it" in caught.value.remedy
+    assert f"format {version}; this rlskip reads format 2" in caught.value.what
     assert (store.directory / "1").exists(), "it is sound: it stays"
 
 
-def test_the_golden_dump_of_format_1_loads(
-    tmp_path: Path, same: Callable[[Any, Any], bool]
-) -> None:
-    """Written when the format was frozen: every later version must read exactly this."""
-    shutil.copytree(_GOLDEN / "v1", tmp_path / "v1")
-    store = StepStore(tmp_path / "v1")
+def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+    """What was written once in this version must be read exactly."""
+    shutil.copytree(_GOLDEN / "v2", tmp_path / "run")
+    store = StepStore(tmp_path / "run")
     assert store.steps() == [3]
     meta = store.read_meta(3)
     assert meta is not None
@@ -68,8 +56,8 @@ def test_the_golden_dump_of_format_1_loads(
 
 def test_golden_dump_of_a_step_with_calls(tmp_path: Path) -> None:
     """As SkipManager wrote it when a step got several calls."""
-    shutil.copytree(_GOLDEN / "v1-calls", tmp_path / "v1")
-    store = StepStore(tmp_path / "v1")
+    shutil.copytree(_GOLDEN / "v2-calls", tmp_path / "run")
+    store = StepStore(tmp_path / "run")
     assert (store.steps(), store.calls(3)) == ([3], [0, 1])
     for number, part in enumerate((None, 1)):
         meta = store.read_meta(3, part)
@@ -81,7 +69,7 @@ def test_golden_dump_of_a_step_with_calls(tmp_path: Path) -> None:
 
 
 def golden_rollouts() -> dict[str, Any]:
-    """Every kind that format 1 has; ``python tests/format/test_golden.py`` wrote the dump."""
+    """Every kind of value; ``python tests/format/test_golden.py`` wrote the dump."""
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict(
         {
@@ -113,7 +101,7 @@ def golden_rollouts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    StepStore(_GOLDEN / "v1").save(
+    StepStore(_GOLDEN / "v2").save(
         3,
         golden_rollouts(),
         identity=Identity(
@@ -123,7 +111,7 @@ if __name__ == "__main__":
         sidecar={"rng": torch.arange(16, dtype=torch.uint8)},
     )
     for number, part in enumerate((None, 1)):
-        StepStore(_GOLDEN / "v1-calls").save(
+        StepStore(_GOLDEN / "v2-calls").save(
             3,
             {"call": number},
             identity=Identity(prompts_hash=f"{number}", n=2, role="rollout", stage="generate"),

@@ -12,8 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rlskip.store import Identity, NewerFormatError, UnsupportedTypeError
-from rlskip.store.identity import MORE
+from rlskip.store import Identity, UnsupportedTypeError
 
 
 def _identity(**changes: Any) -> Identity:
@@ -74,9 +73,6 @@ def test_a_long_value_is_recorded_as_a_hash(where: str) -> None:
         plain = getattr(made, where)["x"]
         assert plain["y"].startswith(f"<{type(long).__name__} of {len(long)}: ")
         assert plain["z"] == [1]
-        # An older rlskip recorded the whole.
-        older = Identity.from_json({**made.as_json(), where: {"x": {"y": long, "z": [1]}}})
-        assert made.differences(older) == ([], [])
     same, other = ([[kind(i), float("nan")] for i in range(10_000)] for kind in (int, str))
     made, equal, differs = (Identity(extra={"x": value}) for value in (rows, same, other))
     assert made.differences(equal) == ([], [])
@@ -93,16 +89,9 @@ def test_a_long_value_is_recorded_as_a_hash(where: str) -> None:
         (({"n": 4}, {}), ({}, {}), ["arguments.n: 4 now, absent in the dump"], []),
         (({"n": 4}, {}), ({}, {"n": 4}), [], []),
         (({}, {"n": 2}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
-        (({"n": 2}, {}), (None, {}), [], ["an older dump, which does not record arguments.n"]),
+        (({"n": 2}, {}), (None, {}), [], ["the dump does not record arguments.n"]),
         (({}, {"n": 2}), (None, {}), [], []),
         ((None, {}), ({"n": 2}, {}), [], []),
-        # What older releases do not record is in an entry that their dumps lack.
-        (({}, {MORE: {"n": 2}}), ({}, {}), [], []),
-        (({}, {}), ({}, {MORE: {"n": 2}}), [], []),
-        (({}, {MORE: {"n": 2}}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
-        (({}, {MORE: {"n": 2}}), ({}, {MORE: {}}), ["arguments.n: 2 now, absent in the dump"], []),
-        (({}, {MORE: {}}), ({}, {MORE: {"n": 2}}), ["arguments.n: absent now, 2 in the dump"], []),
-        (({}, {MORE: {"n": 2}}), ({}, {MORE: 5}), ["arguments.n: 2 now, absent in the dump"], []),
         (
             ({"x": {"seed": 1}}, {}),
             ({"x": {"a": 1, "seed": 2}}, {}),
@@ -215,7 +204,7 @@ def test_an_incomparable_value_names_its_field(incomparable: Any) -> None:
             Identity(**{name: {"x": object()}})
 
 
-# -- versions -----------------------------------------------------------------------------
+# -- role and stage, and what is no identity ----------------------------------------------------
 
 
 def test_role_and_stage_are_compared() -> None:
@@ -232,17 +221,10 @@ def test_role_and_stage_are_compared() -> None:
     assert now.differences(_identity()) == ([], [])
 
 
-def test_an_identity_of_a_newer_rlskip_is_refused_by_name() -> None:
-    plain = {**_identity().as_json(), "version": 4, "whatever": 1}
-    with pytest.raises(NewerFormatError, match="version 4"):
-        Identity.from_json(plain)
-
-
 @pytest.mark.parametrize(
     "data",
-    [5, None, [], "x", {}, {"prompts": None, "version": "2"}, {"prompts": None, "version": True},
-     {"prompts": None, "version": 0}, {"prompts": None, "sampling": [1]},
-     {"prompts": None, "extra": None}, {"prompts": None, "nonsense": 1}],
+    [5, None, [], "x", {}, {"prompts": None, "sampling": [1]}, {"prompts": None, "extra": None},
+     {"prompts": None, "nonsense": 1}],
 )  # fmt: skip
 def test_a_mapping_that_is_not_an_identity_is_refused(data: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

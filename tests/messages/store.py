@@ -7,7 +7,7 @@ from rlskip.format.version import check_version
 from rlskip.store import (
     AbsentDumpError,
     CorruptDumpError,
-    NewerFormatError,
+    OtherFormatError,
     StepStore,
     UnsupportedTypeError,
     register_codec,
@@ -69,14 +69,14 @@ CASES = [
         load_truncated,
         CorruptDumpError,
         "DIR/run/1/gen_batch.dp",
-        "DIR/run/1/gen_batch.dp: it has 100 bytes of 175",
+        "DIR/run/1/gen_batch.dp: it has 100 bytes of 174",
     ),
     (
         "quarantine",
         list_truncated,
         logging.WARNING,
         "rlskip.store.step_store",
-        "DIR/run/1 cannot be used: it has 100 bytes of 175. It is kept as 1.bad-WHEN",
+        "DIR/run/1 cannot be used: it has 100 bytes of 174. It is kept as 1.bad-WHEN",
     ),
     (
         "a codec that fails",
@@ -95,13 +95,13 @@ DIR/run/1/gen_batch.dp: this process cannot load it now: ZeroDivisionError: divi
         "DIR/run/1: it is a symbolic link, not a directory",
     ),
     (
-        "a newer format",
-        lambda _: check_version(2, "meta.json"),
-        NewerFormatError,
+        "another format",
+        lambda _: check_version(1, "meta.json"),
+        OtherFormatError,
         "meta.json",
         """\
-meta.json: a dump of format 2; this rlskip reads up to 1
-  -> install the rlskip that wrote it or a newer one""",
+meta.json: a dump of format 1; this rlskip reads format 2
+  -> use the rlskip that wrote it, or generate again into another skip.dump_dir""",
     ),
     (
         "a value that cannot be kept",

@@ -391,8 +391,8 @@ def test_dumps_that_name_no_prompts_serve_their_own_batch_only(
 ) -> None:
     generate = stage("column")
     init()
-    with monkeypatch.context() as older:
-        older.setattr("rlskip.skip.dumps.rows_per_prompt", lambda *_: "as 0.2")
+    with monkeypatch.context() as patched:
+        patched.setattr("rlskip.skip.dumps.rows_per_prompt", lambda *_: "not known")
         run(generate, "ab", "cd")
     made.clear()
     init(match="prompt")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -104,22 +103,6 @@ def test_whatever_the_prompts_meta_holds_counts(
     assert stage.at(1, {"ids": ids, "meta_info": {**neutral, "tokenizer": print}}) == 1
     with pytest.raises(MismatchError, match=rf"meta_info\.{next(iter(meta))}.* now, absent"):
         stage.at(1, {"ids": ids, "meta_info": meta})
-
-
-def test_an_older_dump_without_an_entry_of_meta_is_replayed_with_a_warning(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    init()
-    stage = Stage()
-    stage.at(1, {"ids": [1]})
-    store = SkipManager.store("rollout")
-    made, meta, _ = store.load_with_meta(1)
-    store.quarantine(1, "for a test")
-    store.save(1, made, identity=attrs.evolve(meta.identity, arguments=None))
-    assert stage.at(1, {"ids": [1], "meta_info": {"stop": ["a"]}}) == 1
-    assert "an older dump, which does not record meta_info.stop" in caplog.text
-    with pytest.raises(MismatchError, match=r"meta_info\.temperature"):
-        stage.at(1, {"ids": [1], "meta_info": {"temperature": 0.5}})
 
 
 def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(

@@ -275,7 +275,7 @@ def test_a_default_that_was_edited_is_a_mismatch_and_a_new_one_is_not(calls: Any
         calls(annotate(edited), [1])
 
 
-def test_an_older_dump_without_arguments_is_replayed_with_one_warning(
+def test_a_dump_that_records_no_arguments_is_replayed_with_one_warning(
     calls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not calls(stage(), [1], 2)
@@ -283,14 +283,14 @@ def test_an_older_dump_without_arguments_is_replayed_with_one_warning(
     meta = store.read_meta(1)
     assert meta is not None
     assert isinstance(meta.identity, Identity)
-    older = attrs.evolve(meta.identity, arguments=None, defaults={})
+    by_hand = attrs.evolve(meta.identity, arguments=None, defaults={})
     store.quarantine(1, "for a test")
-    store.save(1, 1, identity=older)
+    store.save(1, 1, identity=by_hand)
     caplog.clear()
     assert calls(stage(), [1], 3)
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (line,) = [line for line in lines if "arguments" in line]
-    assert "an older dump, which does not record arguments.n" in line
+    assert "the dump does not record arguments.n" in line
 
 
 def test_what_is_compared_and_what_is_not_is_said_once(
@@ -461,20 +461,6 @@ def test_a_batch_is_not_left_out_for_a_number_that_is_taken_for_the_prompts(
         calls(lambda ran: indexed(ran=ran, **given))
     with pytest.raises(ConfigError, match=r"'args', which is not a batch, .*'batch' is too large"):
         calls(lambda ran: by_keyword(ran=ran, batch=BIG))
-
-
-def test_what_a_dump_of_an_older_release_lacks_is_no_mismatch(calls: Any) -> None:
-    """It does not record what was left out, or taken for the prompts, then."""
-    given = {"images": BIG, "x": Beams(0.5), "y": [0] * 20_000}
-    assert not calls(stage(), [1], **given)
-    store = SkipManager.store("rollout")
-    meta = store.read_meta(1)
-    defaults = {k: v for k, v in meta.identity.defaults.items() if k != "<more>"}
-    store.quarantine(1, "for a test")
-    store.save(1, 1, identity=attrs.evolve(meta.identity, defaults=defaults))
-    assert calls(stage(), [1], **given)
-    with pytest.raises(MismatchError, match=r"arguments\.x\.temperature"):
-        calls(stage(), [1], **{**given, "x": Beams(0.6)})
 
 
 def test_an_attached_functions_arguments_count_but_those_it_ignores(

@@ -70,14 +70,15 @@ def test_other_arguments_of_the_function_that_submits_count(
     assert submit("y") == []
     with pytest.raises(MismatchError, match=r"arguments\.temperature: 0\.6 now, 1\.0 in the dump"):
         submit("y", default=0.6)
-    with pytest.raises(MismatchError, match=r"arguments\.top_p: '<not compared>' now, None in"):
-        submit("y", top_p=[print])
-    # A part of an older release records no defaults.
+    if match == "step":
+        with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
+            submit("y", top_p=[print])
+    # A part that was written by hand records no defaults.
     store = SkipManager.store("rollout_tq")
     value, meta, _ = store.load_with_meta(1, part=0)
     store.quarantine(1, "for a test", part=0)
-    older = attrs.evolve(meta.identity, arguments=None, defaults={})
-    store.save(1, value, identity=older, info=meta.info, part=0)
+    by_hand = attrs.evolve(meta.identity, arguments=None, defaults={})
+    store.save(1, value, identity=by_hand, info=meta.info, part=0)
     assert submit("y", default=0.6) == []
 
 
