@@ -7,7 +7,6 @@ from typing import Any
 
 from rlskip.config.application import application_facts
 from rlskip.config.check import read_node
-from rlskip.config.dump_dir import parse_directory
 
 POOLS = ("local", "ray")
 
@@ -75,13 +74,6 @@ class DispatchConfig:
     # Fields that identify a prompt in batches and dumps: with them longest_first finds how long
     # the prompt's sessions were in the dumps of earlier runs. []: dumps are not read.
     history_fields: list[str] = field(default_factory=list)
-
-    # Directory for a timeline of each batch, as Chrome trace JSON and PNG; null: no timeline. A
-    # relative path starts at the original working directory.
-    timeline_dir: str | None = field(default=None, metadata={"parse": parse_directory})
-
-    # A progress bar: sessions done, tokens per second, time left.
-    progress: bool = False
 
 
 # For keys that are null, and so is the fact of the host of the same name.

@@ -23,7 +23,6 @@ from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
-from rlskip.dispatch.timeline import Progress, Span
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, contents_of
@@ -106,11 +105,10 @@ class Prompt(SessionGroup):
 
 @attrs.define(eq=False)
 class Attempt(Answer[Any]):
-    """An attempt at a session, whose coroutine awaits it. Times are those of the batch."""
+    """An attempt at a session, whose coroutine awaits it; `started` is a time of its batch."""
 
     worker: int
     unit: Unit
-    queued: float
     started: float
 
     @property
@@ -128,14 +126,6 @@ class Attempt(Answer[Any]):
         elif error is None:
             self.prompt.batch.late += 1
             logger.info("dropped a late result of %s", self)
-
-    def note(self, tokens: int, error: str | None) -> None:
-        """Add it, now that it has ended, to the timeline, where one is drawn."""
-        prompt, unit, batch = self.prompt, self.unit, self.prompt.batch
-        if batch.spans is not None:
-            names = prompt.prompt, prompt.uid, unit.session, unit.attempt
-            times = self.queued, self.started, batch.elapsed()
-            batch.spans.append(Span(self.worker, *names, *times, tokens, error))
 
     def __str__(self) -> str:
         session, attempt = self.unit.session, self.unit.attempt
@@ -158,10 +148,7 @@ class BatchHandle:
         self.marked: Answer[None] = Answer()  # set with the last marker
         self.journal: SessionJournal | None = None
         self.unjournaled = ""  # why some of its prompts cannot be journaled
-        self.spans: list[Span] | None = None
-        self.progress: Progress | None = None
         self.began = time.perf_counter()
-        self.queued = 0.0  # when its sessions began to wait for workers
         self.seconds: float | None = None
         self.sessions = self.unwritten = self.resumed = self.attempts = 0
         self.late = self.tokens = 0

@@ -28,7 +28,6 @@ from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.timeline import Progress, write_timeline
 from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
@@ -107,7 +106,6 @@ class Sessions:
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
-        self._drawn: Counter[str] = Counter()  # timelines, by the batch's partition and step
 
     def close(self) -> None:
         """Let the threads end once their calls return."""
@@ -121,13 +119,9 @@ class Sessions:
         run(self._batch(batch))
 
     async def _batch(self, batch: BatchHandle) -> None:
-        """Open the journal, write the roots, run the sessions, draw the timeline."""
+        """Open the journal, write the roots, run the sessions."""
         error: BaseException | None = None
         try:
-            if self._config.timeline_dir is not None:
-                batch.spans = []
-            if self._config.progress:
-                batch.progress = Progress(batch.step, batch.sessions)
             if self._journals is not None and not batch.validate:
                 await self._open_journal(batch, self._journals)
             await self._write_roots(batch)
@@ -139,13 +133,9 @@ class Sessions:
             self._abort(batch, error)
         self.batches.discard(batch)
         batch.seconds = batch.elapsed()
-        if batch.progress is not None:
-            batch.progress.close()
         if batch.journal is not None:
             with contextlib.suppress(OSError):
                 batch.journal.close()
-        if batch.spans:
-            await self._draw(batch)
         batch.finish(error)
 
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
@@ -186,23 +176,8 @@ class Sessions:
                 continue
             attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
             self._scheduler.add(prompt, attempts)
-        batch.queued = batch.elapsed()
         if batch.cancelled:
             self._end_all(batch, "cancelled")
-
-    async def _draw(self, batch: BatchHandle) -> None:
-        name = f"{batch.partition}-{batch.step}"
-        self._drawn[name] += 1
-        if (number := self._drawn[name]) > 1:
-            name = f"{name}-{number}"
-        title = f"step {batch.step} ({batch.partition}): {batch.sessions} sessions"
-        directory = self._config.timeline_dir or "."
-        drawn = self._threads.run(write_timeline, batch.spans, directory, name, title)
-        failed = await failure_of(drawn, self._seconds, "the disk")
-        if failed is not None:
-            self._threads.give_up(drawn)
-            text = "the timeline of step %d was not written"
-            logger.error(text, batch.step, exc_info=failed)
 
     # -- a session, from the queue of sessions to its marker -----------------------------------
 
@@ -212,10 +187,9 @@ class Sessions:
         batch, session = prompt.batch, unit.session
         failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
         outcome: _Outcome | None = None
-        queued = batch.queued
         try:
             while outcome is None:
-                attempt = Attempt(worker, unit, queued, batch.elapsed())
+                attempt = Attempt(worker, unit, batch.elapsed())
                 try:
                     rows, tokens = await self._attempt(attempt)
                 except _BatchEndedError:
@@ -223,7 +197,7 @@ class Sessions:
                 except Exception as error:
                     again = self._after_failure(attempt, error, failures)
                     if isinstance(again, Unit):
-                        unit, queued = again, batch.elapsed()
+                        unit = again
                         self._loop.call_soon(self._pump)  # once it waits for its seat
                         worker = await self._seat(batch, unit)
                     else:
@@ -267,8 +241,7 @@ class Sessions:
             if isinstance(result, Unjournaled):
                 self._warn_of_journal(f"step {batch.step}", result)
             return _rows_and_tokens(result)
-        except _BatchEndedError as ended:
-            attempt.note(0, str(ended))
+        except _BatchEndedError:
             self._scheduler.done(attempt.worker, attempt.unit)
             raise
         finally:
@@ -325,7 +298,6 @@ class Sessions:
     def _after_success(self, attempt: Attempt, tokens: int) -> None:
         prompt = attempt.prompt
         length = tokens or prompt.batch.elapsed() - attempt.started
-        attempt.note(tokens, None)
         if self._history is not None:
             self._history.learn(prompt.known_as, length)
         self._scheduler.done(attempt.worker, attempt.unit, length)
@@ -336,7 +308,6 @@ class Sessions:
         """The session's next attempt; where none is left, the cause."""
         unit, failure = attempt.unit, as_failure(error)
         what = text_of(failure)
-        attempt.note(0, what)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         failures[machine] += 1
@@ -369,8 +340,6 @@ class Sessions:
         batch.unwritten -= 1
         if error is not None:
             self._abort(batch, error)
-        elif batch.progress is not None:
-            batch.progress.update(outcome.tokens, outcome.error is not None)
         if batch.unwritten == 0:
             batch.settled.set()
             batch.marked.set(None)  # unless the batch was aborted
