@@ -71,10 +71,6 @@ class DispatchConfig:
     # verl's V1 trainer with rollout_level only.
     journal: bool = False
 
-    # Fields that identify a prompt in batches and dumps: with them longest_first finds how long
-    # the prompt's sessions were in the dumps of earlier runs. []: dumps are not read.
-    history_fields: list[str] = field(default_factory=list)
-
 
 # For keys that are null, and so is the fact of the host of the same name.
 _DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}

@@ -63,7 +63,7 @@ class RolloutDispatcher:
     policy
         Replaces ``dispatch.policy``.
     store
-        The run's dumps: journals are next to them, and `longest_first` learns lengths from them.
+        The run's dumps, next to which journals are kept.
     identity
         What sessions depend on besides prompts and sampling (lengths, model, ...). A journal of
         another identity is not resumed.
@@ -105,9 +105,7 @@ class RolloutDispatcher:
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, self.queue)
         self._journals = journals
-        self._history = None if policy in _BLIND else History(self.config.history_fields)
-        if self._history is not None and store is not None:
-            self._history.learn_dumps(store)
+        self._history = None if policy in _BLIND else History()
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
         per_worker = min(filter(None, caps), default=None)
         self._closed = False

@@ -1,45 +1,25 @@
-"""The lengths of a prompt's earlier sessions, from earlier batches and from dumps."""
+"""The lengths of a prompt's earlier sessions in this process."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlskip.batch.columns import rows_of
 from rlskip.dispatch.failures import DataFailure, text_of
-from rlskip.store import DumpError, StepStore, UnsupportedTypeError, fingerprint
-
-logger = logging.getLogger(__name__)
-
-NEWEST = 64
-"""The number of steps whose dumps are read, newest first."""
+from rlskip.store import UnsupportedTypeError, fingerprint
 
 
 class History:
-    """Mean length by prompt.
+    """Mean length by the content of a prompt."""
 
-    Parameters
-    ----------
-    fields
-        The fields that identify a prompt; empty for all of its content.
-    """
-
-    def __init__(self, fields: Sequence[str] = ()) -> None:
-        self._fields = tuple(fields)
+    def __init__(self) -> None:
         self._known: dict[str, tuple[float, int]] = {}
 
     def key(self, sample: Mapping[str, Any]) -> str | None:
-        """The key of a prompt in this history.
-
-        None if it lacks one of the fields, or holds what cannot be compared.
-        """
+        """The key of a prompt in this history; None if it holds what cannot be compared."""
         with contextlib.suppress(UnsupportedTypeError):
-            if not self._fields:
-                return fingerprint(sample)
-            if all(name in sample for name in self._fields):
-                return fingerprint({name: sample[name] for name in self._fields}, volatile=())
+            return fingerprint(sample)
         return None
 
     def expected(self, key: str | None) -> float | None:
@@ -54,31 +34,6 @@ class History:
         if key is not None:
             total, count = self._known.get(key, (0.0, 0))
             self._known[key] = total + length, count + 1
-
-    def learn_dumps(self, store: StepStore) -> int:
-        """Learn from the rows of a run's newest dumps; returns their number.
-
-        A row's length is the sum of its ``response_mask``. Dumps that lack it or one of the
-        fields, and dumps and rows that cannot be read, are skipped.
-        """
-        if not self._fields:
-            return 0
-        learnt = 0
-        for step in store.steps()[-NEWEST:]:
-            try:
-                rows = rows_of(store.load(step, fields=[*self._fields, "response_mask"]))
-            except (DumpError, OSError) as error:
-                logger.info("step %d has no lengths to learn: %s", step, error)
-                continue
-            for row in rows:
-                try:
-                    length = _length_of({"response_mask": row.pop("response_mask")})
-                    self.learn(self.key(row), length)
-                except Exception as error:  # a column may hold anything
-                    logger.info("step %d has a row without a length: %s", step, error)
-                else:
-                    learnt += 1
-        return learnt
 
 
 def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
