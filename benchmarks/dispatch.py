@@ -140,7 +140,7 @@ def run_units(policy: Policy, units: int, n: int = 16) -> None:
             worker, unit = handed
             end = now + lengths[unit.number % 4096]
             heapq.heappush(running, (end, unit.number, worker, unit))
-        elif sent < prompts and scheduler.in_flight < WORKERS * SLOTS:
+        elif sent < prompts and len(running) < WORKERS * SLOTS:
             scheduler.add(SessionGroup(sent, prompts, n))
             sent += 1
         elif running:

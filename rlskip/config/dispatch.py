@@ -26,9 +26,6 @@ class DispatchConfig:
     # the same key.
     max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
 
-    # Sessions that run at once on all workers together; null: any number.
-    max_concurrent_rollouts: int | None = field(default=None, metadata=_positive)
-
     # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
     # longest_first, or a custom function as package.module:function. Always chunk without
     # rollout_level.

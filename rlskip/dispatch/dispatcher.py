@@ -118,7 +118,7 @@ class RolloutDispatcher:
             pool,
             self.queue,
             self.config,
-            Scheduler(pool.workers, policy, per_worker, self.config.max_concurrent_rollouts),
+            Scheduler(pool.workers, policy, per_worker),
             self._history,
             journals,
         )

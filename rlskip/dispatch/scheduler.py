@@ -65,26 +65,18 @@ class Scheduler:
         The number of workers.
     policy
         Where each session goes, and when.
-    per_worker, in_total
-        The number of sessions that may run at once, on one worker and on all; None: no limit.
+    per_worker
+        The number of sessions that may run at once on one worker; None: no limit.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        policy: Policy,
-        per_worker: int | None = None,
-        in_total: int | None = None,
-    ) -> None:
+    def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
         # A session that was added waits in exactly one place (`_waiting` of its group, `_again`, or
         # `_pinned` of a worker), or runs, or has ended; sessions of cancelled groups do not start.
-        # `_load` counts the sessions that run on each live worker, `in_flight` those on all. Of a
-        # group, only the entry of `_anywhere` with its latest turn counts.
+        # `_load` counts the sessions that run on each live worker. Of a group, only the entry of
+        # `_anywhere` with its latest turn counts.
         self.workers = workers
-        self.in_flight = 0
         self._policy = policy
         self._per_worker = per_worker or float("inf")
-        self._in_total = in_total or float("inf")
         self._load = dict.fromkeys(range(workers), 0)  # of live workers
         self._away: set[int] = set()
         self._number = 0
@@ -114,8 +106,7 @@ class Scheduler:
 
     def next(self) -> tuple[int, Unit] | None:
         """The worker and session to start next; None without a pending session or a free slot."""
-        waiting = self._again or self._anywhere or any(self._pinned.values())
-        if not waiting or self.in_flight >= self._in_total:
+        if not (self._again or self._anywhere or any(self._pinned.values())):
             return None
         free = [w for w in self._present if self._load[w] < self._per_worker]
         if not free:
@@ -127,7 +118,6 @@ class Scheduler:
             unit.group._started += 1
             self._queue(unit.group)
             self._load[worker] += 1
-            self.in_flight += 1
         return found
 
     def done(self, worker: int, unit: Unit, length: float | None = None) -> None:
@@ -243,7 +233,6 @@ class Scheduler:
         return None
 
     def _release(self, worker: int) -> None:
-        self.in_flight -= 1
         if worker in self._load:
             self._load[worker] -= 1
 

@@ -84,8 +84,8 @@ class Sessions:
     ) -> None:
         # A batch is in `batches` until all its markers are written or it was given up. A session
         # waits in the scheduler until it has a worker, and then has a coroutine. It counts in the
-        # scheduler's `in_flight` until it is reported, or it has a seat and waits for another
-        # worker. Neither is left once no batch is.
+        # scheduler's load until it is reported, or it has a seat and waits for another worker.
+        # Neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool

@@ -74,7 +74,9 @@ def test_a_string_means_that_the_plug_in_is_missing():
         read_dispatch({"dispatch": "rollout_level"})
 
 
-@pytest.mark.parametrize("key", ["timeline_dir", "progress", "history_fields"])
+@pytest.mark.parametrize(
+    "key", ["timeline_dir", "progress", "history_fields", "max_concurrent_rollouts"]
+)
 def test_a_key_that_is_gone_is_refused(key):
     with pytest.raises(ConfigError, match=rf"dispatch\.{key}"):
         read_dispatch({"dispatch": {key: None}})

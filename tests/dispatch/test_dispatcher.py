@@ -132,7 +132,7 @@ def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
     async def worker(prompt, sampling, session):
         await asyncio.sleep(0.05)  # and returns None: it writes its rows itself
 
-    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts": 1}}
+    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
     with Dispatcher(LocalPool(worker, 1), queue, config, policy=policy) as dispatcher:
         dispatcher.generate_sequences(make_prompts(1), step=1)
     assert max(length for length in lengths if length is not None) >= 0.05

@@ -111,8 +111,8 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
         asyncio.get_running_loop().call_soon(clock.sleep, 10)
         return await asyncio.Event().wait()
 
-    options = {"max_concurrent_rollouts": 1, "session_timeout_s": 10, "max_retries": 0}
-    dispatcher = make_dispatcher(worker, n=3, policy="round_robin", **options)
+    options = {"max_concurrent_rollouts_per_worker": 1, "session_timeout_s": 10, "max_retries": 0}
+    dispatcher = make_dispatcher(worker, 1, n=3, **options)
     report = dispatcher.submit(make_prompts(1), step=1).result(20)
     assert (began, clock()) == ({0: 0, 1: 4, 2: 14}, 24)
     assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
@@ -142,7 +142,7 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
         dispatcher._pool.changed(0, "lost")
         raise WorkerLostError("its process died")
 
-    dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts=1)
+    dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts_per_worker=1)
     batches = [dispatcher.submit(make_prompts(2), step=step) for step in (1, 2, 3)]
     both.set()
     for batch in batches:
@@ -191,7 +191,7 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
                 raise
         return {"responses": torch.ones(1)}
 
-    dispatcher = make_dispatcher(worker, max_concurrent_rollouts=3)
+    dispatcher = make_dispatcher(worker, 3, max_concurrent_rollouts_per_worker=1)
     batch = dispatcher.submit(make_prompts(2), step=1)
     assert all_run.wait(10)
     batch.cancel()

@@ -46,7 +46,12 @@ class Process:
         skip = {"dump_dir": str(self.dump_dir), "rollout": {"enable": True}}
         skip["background_write"] = self.background
         SkipManager.init({"skip": skip})
-        config = {"rollout_level": True, "n": N, "journal": True, "max_concurrent_rollouts": 1}
+        config = {
+            "rollout_level": True,
+            "n": N,
+            "journal": True,
+            "max_concurrent_rollouts_per_worker": 1,
+        }
         numbers = itertools.count()
         returned = []
 

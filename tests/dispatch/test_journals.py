@@ -364,7 +364,12 @@ def test_a_worker_whose_disk_hangs_goes_on(tmp_path: Path, caplog: Any, monkeypa
     monkeypatch.setattr(SessionJournal, "append", hang)
     of_worker = Journals.of_worker
     monkeypatch.setattr(Journals, "of_worker", lambda self, seconds: of_worker(self, 0.3))
-    settings = {"rollout_level": True, "n": N, "journal": True, "max_concurrent_rollouts": 1}
+    settings = {
+        "rollout_level": True,
+        "n": N,
+        "journal": True,
+        "max_concurrent_rollouts_per_worker": 1,
+    }
     one_by_one = read_dispatch({"dispatch": settings})
     try:
         (report,) = Run(tmp_path, config=one_by_one).submit(prompts(1))

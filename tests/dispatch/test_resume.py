@@ -135,7 +135,7 @@ RUN = """
     prompts = [{"uid": f"{time.time_ns()}", "input_ids": torch.full((4,), i)} for i in range(10)]
     queue = MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 10, "journal": True,
-                           "max_concurrent_rollouts": 4}}
+                           "max_concurrent_rollouts_per_worker": 2}}
     dispatcher = RolloutDispatcher(LocalPool(worker, 2), queue, config, store=StepStore(directory))
     batch = dispatcher.submit(prompts, step=5)
     while batch.report().succeeded < min(stop_at, 100):
@@ -278,7 +278,7 @@ def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, mon
     monkeypatch.setattr(
         SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
     )
-    one_by_one = {"max_concurrent_rollouts": 1}
+    one_by_one = {"max_concurrent_rollouts_per_worker": 1}
     try:
         _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker, **one_by_one)
     finally:

@@ -66,7 +66,8 @@ def test_in_this_process(figures, undispatched, workers):
 def test_a_killed_step_resumes_from_its_journal(figures, undispatched, tmp_path):
     options = (
         DISPATCH, "dispatch.journal=true", "dispatch.workers=1",
-        "dispatch.max_concurrent_rollouts=1", "+skip=rollout_cache", f"skip.dump_dir={tmp_path}",
+        "dispatch.max_concurrent_rollouts_per_worker=1", "+skip=rollout_cache",
+        f"skip.dump_dir={tmp_path}",
     )  # fmt: skip
     killed = start(f"hydra.run.dir={tmp_path / 'killed'}", *options)
     deadline = time.monotonic() + 60

@@ -21,23 +21,21 @@ from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
 
 
-def test_caps_hold(make_dispatcher, make_prompts):
+def test_the_cap_of_a_worker_holds(make_dispatcher, make_prompts):
     running, most = Counter(), Counter()
 
     class Worker:
         async def __call__(self, prompt, sampling, session):
-            for key in (id(self), "all"):
-                running[key] += 1
-                most[key] = max(most[key], running[key])
+            running[id(self)] += 1
+            most[id(self)] = max(most[id(self)], running[id(self)])
             await asyncio.sleep(0.002)
-            for key in (id(self), "all"):
-                running[key] -= 1
+            running[id(self)] -= 1
             return {"responses": torch.ones(1)}
 
-    caps = {"max_concurrent_rollouts_per_worker": 2, "max_concurrent_rollouts": 5}
-    make_dispatcher(Worker, **caps).generate_sequences(make_prompts(8), step=1)
-    assert most.pop("all") == 5
-    assert max(most.values()) == 2
+    make_dispatcher(Worker, max_concurrent_rollouts_per_worker=2).generate_sequences(
+        make_prompts(8), step=1
+    )
+    assert list(most.values()) == [2] * 4
 
 
 def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
