@@ -191,7 +191,7 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     with RolloutDispatcher(RayPool(at_once, 4), MemoryQueue(), config) as dispatcher:
 
         def ours() -> None:
-            report = dispatcher.generate_sequences(batch, step=1)
+            report = dispatcher.submit(batch, step=1).result()
             assert report.succeeded == prompts * n
             dispatcher.buffer.evict(uids, "train")
 

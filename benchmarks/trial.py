@@ -144,7 +144,7 @@ def trial(prompts: int, turns: int, folder: Path, profile: str | None) -> list[R
             )
 
     with RolloutDispatcher(LocalPool(worker, 16), queue, settings) as dispatcher:
-        stages("dispatch", lambda: dispatcher.generate_sequences(batch, step=1), workers_alone)
+        stages("dispatch", lambda: dispatcher.submit(batch, step=1).result(), workers_alone)
     found, _ = stages(
         "sample",
         lambda: buffer.sample(1, "train"),

@@ -18,7 +18,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, BatchReport, read_batch
+from rlskip.dispatch.batch import BatchHandle, read_batch
 from rlskip.dispatch.claims import claim, queued
 from rlskip.dispatch.collect import Collector
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
@@ -287,10 +287,6 @@ class RolloutDispatcher:
         # An async worker may submit prompts, too, on the thread that has to write their roots.
         if threading.current_thread() is not self._thread:
             batch.rooted.wait(2 * timeouts.write_seconds(self.config))  # the journal, the queue
-
-    def generate_sequences(self, prompts: Prompts, **where: Any) -> BatchReport:
-        """:meth:`submit`, and wait until every session has its marker."""
-        return self.submit(prompts, **where).result()
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""

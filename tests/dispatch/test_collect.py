@@ -162,7 +162,7 @@ def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts,
 @pytest.mark.parametrize("leaves", ["taken", "evicted", "deleted"])
 def test_a_uid_is_free_once_its_group_has_left_the_queue(make, make_prompts, leaves):
     dispatcher, later = make(), {"step": 2, "batch_size": 1}
-    dispatcher.generate_sequences(make_prompts(2), step=1)
+    dispatcher.submit(make_prompts(2), step=1).result()
     with pytest.raises(BatchError, match="'u_0'"):  # a group of two policies otherwise
         dispatcher.collect(make_prompts(1), **later)
     if leaves == "taken":
@@ -387,4 +387,4 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
     dispatch = {"rollout_level": True, "n": 20, "workers": 1}
     dispatch["max_concurrent_rollouts_per_worker"] = 20
     with RolloutDispatcher.from_config({"dispatch": dispatch}, worker) as dispatcher:
-        assert dispatcher.generate_sequences(make_prompts(1), step=1).succeeded == 20
+        assert dispatcher.submit(make_prompts(1), step=1).result().succeeded == 20

@@ -23,7 +23,7 @@ from rlskip.keys import split_session, split_trajectory
 
 def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, echo):
     dispatcher = make_dispatcher(echo, max_concurrent_rollouts_per_worker=2)
-    report = dispatcher.generate_sequences(make_prompts(6), step=3)
+    report = dispatcher.submit(make_prompts(6), step=3).result()
     assert (report.prompts, report.sessions, report.succeeded) == (6, 24, 24)
     assert report.failed == {}
     assert report.tokens == 24 * (2 + 10)
@@ -70,7 +70,7 @@ def test_without_rollout_level_the_sessions_of_a_prompt_stay_on_one_worker(
             return await echo(prompt, sampling, session)
 
     dispatcher = make_dispatcher(Worker, rollout_level=False, policy="round_robin")
-    assert dispatcher.generate_sequences(make_prompts(4), step=1).succeeded == 16
+    assert dispatcher.submit(make_prompts(4), step=1).result().succeeded == 16
     assert [len(used) for used in workers.values()] == [1] * 4
     assert {tag["n"] for key, tag in queue.list("train").items() if key.count("_") == 1} == {4}
 
@@ -90,14 +90,14 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
     )
     usual, val = {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.1}
     dispatcher = make_dispatcher(worker, sampling=usual, val_sampling=val, val_n=2)
-    report = dispatcher.generate_sequences(prompts, step=1)
+    report = dispatcher.submit(prompts, step=1).result()
     assert report.sessions == 6
     assert queue.list("train")["u_2"]["n"] == 3
     assert seen["u_0", 0] == usual
     assert seen["u_1", 1] == {"temperature": 0, "top_p": 1.0, "top_k": -1}
 
     seen.clear()
-    dispatcher.generate_sequences(make_prompts(2), step=1, validate=True)
+    dispatcher.submit(make_prompts(2), step=1, validate=True).result()
     assert queue.list("val")["u_0"]["n"] == 2
     assert list(seen.values()) == [val] * 4
 
@@ -118,7 +118,7 @@ def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_promp
 
     dispatcher = make_dispatcher(worker)
     for step in (1, 2):
-        dispatcher.generate_sequences(make_prompts(2, of=f"{step}"), step=step)
+        dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result()
     assert len(set(seeds)) == 2 * 2 * 4
 
 
@@ -134,7 +134,7 @@ def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
 
     config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
     with Dispatcher(LocalPool(worker, 1), queue, config, policy=policy) as dispatcher:
-        dispatcher.generate_sequences(make_prompts(1), step=1)
+        dispatcher.submit(make_prompts(1), step=1).result()
     assert max(length for length in lengths if length is not None) >= 0.05
 
 

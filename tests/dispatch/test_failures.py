@@ -32,7 +32,7 @@ def test_an_infrastructure_failure_is_retried_elsewhere(make_dispatcher, make_pr
                 raise ConnectionError("engine is gone")
             return await echo(prompt, sampling, session)
 
-    report = make_dispatcher(Worker, max_retries=2).generate_sequences(make_prompts(1), step=1)
+    report = make_dispatcher(Worker, max_retries=2).submit(make_prompts(1), step=1).result()
     assert report.failed == {}
     assert report.attempts == 6
     places = [number for session, _, number in sorted(runs) if session == 1]
@@ -58,7 +58,7 @@ def test_kinds_of_failures_and_their_retries(
         raise error
 
     dispatcher = make_dispatcher(worker, n=1, max_retries=3, max_data_retries=1)
-    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    report = dispatcher.submit(make_prompts(1), step=1).result()
     assert report.attempts == attempts
     ((_, tag),) = queue.markers()
     assert tag["status"] == "failure"
@@ -129,7 +129,7 @@ def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, m
         return {"responses": torch.ones(1)}
 
     dispatcher = make_dispatcher(worker, 1, n=1, max_retries=1)
-    report = dispatcher.generate_sequences(make_prompts(1), step=1)
+    report = dispatcher.submit(make_prompts(1), step=1).result()
     assert report.failed == ({("u_0", 0): "no worker is left"} if gone else {})
 
 
@@ -224,7 +224,7 @@ def test_the_sessions_given_up_last_are_remembered(
     batch.cancel()
     assert len(batch.result(30).failed) == 2
     hangs = False
-    assert dispatcher.generate_sequences(make_prompts(2), step=1).succeeded == 2
+    assert dispatcher.submit(make_prompts(2), step=1).result().succeeded == 2
     assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
     attempts = sorted(attempt for _, attempt in started[2:])
     assert attempts == [0, 1], "only one of the two was remembered"
@@ -234,7 +234,7 @@ def test_a_bad_row_is_named_by_its_number(make_dispatcher, make_prompts):
     async def worker(prompt, sampling, session):
         return [{"response_mask": torch.ones(2)}, {"response_mask": torch.tensor(float("nan"))}]
 
-    report = make_dispatcher(worker, n=1).generate_sequences(make_prompts(1), step=1)
+    report = make_dispatcher(worker, n=1).submit(make_prompts(1), step=1).result()
     assert "row 1: the length of its response_mask cannot be read" in report.failed["u_0", 0]
 
 
@@ -262,5 +262,5 @@ def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_p
     async def worker(prompt, sampling, session):
         return {"response_mask": None, "responses": 7} if session.session_id else {"other": 1}
 
-    report = make_dispatcher(worker, n=2).generate_sequences(make_prompts(1), step=1)
+    report = make_dispatcher(worker, n=2).submit(make_prompts(1), step=1).result()
     assert (report.failed, report.tokens) == ({}, 0)

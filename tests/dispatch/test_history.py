@@ -15,8 +15,8 @@ def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts
     dispatcher = make_dispatcher(
         worker, 1, n=2, policy="longest_first", max_concurrent_rollouts_per_worker=1
     )
-    dispatcher.generate_sequences(make_prompts(3), step=1)
+    dispatcher.submit(make_prompts(3), step=1).result()
     assert order[:3] == [0, 1, 2]  # one probe each
     order.clear()
-    dispatcher.generate_sequences(make_prompts(3), step=2)
+    dispatcher.submit(make_prompts(3), step=2).result()
     assert order == [2, 2, 1, 1, 0, 0]

@@ -127,7 +127,7 @@ def test_runs_with_and_without_a_role_of_groups_share_journals(tmp_path: Path, f
 
         @SkipManager.annotate(role="rollout_tq", queue=queue)
         def submit(prompts: Any) -> None:
-            resumed.append(dispatcher.generate_sequences(prompts, step=3).resumed)
+            resumed.append(dispatcher.submit(prompts, step=3).result().resumed)
 
         SkipManager.set_step(3)
         with RolloutDispatcher(

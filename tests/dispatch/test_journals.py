@@ -70,7 +70,7 @@ class Run:
 
         def generate(batch: list[dict[str, Any]]) -> Any:
             dispatcher.buffer.evict([prompt["uid"] for prompt in batch], "train")  # of an earlier
-            return dispatcher.generate_sequences(batch, step=step)
+            return dispatcher.submit(batch, step=step).result()
 
         pool = LocalPool(worker, 1)
         with RolloutDispatcher(pool, self.queue, self.config, journals=journals) as dispatcher:

@@ -50,13 +50,13 @@ async def draw(prompt, sampling, session):
 
 
 def test_the_same_rollouts_as_in_this_process(make_ray_dispatcher, make_prompts, queue):
-    report = make_ray_dispatcher(draw).generate_sequences(make_prompts(5), step=7)
+    report = make_ray_dispatcher(draw).submit(make_prompts(5), step=7).result()
     assert report.failed == {}
     assert len(queue.markers()) == 20
     local = MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 4}}
     with RolloutDispatcher(LocalPool(draw, 1), local, config) as dispatcher:
-        dispatcher.generate_sequences(make_prompts(5), step=7)
+        dispatcher.submit(make_prompts(5), step=7).result()
     keys = sorted(filter(split_trajectory, local.list("train")))
     there, here = (q.get(keys, "train")["responses"] for q in (queue, local))
     assert len(keys) == 20
@@ -96,7 +96,7 @@ def test_an_actor_killed_under_its_sessions_loses_none(
     assert len(kept) + len(again) == 8
     assert dead not in again.values()
     # The seat is taken again: both workers work.
-    assert dispatcher.generate_sequences(make_prompts(4, of="v"), step=2).failed == {}
+    assert dispatcher.submit(make_prompts(4, of="v"), step=2).result().failed == {}
 
 
 def test_workers_that_keep_dying_are_given_up(make_ray_dispatcher, make_prompts, queue):
@@ -121,7 +121,7 @@ def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
         return {"responses": torch.ones(1)}
 
     dispatcher = make_ray_dispatcher(worker, max_retries=0, max_data_retries=0)
-    failed = dispatcher.generate_sequences(make_prompts(1), step=1).failed
+    failed = dispatcher.submit(make_prompts(1), step=1).result().failed
     assert failed["u_0", 0] == "data: ValueError: bad prompt"
     assert failed["u_0", 1] == "infrastructure: ConnectionError: engine"
     assert failed["u_0", 2].startswith("data: its result cannot be sent")
@@ -143,7 +143,7 @@ def test_a_prompt_is_sent_to_a_worker_at_most_once(make_ray_dispatcher, make_pro
     dispatcher = make_ray_dispatcher(
         draw, policy="round_robin", max_concurrent_rollouts_per_worker=3
     )
-    dispatcher.generate_sequences(make_prompts(6), step=1)
+    dispatcher.submit(make_prompts(6), step=1).result()
     assert len(set(sent)) == 6
     assert len(sent) == 6 * 2  # two workers
 
@@ -253,7 +253,7 @@ def test_broadcast_reaches_every_worker_and_its_successor(
 
     dispatcher = make_ray_dispatcher(Worker)
     dispatcher.broadcast("load", torch.tensor([41.0]))
-    dispatcher.generate_sequences(make_prompts(2), step=1)
+    dispatcher.submit(make_prompts(2), step=1).result()
     keys = sorted(filter(split_trajectory, queue.list("train")))
     assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
     pids = set(queue.get(keys, "train")["pid"])
@@ -261,7 +261,7 @@ def test_broadcast_reaches_every_worker_and_its_successor(
     os.kill(pids.pop(), signal.SIGKILL)
     time.sleep(0.5)
     dispatcher.buffer.evict(["u_0", "u_1"], "train")
-    dispatcher.generate_sequences(make_prompts(2), step=2)
+    dispatcher.submit(make_prompts(2), step=2).result()
     assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
 
 

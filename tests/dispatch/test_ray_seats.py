@@ -121,7 +121,7 @@ def test_nothing_waits_for_a_successor_that_ray_cannot_place(make, make_prompts)
     assert report.failed == {}
     assert report.attempts > report.sessions == 16
     assert len(ray.actors) == 3
-    assert dispatcher.generate_sequences(make_prompts(2), step=2).failed == {}
+    assert dispatcher.submit(make_prompts(2), step=2).result().failed == {}
 
 
 def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):

@@ -31,7 +31,7 @@ def dispatch(store, prompts, worker, step=1, queue=None, **more):
     queue = queue or MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
     with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
-        report = dispatcher.generate_sequences(prompts, step=step)
+        report = dispatcher.submit(prompts, step=step).result()
     return queue, report
 
 
@@ -90,7 +90,7 @@ def test_validation_is_not_journaled(tmp_path, make_prompts):
     config = {"dispatch": {"rollout_level": True, "val_n": 2, "journal": True}}
     pool, store = LocalPool(worker, 2), StepStore(tmp_path)
     with RolloutDispatcher(pool, MemoryQueue(), config, store=store) as dispatcher:
-        report = dispatcher.generate_sequences(make_prompts(2), step=1, validate=True)
+        report = dispatcher.submit(make_prompts(2), step=1, validate=True).result()
     assert report.succeeded == 4
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_
     config = {"dispatch": {"rollout_level": True, "n": 1, "journal": True}}
     pool, store = LocalPool(worker, 2), StepStore(tmp_path)
     with RolloutDispatcher(pool, Watched(), config, store=store) as dispatcher:
-        dispatcher.generate_sequences(make_prompts(1), step=1)
+        dispatcher.submit(make_prompts(1), step=1).result()
         still_open = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         assert str(journal) not in still_open
     assert journaled == [True]
@@ -336,7 +336,7 @@ def test_a_resumed_session_is_numbered_after_the_attempts_given_up(tmp_path, mak
         with RolloutDispatcher(pool, queue, config, store=store) as dispatcher:
             for _ in range(2):
                 queue.log.clear()
-                resumed.append(dispatcher.generate_sequences(make_prompts(1), step=1).resumed)
+                resumed.append(dispatcher.submit(make_prompts(1), step=1).result().resumed)
                 dispatcher.buffer.evict(["u_0"], "train")
     assert resumed == [0, 0, 0, 2]
     assert dict(queue.log)["u_0_sess1"]["attempt"] > 0

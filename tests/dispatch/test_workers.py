@@ -32,9 +32,9 @@ def test_the_cap_of_a_worker_holds(make_dispatcher, make_prompts):
             running[id(self)] -= 1
             return {"responses": torch.ones(1)}
 
-    make_dispatcher(Worker, max_concurrent_rollouts_per_worker=2).generate_sequences(
+    make_dispatcher(Worker, max_concurrent_rollouts_per_worker=2).submit(
         make_prompts(8), step=1
-    )
+    ).result()
     assert list(most.values()) == [2] * 4
 
 
@@ -55,7 +55,7 @@ def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
     kinds = [blocking, functools.partial(Made, 3), Made(3), functools.partial(partial, 3)]
     for step, worker in enumerate(kinds):
         batch = make_prompts(2, of=f"{step}")
-        report = make_dispatcher(worker, 2).generate_sequences(batch, step=step)
+        report = make_dispatcher(worker, 2).submit(batch, step=step).result()
         assert (report.succeeded, report.tokens) == (8, 24)
 
 
@@ -68,7 +68,7 @@ def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts, queue
 
     prompts = make_prompts(2, messages=NonTensorStack(["hi"], ["ho"]))
     dispatcher = make_dispatcher(worker, 1, sampling={"temperature": 1.0})
-    assert dispatcher.generate_sequences(prompts, step=1).failed == {}
+    assert dispatcher.submit(prompts, step=1).result().failed == {}
     rows = queue.get([f"u_0_{i}_0" for i in range(4)], "train")
     assert list(rows["said"]) == [2] * 4
     assert all(row.tolist() == list(range(1, 9)) for row in rows["responses"])
@@ -81,7 +81,7 @@ def test_the_same_rollouts_from_any_number_of_workers(make_prompts, policy, echo
         queue = MemoryQueue()
         config = {"dispatch": {"rollout_level": True, "n": 4, "policy": policy}}
         with Dispatcher(LocalPool(echo, workers), queue, config) as dispatcher:
-            dispatcher.generate_sequences(make_prompts(5), step=7)
+            dispatcher.submit(make_prompts(5), step=7).result()
         keys = sorted(filter(split_trajectory, queue.list("train")))
         rows = queue.get(keys, "train")["responses"].unbind()
         return [(key, row.tolist()) for key, row in zip(keys, rows, strict=True)]
@@ -96,7 +96,7 @@ def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompt
 
     config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 1.7}}
     with Dispatcher(LocalPool(worker, 1, threads=1), queue, config) as dispatcher:
-        report = dispatcher.generate_sequences(make_prompts(1), step=1)
+        report = dispatcher.submit(make_prompts(1), step=1).result()
     # Handed out at once, the third and the fourth would wait past their deadline.
     assert report.failed == {}
     assert report.attempts == 4

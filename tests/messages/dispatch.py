@@ -20,12 +20,12 @@ def submit(prompts, **more):
 def generate(policy):
     config = {"dispatch": {"rollout_level": True, "policy": policy}}
     with RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), MemoryQueue(), config) as open_one:
-        open_one.generate_sequences([{"uid": "a"}], step=1)
+        open_one.submit([{"uid": "a"}], step=1).result()
 
 
 def collect_again(_):
     with dispatcher() as open_one:
-        open_one.generate_sequences([{"uid": "a"}], step=1)
+        open_one.submit([{"uid": "a"}], step=1).result()
         open_one.collect([{"uid": "a"}], step=2, batch_size=1)
 
 

@@ -129,7 +129,7 @@ def undisturbed() -> dict[str, list[int]]:
     queue = Logged()
     config = {"dispatch": {**CONFIG["dispatch"], "journal": False}}
     with RolloutDispatcher(LocalPool(worker, 1), queue, config) as dispatcher:
-        dispatcher.generate_sequences(prompts(), step=STEP)
+        dispatcher.submit(prompts(), step=STEP).result()
     return queue.by_key()
 
 
