@@ -12,9 +12,8 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.claims import batches_of
+from rlskip.dispatch.uids import Uids
 from rlskip.keys import TrajectoryKey
-from rlskip.queue import TrajectoryQueue
 from rlskip.replay import ReplayBuffer
 
 Rows = tuple[TensorDict, dict[str, float]]
@@ -23,10 +22,10 @@ Rows = tuple[TensorDict, dict[str, float]]
 
 @attrs.frozen
 class Collector:
-    """Collects batches of `queue` through `buffer`; each access may take `seconds`."""
+    """Collects batches through `buffer`; each access may take `seconds`."""
 
-    queue: TrajectoryQueue
     buffer: ReplayBuffer
+    uids: Uids
     seconds: float
 
     def own_rows(self, batch: BatchHandle, begin: Callable[[BatchHandle], None]) -> Rows:
@@ -52,7 +51,7 @@ class Collector:
             with contextlib.suppress(Exception):
                 timeouts.bounded(timeouts.CLOSE_S, self.buffer.evict, uids, batch.partition)
             ended |= batches
-            batches = batches_of(self.queue, batch.partition, uids) - ended
+            batches = self.uids.batches_of(batch.partition, uids) - ended
 
     def take(
         self, step: int, partition: str, batch_size: int | None, uids: set[str] | None = None

@@ -19,7 +19,6 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, read_batch
-from rlskip.dispatch.claims import claim, queued
 from rlskip.dispatch.collect import Collector
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.history import History
@@ -28,6 +27,7 @@ from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import Sessions
+from rlskip.dispatch.uids import Uids
 from rlskip.dispatch.units import step_number
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 _BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
+# The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
+# no hash. The id is nobody else's, because a dispatcher keeps its queue.
+_last: weakref.WeakValueDictionary[int, RolloutDispatcher] = weakref.WeakValueDictionary()
+
 
 class DispatcherClosedError(RlskipError, RuntimeError):
     """A dispatcher is used after it was closed."""
@@ -51,6 +55,8 @@ class RolloutDispatcher:
 
     It writes each prompt's root tag first, then each session's rows, then exactly one marker per
     session, whatever happens to it. Batches may overlap: they share the pool's caps and cursor.
+    A queue has one dispatcher: while another that was made for it later is open, this one takes no
+    prompts.
 
     Parameters
     ----------
@@ -93,6 +99,7 @@ class RolloutDispatcher:
         self._replay = config if replay is None else replay
         self._buffer: ReplayBuffer | None = None
         self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
+        self._uids = Uids(self.queue)
         self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
@@ -122,6 +129,7 @@ class RolloutDispatcher:
             self._history,
             journals,
         )
+        _last[id(self.queue)] = self
         self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
         self._thread.start()
         if self.config.session_timeout_s is not None:
@@ -208,8 +216,8 @@ class RolloutDispatcher:
         seconds = timeouts.write_seconds(self.config)
         buffer = timeouts.bounded(seconds, lambda: self.buffer)
         if batch is not None:
-            claim(self.queue, batch, queued(self.queue, batch, seconds))
-        collector = Collector(self.queue, buffer, seconds)
+            self._uids.add(batch, self._uids.queued(batch, seconds))
+        collector = Collector(buffer, self._uids, seconds)
         if batch is not None and batch_size is None:
             return collector.own_rows(batch, self._begin)
         if batch is not None:
@@ -262,7 +270,7 @@ class RolloutDispatcher:
             After :meth:`close`.
         """
         batch = self._read(prompts, step, validate, partition)
-        claim(self.queue, batch)
+        self._uids.add(batch)
         self._begin(batch)
         return batch
 
@@ -270,6 +278,11 @@ class RolloutDispatcher:
         self, prompts: Prompts, step: int | None, validate: bool | None, partition: str | None
     ) -> BatchHandle:
         self._check_open()
+        if _last.get(id(self.queue), self) is not self:
+            raise RlskipError(
+                "another RolloutDispatcher was made for this queue",
+                remedy="use that one, or close it; or give each a queue of its own",
+            )
         journaled = self._journals is not None
         batch = read_batch(
             prompts, self.config, self._history, journaled, step, validate, partition
@@ -303,6 +316,8 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
+        if _last.get(id(self.queue)) is self:
+            del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S
         batches = list(self._sessions.batches)
         for batch in batches:

@@ -7,7 +7,6 @@ data). Sessions write to it; the replay buffer and the trainer read from it.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -130,8 +129,7 @@ class Watch(ABC):
 class TrajectoryQueue(ABC):
     """Keys with tags and fields, by partition. Every call is thread-safe.
 
-    Coroutines use `aput`, `aget`, `alist` and `adelete`, which mirror TransferQueue's
-    ``async_kv_*``. A queue of your own implements the five abstract methods.
+    A queue of your own implements the five abstract methods.
     """
 
     #: Whether a put is dropped if its attempt is earlier than the one that wrote the key. If it
@@ -212,22 +210,6 @@ class TrajectoryQueue(ABC):
     @abstractmethod
     def watch(self) -> Watch:
         """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
-
-    async def aput(self, *args: Any, **more: Any) -> KVBatchMeta:
-        """:meth:`put`, in a thread."""
-        return await asyncio.to_thread(self.put, *args, **more)
-
-    async def aget(self, *args: Any, **more: Any) -> TensorDict:
-        """:meth:`get`, in a thread."""
-        return await asyncio.to_thread(self.get, *args, **more)
-
-    async def alist(self, partition: str) -> dict[str, dict[str, Any]]:
-        """:meth:`list`, in a thread."""
-        return await asyncio.to_thread(self.list, partition)
-
-    async def adelete(self, keys: Sequence[str], partition: str) -> None:
-        """:meth:`delete`, in a thread."""
-        await asyncio.to_thread(self.delete, keys, partition)
 
 
 def check_put(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tensordict import TensorDict
 
@@ -28,20 +29,23 @@ log = logging.getLogger(__name__)
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
-#: own uids. All buffers of the queue are locked during the call, so it must not wait for a thread
-#: that uses one.
+#: own uids. The buffer is locked during the call, so it must not wait for a thread that uses it.
 Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 
 # Another thread that uses the same buffer may poll the change that this thread waits for.
 _LONGEST_WAIT_S = 1.0
+
+# The last buffer of each queue, by the queue's id: a queue of the user's may have no hash. The id
+# is nobody else's, because a buffer keeps its queue.
+_last: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
 
 
 class ReplayBuffer:
     """Samples complete groups from a trajectory queue.
 
     The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
-    in :meth:`sample`, others may count and clear. Several buffers of this process may share a
-    queue: none samples what another has reserved or sampled.
+    in :meth:`sample`, others may count and clear. A queue has one buffer: once another is made
+    for it, this one samples nothing more.
 
     Parameters
     ----------
@@ -94,7 +98,8 @@ class ReplayBuffer:
         self._on_evict = on_evict
         self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
-        self._lock = self._partitions.owners.lock
+        self._lock = threading.RLock()
+        _last[id(queue)] = self
 
     def reserve(self, uids: Iterable[str], partition: str) -> None:
         """Leave these prompts, until they are deleted, to calls of :meth:`sample` that name them.
@@ -145,7 +150,15 @@ class ReplayBuffer:
             A finished group is incomplete, and ``replay.on_incomplete`` does not accept it.
         ReplayTimeoutError
             ``replay.timeout_s`` has passed; the error names the missing prompts and sessions.
+        RlskipError
+            Another buffer was made for the queue.
         """
+        if _last.get(id(self._queue), self) is not self:
+            raise RlskipError(
+                "another ReplayBuffer was made for this queue, and two would sample its groups "
+                "twice",
+                remedy="use that one (collect() uses dispatcher.buffer), or a queue for each",
+            )
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if (number := integer(step)) is None:  # no prompt would ever be of this step

@@ -6,11 +6,9 @@ update therefore depends on what changed, not on what the partition holds.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from weakref import WeakValueDictionary
 
 from rlskip.config.replay import ReplayConfig
 from rlskip.keys import (
@@ -29,38 +27,13 @@ from rlskip.keys import (
     split_trajectory,
 )
 from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
-from rlskip.queue.per_queue import PerQueue
 from rlskip.replay.readiness import Expected, PromptGroup, PromptOutcome, State
 
 _PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 
 
-class Owners:
-    """Whose the prompts of a queue are: what all of its buffers in this process know.
-
-    Attributes
-    ----------
-    lock
-        Held by whichever buffer reads tags or changes groups.
-    reserved
-        By partition, the uids that only calls sample which name them.
-    sampled
-        By partition, uid and step, which buffer has sampled a prompt that is not deleted yet. What
-        a buffer has sampled that is gone, any other one may sample.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.reserved: defaultdict[str, set[str]] = defaultdict(set)
-        self.sampled: defaultdict[str, WeakValueDictionary[tuple[str, int | None], Partition]]
-        self.sampled = defaultdict(WeakValueDictionary)
-
-
-_owners = PerQueue(Owners)
-
-
 class Partition:
-    """The groups of one partition, as one buffer sees them, and how old they may be.
+    """The groups of one partition, and how old they may be.
 
     Attributes
     ----------
@@ -71,12 +44,9 @@ class Partition:
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
-    # restores this after a change. A uid leaves `reserved` when its prompt is removed, and
-    # `_sampled` when its root is deleted or of another step.
+    # restores this after a change. A uid leaves `reserved` when its prompt is removed.
 
-    def __init__(
-        self, name: str, config: ReplayConfig, drops_late_writes: bool, owners: Owners
-    ) -> None:
+    def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self.name = name
         self.validates = name == VAL
         viable = config.min_viable if config.on_incomplete == "min_viable" else None
@@ -84,8 +54,7 @@ class Partition:
         self._expects = Expected(sessions, viable, drops_late_writes)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
-        self.reserved = owners.reserved[name]
-        self._sampled = owners.sampled[name]
+        self.reserved: set[str] = set()
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
         # state -> step -> uid -> group
@@ -95,8 +64,6 @@ class Partition:
 
     def may(self, group: PromptGroup, uids: set[str] | None) -> bool:
         """Whether a call for `uids`, or for all that are not reserved, may sample this group."""
-        if self._sampled.get((group.uid, group.step), self) is not self:  # another buffer has
-            return False
         return group.uid not in self.reserved if uids is None else group.uid in uids
 
     def groups(
@@ -116,7 +83,7 @@ class Partition:
         """The number of these groups."""
         shelves = self._shelves[state]
         found = shelves.values() if step is None else [shelves.get(step, {})]
-        if uids is None and not (self.reserved or self._sampled):
+        if uids is None and not self.reserved:
             return sum(map(len, found))
         return sum(self.may(group, uids) for shelf in found for group in shelf.values())
 
@@ -186,9 +153,6 @@ class Partition:
         """
         for group in groups:
             group.sampled = sampled
-            self._sampled.pop((group.uid, group.step), None)
-            if sampled:
-                self._sampled[group.uid, group.step] = self
             self._shelve(group)
 
     def keys(self, uids: Iterable[str]) -> list[str]:
@@ -201,7 +165,6 @@ class Partition:
             self.reserved.discard(uid)
             group = self._groups.pop(uid, None)
             if group is not None:
-                self._sampled.pop((uid, group.step), None)
                 self._unshelve(group)
 
     def _file(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
@@ -218,10 +181,8 @@ class Partition:
             root.root, tag = tag, None
             if root.step != before:  # submitted again, under a uid that was sampled before
                 root.sampled, root.varies = False, None
-                self._sampled.pop((key, before), None)
             touched[key] = root
         elif root is not None and root.root is not None:
-            self._sampled.pop((key, root.step), None)
             root.root, root.sampled = None, False
             touched[key] = root
         if form is None:
@@ -270,12 +231,11 @@ class Partition:
 
 
 class Partitions:
-    """The partitions of a queue by name. Not thread-safe: the buffer holds the owners' lock."""
+    """The partitions of a queue by name. Not thread-safe: the buffer holds its lock."""
 
     def __init__(self, queue: TrajectoryQueue, config: ReplayConfig) -> None:
         self._queue = queue
         self._config = config
-        self.owners = _owners[queue]
         self._partitions: dict[str, Partition] = {}
         #: Reports the changes of the queue; whoever waits on it needs no lock.
         self.watch = queue.watch()
@@ -283,7 +243,7 @@ class Partitions:
     def __getitem__(self, name: str) -> Partition:
         if name not in self._partitions:
             drops = self._queue.drops_late_writes
-            self._partitions[name] = Partition(name, self._config, drops, self.owners)
+            self._partitions[name] = Partition(name, self._config, drops)
         return self._partitions[name]
 
     def sync(self) -> None:

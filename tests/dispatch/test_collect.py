@@ -136,8 +136,7 @@ def test_a_coroutine_may_call_it(make, make_prompts):
     assert (len(train), len(val)) == (12, 4)
 
 
-@pytest.mark.parametrize("dispatchers", [1, 2])
-def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts, dispatchers):
+def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts):
     begun, others_tried = threading.Event(), threading.Event()
 
     async def worker(prompt, sampling, session):
@@ -145,18 +144,17 @@ def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts,
         await asyncio.to_thread(others_tried.wait, 20)
         return await echo(prompt, sampling, session)
 
-    queue = MemoryQueue()
-    made = [make(worker, queue=queue) for _ in range(dispatchers)]
+    dispatcher = make(worker)
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(made[0].collect, make_prompts(2), step=1)
+        first = thread.submit(dispatcher.collect, make_prompts(2), step=1)
         assert begun.wait(20)
         for more in ({}, {"step": 2}, {"batch_size": 1}):
             with pytest.raises(BatchError, match="'u_0'"):
-                made[-1].collect(make_prompts(1), **{"step": 1, **more})
-        made[-1].submit(make_prompts(1), step=1, partition="other")
+                dispatcher.collect(make_prompts(1), **{"step": 1, **more})
+        dispatcher.submit(make_prompts(1), step=1, partition="other")
         others_tried.set()
         assert len(first.result(20)[0]) == 12
-    assert len(made[-1].collect(make_prompts(1), step=1)[0]) == 6
+    assert len(dispatcher.collect(make_prompts(1), step=1)[0]) == 6
 
 
 @pytest.mark.parametrize("leaves", ["taken", "evicted", "deleted"])
@@ -269,7 +267,7 @@ def test_an_interrupted_call_evicts_and_refills_nothing_more(make, monkeypatch):
     replay = {"replay": {"on_incomplete": "refill", "timeout_s": 20}}
     dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
     batch = dispatcher.submit([{"uid": "bad"}], step=1)
-    take = Collector(dispatcher.queue, dispatcher.buffer, 20).take
+    take = Collector(dispatcher.buffer, dispatcher._uids, 20).take
     monkeypatch.setattr(timeouts, "result_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         take(1, "train", 1)

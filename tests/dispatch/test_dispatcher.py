@@ -18,6 +18,7 @@ from rlskip.dispatch import (
     Placement,
 )
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
+from rlskip.errors import RlskipError
 from rlskip.keys import split_session, split_trajectory
 
 
@@ -221,3 +222,12 @@ def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):
     make_dispatcher(Worker, 3).broadcast("load", 7, "new")
     assert [weights for _, weights in calls] == [(7, "new")] * 3
     assert len({number for number, _ in calls}) == 3
+
+
+def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):
+    earlier, later = make_dispatcher(echo), make_dispatcher(echo)
+    with pytest.raises(RlskipError, match="another RolloutDispatcher was made for this queue"):
+        earlier.collect(make_prompts(1), step=1)
+    assert later.submit(make_prompts(1), step=1).result(20).succeeded == 4
+    later.close()
+    assert earlier.submit(make_prompts(1), step=2).result(20).succeeded == 4

@@ -282,28 +282,26 @@ def make_worker(plan: Plan) -> type:
         blocking=st.booleans(),
         cancels=st.booleans(),
     ),
-    apart=st.booleans(),
     polled=st.booleans(),
     n=st.integers(1, 3),
     policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
     cap=st.sampled_from([None, 1, 2]),
 )
-def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
+def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     dispatch = {
         "rollout_level": True, "n": n, "policy": policy, "max_concurrent_rollouts_per_worker": cap,
         "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
-    queue, pools = Logged(polled), [Pool(make_worker(plan), 2) for _ in range(2 if apart else 1)]
-    dispatchers = [RolloutDispatcher(pool, queue, config) for pool in pools]
-    of_caller = [dispatchers[0], dispatchers[-1]]
+    queue, pool = Logged(polled), Pool(make_worker(plan), 2)
+    dispatcher = RolloutDispatcher(pool, queue, config)
 
     def collect(caller: int) -> None:
         for number in range(2):
             uids = [f"{caller}-{number}-{i}" for i in range(2)]
             ends = {(u, s): plan.attempts(u, s) for u in uids for s in range(n)}
             try:
-                rows, _ = of_caller[caller].collect([{"uid": uid} for uid in uids], step=1)
+                rows, _ = dispatcher.collect([{"uid": uid} for uid in uids], step=1)
             except IncompleteRolloutError as error:
                 causes = {(p.uid, s): cause for p in error.prompts for s, cause in p.failed}
                 assert all(10 < len(cause) < 3000 for cause in causes.values())
@@ -336,22 +334,22 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
 
     def cancel() -> None:
         prompts = [{"uid": f"2-0-{i}"} for i in range(3)]
-        batch = dispatchers[0].submit(prompts, step=1, partition="cancelled")
+        batch = dispatcher.submit(prompts, step=1, partition="cancelled")
         time.sleep(random.Random(plan.seed).random() / 200)
         batch.cancel()
         report = batch.result(60)
         assert report.succeeded + len(report.failed) == report.sessions == 3 * n
-        dispatchers[0].buffer.evict([f"2-0-{i}" for i in range(3)], "cancelled")
+        dispatcher.buffer.evict([f"2-0-{i}" for i in range(3)], "cancelled")
 
     def ahead() -> None:
         """Two calls take what no other one has reserved or taken; no uid is in flight twice."""
         uids = {f"3-0-{i}" for i in range(4)}
-        batch = dispatchers[0].submit([{"uid": uid} for uid in uids], step=1)
+        batch = dispatcher.submit([{"uid": uid} for uid in uids], step=1)
         with pytest.raises(BatchError):
-            dispatchers[-1].collect([{"uid": "3-0-0"}], step=2, batch_size=1)
+            dispatcher.collect([{"uid": "3-0-0"}], step=2, batch_size=1)
         taken: list[str] = []
         with ThreadPoolExecutor(2) as takers:
-            calls = [takers.submit(of.collect, step=1, batch_size=2) for of in of_caller]
+            calls = [takers.submit(dispatcher.collect, step=1, batch_size=2) for _ in range(2)]
         for call in calls:
             error = call.exception()
             if error is None:
@@ -361,21 +359,20 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
                 assert {prompt.uid for prompt in error.prompts} <= uids
         assert len(taken) == len({*taken} & uids)
         assert not batch.result(60).failed or len(taken) < 4
-        dispatchers[0].buffer.evict(uids, "train")
+        dispatcher.buffer.evict(uids, "train")
 
     with ThreadPoolExecutor(4) as callers:
         done = [callers.submit(collect, caller) for caller in range(2)]
         done += [callers.submit(ahead), callers.submit(cancel)]
         for call in done:
             call.result(120)
-    for dispatcher in dispatchers:
-        dispatcher.close()
-        state = dispatcher._sessions
-        assert not state.batches
-        assert not state._seats
-        assert not any(state._scheduler._load.values())
-        assert state._writer._writing is None
-        assert not dispatcher.buffer._partitions["train"].reserved
+    dispatcher.close()
+    state = dispatcher._sessions
+    assert not state.batches
+    assert not state._seats
+    assert not any(state._scheduler._load.values())
+    assert state._writer._writing is None
+    assert not dispatcher.buffer._partitions["train"].reserved
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"
@@ -384,9 +381,8 @@ def test_each_caller_gets_its_own_rows(plan, apart, polled, n, policy, cap):
         for session in range(n):
             mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
-    for pool in pools:
-        assert len(pool.forgotten) == len(set(pool.forgotten))
-        assert pool.known <= set(pool.forgotten)
+    assert len(pool.forgotten) == len(set(pool.forgotten))
+    assert pool.known <= set(pool.forgotten)
 
 
 class Faulty(MemoryQueue):

@@ -3,7 +3,7 @@
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.dispatcher import DispatcherClosedError
 from rlskip.dispatch.units import BatchError
-from rlskip.errors import ConfigError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.queue import MemoryQueue
 
 
@@ -27,6 +27,13 @@ def collect_again(_):
     with dispatcher() as open_one:
         open_one.submit([{"uid": "a"}], step=1).result()
         open_one.collect([{"uid": "a"}], step=2, batch_size=1)
+
+
+def submit_to_earlier(_):
+    queue = MemoryQueue()
+    pools = [LocalPool(lambda *_: {"x": 1}) for _ in range(2)]
+    with RolloutDispatcher(pools[0], queue) as earlier, RolloutDispatcher(pools[1], queue):
+        earlier.submit([{"uid": "a"}], step=1)
 
 
 def submit_to_closed(_):
@@ -122,6 +129,15 @@ dispatch.policy: the policy returned a int
         """\
 this dispatcher is closed
   -> make a new one""",
+    ),
+    (
+        "a second dispatcher of a queue",
+        submit_to_earlier,
+        RlskipError,
+        "",
+        """\
+another RolloutDispatcher was made for this queue
+  -> use that one, or close it; or give each a queue of its own""",
     ),
     (
         "a journal without a directory",

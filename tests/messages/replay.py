@@ -1,5 +1,6 @@
 """Of the replay buffer: groups that do not arrive, or arrive incomplete."""
 
+from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import MemoryQueue
 from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
@@ -19,7 +20,22 @@ def sample_deleted(_):
     ReplayBuffer(MemoryQueue(), {"replay": {"timeout_s": 0.01}}).sample(1, "train", uids={"u"})
 
 
+def sample_from_earlier(_):
+    queue = MemoryQueue()
+    earlier, _later = ReplayBuffer(queue), ReplayBuffer(queue)
+    earlier.sample(1, "train")
+
+
 CASES = [
+    (
+        "a second buffer of a queue",
+        sample_from_earlier,
+        RlskipError,
+        "",
+        """\
+another ReplayBuffer was made for this queue, and two would sample its groups twice
+  -> use that one (collect() uses dispatcher.buffer), or a queue for each""",
+    ),
     (
         "a named prompt that is not there",
         sample_deleted,

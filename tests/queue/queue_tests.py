@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import uuid
@@ -197,17 +196,7 @@ class QueueTests:
         with _soon(lambda: queue.put(["a"], partition, None, [{"n": 1}])):
             assert _next(watch, partition) == {"a": {"n": 1}}
 
-    # -- coroutines and threads ------------------------------------------------------------------
-    def test_coroutines_do_the_same(self, queue: Any, partition: str) -> None:
-        async def use() -> None:
-            await queue.aput(["a"], partition, [{"x": 1}], [{"n": 1}])
-            assert to_rows(await queue.aget(["a"], partition, ["x"])) == [{"x": 1}]
-            assert await queue.alist(partition) == {"a": {"n": 1}}
-            await queue.adelete(["a"], partition)
-            assert await queue.alist(partition) == {}
-
-        asyncio.run(use())
-
+    # -- threads -------------------------------------------------------------------------------
     def test_concurrent_writers_lose_nothing(self, queue: Any, partition: str) -> None:
         def write(worker: int) -> None:
             for i in range(20):

@@ -1,5 +1,5 @@
 """No interleaving of puts, failures, retries, deletions and samples yields a short group, a
-duplicate or a lost row: two buffers of a queue against a model that reads all tags each time."""
+duplicate or a lost row: a buffer against a model that reads all tags each time."""
 
 import itertools
 import uuid
@@ -23,7 +23,6 @@ from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutErr
 UIDS = st.sampled_from(["a", "b_1_2", "c_sess1"])
 SESSIONS = st.integers(0, 2)
 STEPS = st.integers(1, 2)
-BUFFERS = st.integers(0, 1)
 MAX_REFILLS = 2
 VIABLE = 2
 
@@ -56,9 +55,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         # Ten looks at this clock: a busy machine does not decide when a call times out.
         clock = map((0.0001).__mul__, itertools.count()).__next__
         on = {"replay": replay}
-        self.buffers = [
-            ReplayBuffer(self.queue, on, refill=self.refill, clock=clock) for _ in range(2)
-        ]
+        self.buffer = ReplayBuffer(self.queue, on, refill=self.refill, clock=clock)
 
     # -- what writers do ---------------------------------------------------------------------
     def put(self, key, tag):
@@ -128,24 +125,21 @@ class BufferAgainstModel(RuleBasedStateMachine):
         step=STEPS,
         size=st.sampled_from([None, 1, 2]),
         uids=st.sampled_from([None, None, {"a"}, {"a", "b_1_2"}]),
-        buffer=BUFFERS,
     )
-    def sample(self, step, size, uids, buffer):
-        """By any buffer; one that refills a prompt counts its refills alone."""
-        buffer = self.buffers[0 if self.policy == "refill" else buffer]
+    def sample(self, step, size, uids):
         uids = uids and set(uids)
         self.reserved |= uids or set()
         refused, expected, absent = self.expect(step, size, uids)
         if expected is None:
             with pytest.raises(IncompleteRolloutError) as error:
-                buffer.sample(step, self.partition, size, uids)
+                self.buffer.sample(step, self.partition, size, uids)
             timed_out = isinstance(error.value, ReplayTimeoutError)
             missing = {uid for uid in self.prompts(step, size, uids) if not self.finished(uid)}
             assert timed_out == (refused is None)
             named = missing | absent if timed_out else refused
             assert {p.uid for p in error.value.prompts} == named
             return
-        batch, _ = buffer.sample(step, self.partition, size, uids)
+        batch, _ = self.buffer.sample(step, self.partition, size, uids)
         roots = batch.extra_info["rollout_root_keys"]
         assert len(roots) == len(expected) if size else set(roots) == set(expected)
         assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
@@ -156,24 +150,24 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.delivered |= set(batch.keys)
         self.batches.append(batch)
 
-    @rule(uid=UIDS, buffer=BUFFERS)
-    def reserve(self, uid, buffer):
-        self.buffers[buffer].reserve([uid], self.partition)
+    @rule(uid=UIDS)
+    def reserve(self, uid):
+        self.buffer.reserve([uid], self.partition)
         self.reserved.add(uid)
 
     @precondition(lambda self: self.batches)
-    @rule(buffer=BUFFERS)
-    def clear_a_batch(self, buffer):
+    @rule()
+    def clear_a_batch(self):
         batch = self.batches.pop(0)
-        self.buffers[buffer].clear(batch)
+        self.buffer.clear(batch)
         for uid in batch.extra_info["rollout_root_keys"]:
             self.forget(uid)
         self.delivered -= set(batch.keys)
 
-    @rule(uid=UIDS, buffer=BUFFERS)
-    def evict(self, uid, buffer):
+    @rule(uid=UIDS)
+    def evict(self, uid):
         if uid not in self.sampled:
-            self.buffers[buffer].evict([uid], self.partition)
+            self.buffer.evict([uid], self.partition)
             self.forget(uid)
 
     # -- the model: reads all tags each time -----------------------------------------------------
@@ -271,22 +265,23 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def each_group_is_on_the_shelf_of_its_state(self):
-        for buffer in getattr(self, "buffers", ()):
-            known = buffer._partitions[self.partition]
-            for state, shelves in known._shelves.items():
-                for step, shelf in shelves.items():
-                    assert shelf, "no shelf is empty"
-                    assert all(group.shelf == (state, step) for group in shelf.values())
-                    assert all((g.state(), g.step) == (state, step) for g in shelf.values())
-            on_shelves = [uid for by in known._shelves.values() for s in by.values() for uid in s]
-            assert sorted(on_shelves) == sorted(known._groups)
+        if not hasattr(self, "buffer"):
+            return
+        known = self.buffer._partitions[self.partition]
+        for state, shelves in known._shelves.items():
+            for step, shelf in shelves.items():
+                assert shelf, "no shelf is empty"
+                assert all(group.shelf == (state, step) for group in shelf.values())
+                assert all((g.state(), g.step) == (state, step) for g in shelf.values())
+        on_shelves = [uid for by in known._shelves.values() for s in by.values() for uid in s]
+        assert sorted(on_shelves) == sorted(known._groups)
 
     @invariant()
     def the_count_is_right(self):
-        for buffer in getattr(self, "buffers", ()):
+        if hasattr(self, "buffer"):
             prompts = self.prompts(1, size=1)
             ready = sum(self.finished(uid) and self.enough(uid) for uid in prompts)
-            assert buffer.get_sampleable_count(1, self.partition) == ready
+            assert self.buffer.get_sampleable_count(1, self.partition) == ready
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
