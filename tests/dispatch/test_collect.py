@@ -123,19 +123,6 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
     assert dispatcher.queue.list("train") == {}
 
 
-def test_a_coroutine_may_call_it(make, make_prompts):
-    dispatcher = make()
-
-    async def main():
-        return await asyncio.gather(
-            asyncio.to_thread(dispatcher.collect, make_prompts(2), step=1),
-            asyncio.to_thread(dispatcher.collect, make_prompts(2), step=1, validate=True),
-        )
-
-    (train, _), (val, _) = asyncio.run(main())
-    assert (len(train), len(val)) == (12, 4)
-
-
 def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts):
     begun, others_tried = threading.Event(), threading.Event()
 

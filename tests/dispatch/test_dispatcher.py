@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -159,22 +158,6 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     assert batch.result(20).succeeded == 4
 
 
-def test_sessions_go_to_the_worker_that_runs_the_fewest(make_dispatcher, make_prompts):
-    ran, everybody = Counter(), asyncio.Event()
-
-    class Worker:
-        async def __call__(self, prompt, sampling, session):
-            ran[id(self)] += 1
-            if ran.total() == 12:
-                everybody.set()
-            await everybody.wait()
-            return {"responses": torch.ones(1)}
-
-    dispatcher = make_dispatcher(Worker, 4, policy="least_loaded")
-    assert dispatcher.submit(make_prompts(3), step=1).result(20).succeeded == 12
-    assert sorted(ran.values()) == [3, 3, 3, 3]
-
-
 def test_closing_marks_the_sessions_that_run(make_dispatcher, make_prompts, queue):
     async def worker(prompt, sampling, session):
         await asyncio.sleep(60)
@@ -198,15 +181,6 @@ def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
-
-
-def test_a_batch_can_be_awaited(make_dispatcher, make_prompts, echo):
-    dispatcher = make_dispatcher(echo)
-
-    async def main():
-        return await dispatcher.submit(make_prompts(2), step=1)
-
-    assert asyncio.run(main()).succeeded == 8
 
 
 def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):

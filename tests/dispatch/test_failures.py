@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rlskip.dispatch import (
-    DataFailure,
     InfrastructureFailure,
     LocalPool,
     WorkerLostError,
@@ -40,31 +39,6 @@ def test_an_infrastructure_failure_is_retried_elsewhere(make_dispatcher, make_pr
     assert queue.list("train")["u_0_sess1"]["attempt"] == 2
     assert queue.list("train")["u_0_1_0"]["attempt"] == 2
     assert len(queue.markers()) == 4
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "attempts"),
-    [
-        (ValueError("bad prompt"), "data", 2),
-        (DataFailure("bad prompt"), "data", 2),
-        (OSError("no route"), "infrastructure", 4),
-        (InfrastructureFailure("no route"), "infrastructure", 4),
-    ],
-)
-def test_kinds_of_failures_and_their_retries(
-    make_dispatcher, make_prompts, queue, error, kind, attempts
-):
-    async def worker(prompt, sampling, session):
-        raise error
-
-    dispatcher = make_dispatcher(worker, n=1, max_retries=3, max_data_retries=1)
-    report = dispatcher.submit(make_prompts(1), step=1).result()
-    assert report.attempts == attempts
-    ((_, tag),) = queue.markers()
-    assert tag["status"] == "failure"
-    assert tag["error"].startswith(f"{kind}: ")
-    assert str(error).split()[0] in tag["error"]
-    assert report.failed == {("u_0", 0): tag["error"]}
 
 
 def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(

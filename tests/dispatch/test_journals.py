@@ -254,20 +254,6 @@ def test_another_prompt_of_the_same_uid_takes_none_of_its_own_step(tmp_path: Pat
 # -- how long a journal stays --------------------------------------------------------------
 
 
-def test_a_journal_goes_with_the_dump_once_no_prompt_of_its_step_is_queued(tmp_path: Path) -> None:
-    run = killed(tmp_path, 1, ran=N)
-    journals = run.journals()
-    journals.tidy()
-    assert journals.steps() == [3]
-    StepStore(tmp_path).save(3, {"responses": torch.ones(2)}, part=0)
-    journals.tidy()
-    assert journals.steps() == [3], "its groups may be in a later part of the dump"
-    rows = [key for key in run.queue.list("train") if split_trajectory(key)]
-    run.queue.delete(list(run.queue.list("train").keys() - rows), "train")
-    journals.tidy()
-    assert journals.steps() == []
-
-
 def test_a_journal_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for step in (2, 3, 4):

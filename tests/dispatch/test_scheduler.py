@@ -191,6 +191,12 @@ def test_a_free_slot_takes_the_next_session():
     assert scheduler.next()[0] == first
 
 
+def test_the_worker_that_runs_the_fewest_takes_the_next_session():
+    scheduler = Scheduler(4, least_loaded)
+    scheduler.add(SessionGroup(0, 1, 12))
+    assert Counter(worker for worker, _, _ in drain(scheduler)) == dict.fromkeys(range(4), 3)
+
+
 def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
     scheduler = Scheduler(1, longest_first)
     known, unknown, other = (

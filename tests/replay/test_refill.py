@@ -111,19 +111,6 @@ def test_refill_gives_up_after_max_refills_in_a_row(make_buffer, rollouts):
     assert [prompt.uid for prompt in error.value.prompts] == ["fresh2"]
 
 
-def test_an_evicted_uid_starts_its_refills_from_zero(make_buffer, rollouts):
-    def refill(partition, prompts):
-        rollouts.counted("u", error="again")
-
-    buffer = make_buffer(refill, on_incomplete="refill", max_refills=1)
-    for _ in range(2):
-        rollouts.counted("u", error="boom")
-        with pytest.raises(IncompleteRolloutError) as error:
-            buffer.sample(1, "train")
-        assert error.value.prompts[0].failed == ((0, "again"), (1, "again"))
-        buffer.evict(["u"], "train")
-
-
 def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollouts, clock):
     buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
     rollouts, validation = make_rollouts("train"), make_rollouts("val")

@@ -6,7 +6,7 @@ import torch
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import KVBatchMeta
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.replay import ReplayTimeoutError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
@@ -133,27 +133,6 @@ def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_r
         batch, _ = buffer.sample(9, partition, 1)
         assert batch.extra_info["rollout_root_keys"] == [strategy]
         buffer.clear(batch)
-
-
-def test_reserved_prompts_are_left_to_calls_that_name_them(buffer, rollouts):
-    buffer.reserve(["a"], "train")
-    for uid in ("a", "b"):
-        rollouts.counted(uid)
-    rollouts.counted("broken", error="boom")
-    buffer.reserve(["broken"], "train")
-    assert buffer.get_sampleable_count(1, "train") == 1
-    for size in (None, 1):
-        assert buffer.sample(1, "train", size)[0].extra_info["rollout_root_keys"] == ["b"]
-        buffer.evict(["b"], "train")
-        rollouts.counted("b")
-    batch, _ = buffer.sample(1, "train", uids={"a"})
-    assert batch.extra_info["rollout_root_keys"] == ["a"]
-    with pytest.raises(IncompleteRolloutError) as error:
-        buffer.sample(1, "train", uids={"broken", "b"})
-    assert [prompt.uid for prompt in error.value.prompts] == ["broken"]
-    buffer.clear(batch)
-    rollouts.counted("a")  # once it was deleted, it is anybody's
-    assert buffer.get_sampleable_count(1, "train") == 1
 
 
 def test_what_replaces_a_named_prompt_is_waited_for_by_that_call_alone(
