@@ -65,7 +65,8 @@ class RolloutDispatcher:
     queue
         Where rows go; by default a new MemoryQueue.
     config
-        Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes.
+        Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes; its node `replay` is of
+        :attr:`buffer`.
     policy
         Replaces ``dispatch.policy``.
     store
@@ -73,8 +74,6 @@ class RolloutDispatcher:
     identity
         What sessions depend on besides prompts and sampling (lengths, model, ...). A journal of
         another identity is not resumed.
-    replay
-        The config of :attr:`buffer`; by default `config`.
     journals
         Replaces the journals that ``dispatch.journal`` makes of `store` and `identity`.
     """
@@ -88,7 +87,6 @@ class RolloutDispatcher:
         policy: Policy | None = None,
         store: StepStore | None = None,
         identity: Identity | None = None,
-        replay: Any = None,
         journals: Journals | None = None,
     ) -> None:
         self.config: DispatchConfig = read_dispatch(config)
@@ -96,7 +94,7 @@ class RolloutDispatcher:
         if not self.config.rollout_level:
             policy = chunk
         self.queue: TrajectoryQueue = MemoryQueue() if queue is None else queue
-        self._replay = config if replay is None else replay
+        self._config = config  # of the buffer
         self._buffer: ReplayBuffer | None = None
         self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
         self._uids = Uids(self.queue)
@@ -153,13 +151,13 @@ class RolloutDispatcher:
 
             make_pool = RayPool
         pool = make_pool(worker, dispatch.workers or 1, threads=threads)
-        return cls(pool, queue, dispatch, **{"replay": config, **more})
+        return cls(pool, queue, config, **more)
 
     @property
     def buffer(self) -> ReplayBuffer:
         """The replay buffer of :meth:`collect`. Assign another one to refill prompts."""
         if self._buffer is None:
-            self._buffer = ReplayBuffer(self.queue, self._replay)
+            self._buffer = ReplayBuffer(self.queue, self._config)
         return self._buffer
 
     @buffer.setter
