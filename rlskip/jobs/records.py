@@ -151,7 +151,7 @@ class Event:
     kind
         ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
     run
-        The role's directory below the dump_dir; None in records of releases that did not name it.
+        The role's directory below the dump_dir; None where it has none.
     step
         The step whose dump was replayed (a hit), or that was generated.
     part

@@ -121,16 +121,6 @@ def test_match_run_looks_in_other_steps(
     assert on_disk(dumps) == ["1", "1/1", "2", "2/1", "3", "3/1", "3/2", "3/3"]
 
 
-def test_match_run_uses_a_dump_in_one_step(dumped_calls: Any) -> None:
-    """Batches that come again, of which an earlier job has dumped fewer, are generated."""
-    dumped_calls({1: "ba", 2: "c"}, match="run")
-    for _ in range(2):  # visits of one process
-        assert step(1, *"ba") == ["b1", "a2"]
-        assert step(3, *"ac") == ["a1", "c3"]
-    assert step(4, *"cb") == ["c2", "b3"]
-    assert made == ["a", "c", "b"]
-
-
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
     dumped_calls({1: "a", 2: "bc"})
     with pytest.raises(MismatchError) as caught:
