@@ -130,9 +130,8 @@ class GroupDumps:
         total = sum(len(part.groups) for part in parts)
         for part in parts:
             self._dump(part, call, call.seconds * len(part.groups) / total)
-        for part in self._evicted:
-            self._dump(part, call, 0.0)
-        self._evicted = []
+        while self._evicted:  # one that cannot be dumped keeps none of the others back
+            self._dump(self._evicted.pop(0), call, 0.0)
 
     def parts(self, step: int, size: str = "") -> dict[Found, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
