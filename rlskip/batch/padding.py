@@ -1,36 +1,177 @@
-"""Which tokens of the columns of a batch belong to a row, and which are padding.
+"""Which values of the columns of a batch belong to which token of a row, and which are padding.
 
 What a mask of attention or of the prompt leaves out of a prompt is padding, wherever it is; without
 one, a prompt has none. Of a response, and of a row that is one column, only what follows its last
 token is padding: gaps belong to it. The last one is the last that is attended to; without a mask of
 attention, the last one that was sampled. (A trainer that masks prompts masks responses alike, not
 what of them was sampled.) Lists have no padding.
+
+A mask, log-probs and token rewards have one value for each token of the response, or of the prompt
+and the response. They are padded as their tokens are, or not at all. Of a row with any other number
+of values it is not known which token has which: they are never cut, and none is made up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from rlskip.batch.ragged import Ragged, numbers
+from rlskip.batch.ragged import Ragged
+from rlskip.errors import RlskipError
 
 
-def unpadded(read: dict[str, Ragged]) -> dict[str, Any]:
-    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns."""
-    return _of_two(read) if "response" in read else _of_one(read)
+class LengthError(RlskipError, ValueError):
+    """A mask, log-probs or rewards with another number of values than their row has tokens."""
 
 
-def _of_one(read: dict[str, Ragged]) -> dict[str, Any]:
+@attrs.frozen
+class Misfit:
+    """Values of a row that are not one for each of its tokens.
+
+    Parameters
+    ----------
+    what, name
+        The entry of :class:`~rlskip.batch.row_fields.RowFields`, and the field that it names.
+    row
+        None: the field has `values` rows, and the batch `tokens`.
+    of
+        What has the `tokens`: ``response``, ``prompt`` or ``row``.
+    """
+
+    what: str
+    name: str
+    row: int | None
+    values: int
+    tokens: int
+    of: str = "response"
+
+    def __str__(self) -> str:
+        if self.row is None:
+            return f"{self.name} has {self.values} rows, and there are {self.tokens} responses"
+        values = "1 value" if self.values == 1 else f"{self.values} values"
+        tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+        whose = "the row" if self.of == "row" else f"its {self.of}"
+        return f"{self.name} has {values} in row {self.row}, and {whose} has {tokens}"
+
+
+def refuse(misfits: Sequence[Misfit], where: str, *, annotated: bool = True) -> None:
+    """Raise LengthError where there are misfits; `where` says whose they are.
+
+    If a stage is `annotated`, what its fields hold can be told.
+    """
+    if not misfits:
+        return
+    first, others = misfits[0], len({odd.row for odd in misfits}) - 1
+    hint = f"; or, where it holds something else: annotate(rows={{{first.what!r}: None}})"
+    hint = hint if annotated else ""
+    raise LengthError(
+        str(first) + (f", and {others} other rows do not fit, too" if others else ""),
+        where,
+        f"give {first.name} one value for each token, or None in a row without values{hint}",
+    )
+
+
+@attrs.frozen(eq=False)
+class Places:
+    """Where the values of a field are that has `widths` of them in each row: int64 [B].
+
+    Those from `starts` to `ends` are the wanted tokens'; ``of`` tells what the widths count.
+    """
+
+    of: str
+    widths: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def places_of_response(
+    prompts: np.ndarray, responses: np.ndarray, padded: Sequence[Places], *, is_padded: bool
+) -> list[Places]:
+    """Where a field may have the response's values, the likeliest first.
+
+    Parameters
+    ----------
+    prompts, responses
+        How many tokens both have in each row, without padding.
+    padded
+        Where they are in fields with the width of the tokens, the likeliest first.
+    is_padded
+        Whether all rows of the field had to be of one length. Others may have no padding.
+    """
+    found = [attrs.evolve(one, starts=one.ends - responses) for one in padded]
+    if is_padded:
+        return found
+    whole = Places("row", prompts + responses, prompts, prompts + responses)
+    alone = Places("response", responses, np.zeros_like(responses), responses)
+    # A response's width may be the length of a row; what is likelier has both its forms first.
+    return [whole, *found, alone] if padded[0].of == "row" else [alone, found[0], whole, found[1]]
+
+
+def fit(
+    lengths: np.ndarray, likely: Sequence[Places], misfits: list[Misfit], what: str, name: str
+) -> tuple[Places, np.ndarray]:
+    """Which of the `likely` places a field's values have, and in which rows they are there.
+
+    Parameters
+    ----------
+    lengths
+        How many values each row has, -1 for a row without any.
+    misfits
+        The rows with another number of values are added to it.
+    """
+    absent = lengths < 0
+    for places in likely:
+        if (absent | (lengths == places.widths)).all():
+            return places, ~absent
+    places = likely[0]
+    fits = lengths == places.widths
+    for row in np.flatnonzero(~(absent | fits)).tolist():
+        values, tokens = int(lengths[row]), int(places.widths[row])
+        misfits.append(Misfit(what, name, row, values, tokens, places.of))
+    return places, fits
+
+
+def unpadded(read: dict[str, Ragged], names: Mapping[str, str]) -> dict[str, Any]:
+    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns.
+
+    Parameters
+    ----------
+    names
+        What the batch calls the columns.
+    """
+    misfits: list[Misfit] = []
+
+    def fitted(what: str, *likely: Places, misfits: list[Misfit] = misfits) -> Ragged | None:
+        """The wanted part of a mask; None without one, or where it fits no row."""
+        if (mask := read.get(what)) is None:
+            return None
+        lengths = np.where(mask.given, mask.lengths, -1)
+        places, fits = fit(lengths, likely, misfits, what, names[what])
+        found = attrs.evolve(mask, given=fits).cut(places.starts, places.ends)
+        return found if fits.any() else None
+
+    made = _of_two(read, fitted) if "response" in read else _of_one(read, fitted)
+    return {**made, "misfits": misfits}
+
+
+def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
     """What :class:`Rows` has of rows whose prompt and response are in one column."""
     whole = read["whole"]
-    mask, attention = (_fitting(read.get(what), whole.lengths) for what in ("mask", "attention"))
+    attention = fitted("attention", _all("row", whole.lengths))
     starts, ends = _extents(attention, whole.lengths)
+    likely = [Places("row", whole.lengths, starts, ends)]
+    if "mask" in read and not read["mask"].is_padded:
+        likely.append(_all("row", ends - starts))
+    mask = fitted("mask", *likely)
+    first, last = _extents(mask, ends - starts)
+    is_sampled = (first < ends - starts) & (np.False_ if mask is None else mask.given)
     fills = [b""] * len(whole)
     if attention is None and whole.is_padded:
         ends = ends.copy()
-        first, last = _extents(mask, whole.lengths)
-        least = np.where((mask is None) | (first == whole.lengths), 0, last)
+        least = np.where(is_sampled, last, 0)
         for i, cell in enumerate(whole.cells):
             # A run at the end is taken for padding as far as none of it was sampled; its token is
             # part of what names the row.
@@ -38,53 +179,66 @@ def _of_one(read: dict[str, Ragged]) -> dict[str, Any]:
             end = max(int(others[-1]) + 1 if len(others) else 0, int(least[i]))
             if len(cell) - end > 1:
                 ends[i], fills[i] = end, np.int64(cell[-1]).tobytes()
-    firsts = ends
-    if mask is not None:
-        firsts = starts + _extents(mask.cut(starts, ends), ends - starts)[0]
+    firsts = np.where(is_sampled, starts + first, ends)
     seen = attention and attention.cut(starts, firsts)
     return {
         "prompt": whole.cut(starts, firsts).without_gaps(seen),
         "response": whole.cut(firsts, ends),
-        "mask": mask and mask.cut(firsts, ends),
+        "mask": mask and mask.cut(firsts - starts, ends - starts),
         "fills": fills,
         "has_prompts": True,
-        "of_response": (np.full(len(whole), -1), firsts, ends),
-        "of_whole": (whole.lengths, starts, ends),
+        "places": [Places("row", whole.lengths, starts, ends)],
     }
 
 
-def _of_two(read: dict[str, Ragged]) -> dict[str, Any]:
+def _of_two(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
     """What :class:`Rows` has of rows whose prompts and responses are in a column each."""
     response = read["response"]
     prompt = read.get("prompt") or Ragged.of_cells([np.empty(0, np.int64)] * len(response))
-    mask = _fitting(read.get("mask"), response.lengths)
-    attention = _fitting(read.get("attention"), prompt.lengths + response.lengths)
+    both = prompt.lengths + response.lengths
+    # Without its prompts a row may have more tokens than are known.
+    known: dict[str, Any] = {} if "prompt" in read else {"misfits": []}
+    attention = fitted("attention", _all("row", both), **known)
     if attention is not None:
-        of_prompt: Ragged | None = attention.cut(0, prompt.lengths)
-        of_response: Ragged | None = attention.cut(prompt.lengths, attention.lengths)
+        of_prompt = attention.cut(0, prompt.lengths)
+        of_response = attention.cut(prompt.lengths, both)
     else:
-        of_prompt = _fitting(read.get("prompt_mask"), prompt.lengths)
-        # A mask alone may leave out what a tool said: where there is no padding it cuts nothing.
-        of_response = mask if response.is_padded else None
+        of_prompt, of_response = fitted("prompt_mask", _all("prompt", prompt.lengths)), None
     starts, stops = _extents(of_prompt, prompt.lengths)
-    # A gap in the response belongs to it; what follows its last real token is padding.
-    first, ends = _extents(of_response, response.lengths)
-    if of_prompt is not None:  # a response without any token that is attended to is empty
-        ends = np.where(first == response.lengths, 0, ends)
     seen = of_prompt and of_prompt.cut(starts, stops)
+    kept = prompt.cut(starts, stops).without_gaps(seen)
+
+    def padded(ends: np.ndarray) -> list[Places]:
+        own = Places("response", response.lengths, np.zeros_like(ends), ends)
+        return [own, Places("row", both, starts, prompt.lengths + ends)]
+
+    ends = _response_ends(of_response, response.lengths, of_prompt)
+    is_padded = "mask" in read and read["mask"].is_padded
+    likely = places_of_response(kept.lengths, ends, padded(ends), is_padded=is_padded)
+    mask = fitted("mask", *likely)
+    if attention is None and response.is_padded:
+        # A mask alone may leave out what a tool said: where there is no padding it cuts nothing.
+        ends = _response_ends(mask, response.lengths, of_prompt)
     return {
-        "prompt": prompt.cut(starts, stops).without_gaps(seen),
+        "prompt": kept,
         "response": response.cut(0, ends),
         "mask": mask and mask.cut(0, ends),
         "has_prompts": "prompt" in read,
-        "of_response": (response.lengths, np.zeros_like(ends), ends),
-        "of_whole": (prompt.lengths + response.lengths, starts, prompt.lengths + ends),
+        "places": padded(ends),
     }
 
 
-def _fitting(mask: Ragged | None, lengths: np.ndarray) -> Ragged | None:
-    """The mask if its rows have these lengths."""
-    return mask if mask is not None and (mask.lengths == lengths).all() else None
+def _all(of: str, lengths: np.ndarray) -> Places:
+    return Places(of, lengths, np.zeros_like(lengths), lengths)
+
+
+def _response_ends(
+    mask: Ragged | None, lengths: np.ndarray, of_prompt: Ragged | None
+) -> np.ndarray:
+    """Where each response ends: after its last real token; what follows is padding."""
+    first, ends = _extents(mask, lengths)
+    # A response without any token that is attended to is empty.
+    return ends if of_prompt is None else np.where(first == lengths, 0, ends)
 
 
 def _extents(mask: Ragged | None, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,22 +252,5 @@ def _extents(mask: Ragged | None, lengths: np.ndarray) -> tuple[np.ndarray, np.n
     found = [(flags.find(1, *span), flags.rfind(1, *span) + 1) for span in mask.spans]
     first, last = np.array(found, np.int64).reshape(-1, 2).T
     none = first < 0
-    first, last = first - mask.starts, last - mask.starts
-    return np.where(none, lengths, first), np.where(none, lengths, last)
-
-
-def completed(mask: list[Any], read: dict[str, Ragged]) -> list[Any]:
-    """A mask of lists. Where a row has none of its length, all of its response was sampled.
-
-    Of a row that is one column nothing was.
-    """
-    of_response = "response" in read
-    lengths = read["response" if of_response else "whole"].lengths.tolist()
-    pairs = list(zip(map(numbers, mask), lengths, strict=False))
-    fits = [cell is not None and len(cell) == length for cell, length in pairs]
-    if not any(fits):
-        return mask
-    return [
-        cell if fit else np.full(length, of_response)
-        for (cell, length), fit in zip(pairs, fits, strict=True)
-    ]
+    first, last = np.where(none, lengths, first - mask.starts), last - mask.starts
+    return np.where(mask.given, first, 0), np.where(none | ~mask.given, lengths, last)

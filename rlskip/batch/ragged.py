@@ -18,23 +18,26 @@ _NUMBER = (int, float, np.integer, np.floating, np.bool_)
 class Ragged:
     """A column's rows in one array: where in `flat` each starts and ends, int64 [B].
 
-    ``is_padded`` tells whether they may hold padding: they had to be of one length.
+    ``is_padded`` tells whether they may hold padding: they had to be of one length. ``given`` tells
+    which rows have a value, bool [B]; the others are empty.
     """
 
     flat: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
     is_padded: bool = False
+    given: np.ndarray = attrs.field(
+        default=attrs.Factory(lambda self: np.ones(len(self.starts), bool), takes_self=True)
+    )
 
     @classmethod
     def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged | None:
         """Of any column: a view of an array of tokens, a copy of masks and of cells.
 
-        None if a cell is anything but whole numbers. A row without tokens (None) has an empty one.
+        None if a cell is anything but whole numbers, or if no row has a mask.
         """
-        if is_tensor(column) and not column.is_nested:
-            column = column.detach().cpu().numpy()
-        if isinstance(column, np.ndarray) and column.dtype != object:
+        if is_padded(column):
+            column = column.detach().cpu().numpy() if is_tensor(column) else column
             flat = np.ascontiguousarray(column).reshape(-1)
             found = truths(flat, memory) if dtype is bool else _whole(flat)
             if found is None or column.ndim != 2:
@@ -42,12 +45,16 @@ class Ragged:
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             return cls(found, ends - column.shape[1], ends, is_padded=True)
         whole: list[np.ndarray] = []
-        for cell in cells_of(column) or ():
-            given = numbers([] if cell is None and dtype is not bool else cell)
-            if given is None or (found := given != 0 if dtype is bool else _whole(given)) is None:
+        cells = cells_of(column) or ()
+        given = np.array([cell is not None for cell in cells], bool)
+        for cell in cells:
+            read = numbers([] if cell is None else cell)
+            if read is None or (found := read != 0 if dtype is bool else _whole(read)) is None:
                 return None
             whole.append(found)
-        return cls.of_cells(whole)
+        if dtype is bool and whole and not given.any():
+            return None
+        return attrs.evolve(cls.of_cells(whole), given=given)
 
     @classmethod
     def of_cells(cls, cells: Sequence[np.ndarray]) -> Ragged:
@@ -71,18 +78,19 @@ class Ragged:
         return [self.flat[start:end] for start, end in self.spans]
 
     def cut(self, starts: np.ndarray | int, ends: np.ndarray) -> Ragged:
-        """A part of each row."""
-        return Ragged(self.flat, self.starts + starts, self.starts + ends)
+        """A part of each row that has a value."""
+        spans = self.starts + starts * self.given, self.starts + ends * self.given
+        return Ragged(self.flat, *spans, given=self.given)
 
     def without_gaps(self, mask: Ragged | None) -> Ragged:
-        """What the mask of these rows keeps: the rows themselves if it leaves nothing out."""
+        """What the mask of these rows keeps: the rows themselves where it leaves nothing out."""
         if mask is None:
             return self
         flags = mask.flat.tobytes()
         if all(flags.find(0, *span) < 0 for span in mask.spans):
             return self
-        kept = [cell[real] for cell, real in zip(self.cells, mask.cells, strict=True)]
-        found = Ragged.of_cells(kept)
+        rows = zip(self.cells, mask.cells, mask.given.tolist(), strict=True)
+        found = Ragged.of_cells([cell[real] if given else cell for cell, real, given in rows])
         # The dtype says of narrow integers what they were in the dump.
         return attrs.evolve(found, flat=found.flat.view(self.flat.dtype))
 
@@ -96,6 +104,30 @@ def spans_of(lengths: Sequence[int]) -> np.ndarray:
     """Start and end of parts of these lengths, one after the other, int64 [B, 2]."""
     ends = np.cumsum(np.asarray(lengths, np.int64), dtype=np.int64)
     return np.stack([ends - np.asarray(lengths, np.int64), ends], axis=1)
+
+
+def lengths_of(column: Any) -> np.ndarray:
+    """How many values each row has, int64 [B]; -1 where it has no sequence of one dimension.
+
+    The values themselves are not read.
+    """
+    if is_padded(column):
+        width = column.shape[1] if column.ndim == 2 else -1
+        return np.full(column.shape[0] if column.ndim else 0, width)
+    return np.array([_length_of(cell) for cell in cells_of(column) or ()], np.int64)
+
+
+def is_padded(column: Any) -> bool:
+    """Whether its rows had to be of one length."""
+    if is_tensor(column):
+        return not column.is_nested
+    return isinstance(column, np.ndarray) and column.dtype != object
+
+
+def _length_of(cell: Any) -> int:
+    if isinstance(cell, list | tuple) or getattr(cell, "ndim", None) == 1:
+        return len(cell)
+    return -1
 
 
 def numbers(cell: Any) -> np.ndarray | None:

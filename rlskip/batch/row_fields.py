@@ -45,7 +45,8 @@ class RowFields:
     """Names the field of a stage's rows that holds each of these; None: no field does.
 
     A name may go on into the value of a row: ``trajectory_ids.instance_id`` is that entry of each
-    value of ``trajectory_ids``. Fields of tokens have one value a token, with or without padding.
+    value of ``trajectory_ids``. Fields of tokens have one value a token, with or without padding;
+    :mod:`rlskip.batch.padding` has the rule.
 
     Parameters
     ----------
@@ -58,13 +59,13 @@ class RowFields:
     prompt_mask
         1 where the prompt is not padding.
     mask
-        1 where a token of the response, or of ``whole``, was sampled.
+        1 where a token of the response, or of the prompt followed by it, was sampled.
     labels
         The sampled tokens of ``whole``, and -100 for each other one.
     log_probs
-        Of the sampled tokens, one for each token of the response, or of ``whole``.
+        Of the sampled tokens, one for each token of the response, or of the prompt followed by it.
     reward
-        One number a row, or one a token.
+        One number a row, or one a token as ``log_probs`` has them.
     text
         The response as text or as messages.
     group

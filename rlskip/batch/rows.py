@@ -14,8 +14,15 @@ import xxhash
 from rlskip._copies import Memory, fresh
 from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor, values_at
 from rlskip.batch.meta import plain
-from rlskip.batch.padding import completed, unpadded
-from rlskip.batch.ragged import Ragged, numbers, spans_of
+from rlskip.batch.padding import (
+    Misfit,
+    Places,
+    fit,
+    places_of_response,
+    refuse,
+    unpadded,
+)
+from rlskip.batch.ragged import Ragged, is_padded, lengths_of, numbers, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
@@ -24,6 +31,7 @@ RESPONSE, WHOLE, SHIFTED, SAMPLED = "response", "whole", "shifted", "sampled"
 
 _MASKS = ("attention", "prompt_mask", "mask")
 _OF_TOKENS = ("prompt", "response", "whole", *_MASKS, "labels")
+_VALUES = ("log_probs", "reward")
 _NO_LABEL = -100
 
 
@@ -61,17 +69,22 @@ class Layout:
 
 @attrs.frozen(eq=False)
 class RowColumns:
-    """The columns of a batch that name its rows.
+    """The columns of a batch that name its rows, and those with a value for each token.
 
     Parameters
     ----------
-    tokens
-        Those of tokens and masks, by what they hold (:class:`RowFields`).
+    tokens, values
+        Those of tokens and masks, and those of log-probs and rewards, by what they hold
+        (:class:`RowFields`).
+    names
+        What the batch calls both.
     sessions, turns
         Whole numbers, int64 [B]; None where the batch has no such column.
     """
 
     tokens: dict[str, Any]
+    values: dict[str, Any]
+    names: dict[str, str]
     sessions: np.ndarray | None = None
     turns: np.ndarray | None = None
 
@@ -87,15 +100,20 @@ class RowColumns:
         columns = {str(name): column for name, column in columns_of(batch).items()}
         columns = {k: column for k, column in columns.items() if column_length(column) is not None}
         fields = fields or RowFields.of(columns)
-        named = {what: getattr(fields, what) for what in _OF_TOKENS}
+        every = {what: getattr(fields, what) for what in (*_OF_TOKENS, *_VALUES)}
+        names = {what: name for what, name in every.items() if name is not None}
         given = {
             what: columns[name] if name in columns else values_at(columns, name)
-            for what, name in named.items()
-            if name is not None
+            for what, name in names.items()
         }
-        tokens = {what: column for what, column in given.items() if holds_numbers(column)}
+        values = {what: given.pop(what) for what in _VALUES if given.get(what) is not None}
+        tokens = {
+            what: column
+            for what, column in given.items()
+            if holds_numbers(column, whole=what not in _MASKS)
+        }
         if (labels := tokens.pop("labels", None)) is not None and "mask" not in tokens:
-            tokens["mask"] = _labelled(labels)
+            tokens["mask"], names["mask"] = _labelled(labels), names["labels"]
         if not tokens.keys() & {"response", "whole"}:
             there = ", ".join(sorted(columns)) or "no columns"
             raise RecordError(
@@ -106,7 +124,38 @@ class RowColumns:
         sessions, turns = (
             _whole_numbers(columns.get(name or "")) for name in (fields.session, fields.turn)
         )
-        return cls(tokens, sessions, turns)
+        return cls(tokens, values, names, sessions, turns)
+
+    def refuse_misfits(self, where: str) -> None:
+        """Raise LengthError if masks, log-probs or token rewards do not fit their tokens.
+
+        Parameters
+        ----------
+        where
+            Whose they are, for the message.
+        """
+        if self._fit_as_they_are():
+            return
+        rows = Rows.of(self)
+        misfits = [*rows.misfits, *(odd for what in _VALUES for odd in rows.spans(self, what)[1])]
+        refuse(misfits, where)
+
+    def _fit_as_they_are(self) -> bool:
+        """Whether all are as long as their tokens, padding included; no value is read."""
+        every = self.tokens | self.values
+        lengths = {what: _lengths_of(what, column) for what, column in every.items()}
+        own = lengths["response" if "response" in lengths else "whole"].clip(0)
+        if any(len(found) != len(own) for found in lengths.values()):
+            return False
+        prompts = 0 * own
+        if "response" in lengths and "prompt" in lengths:
+            prompts = lengths["prompt"].clip(0)
+        expected = {"attention": own + prompts, "prompt_mask": prompts}
+        return all(
+            ((found < 0) | (found == expected.get(what, own))).all()
+            for what, found in lengths.items()
+            if what not in ("prompt", "response", "whole")
+        )
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -119,11 +168,14 @@ class Rows:
         The tokens of each row. A response whose row is one column begins with the first sampled
         token.
     mask
-        Which tokens of the response were sampled, bool; None where no column tells: all of them.
+        Which tokens of the response were sampled, bool; None where no column tells: all of them,
+        unless it is among the `misfits`.
     has_prompts
         Whether a column holds the prompts; else they are empty.
     sessions, turns
         What the batch calls them, int64 [B]; None where it has no such numbers.
+    misfits
+        The masks that are not one for each token: what they tell is not known.
     """
 
     prompt: Ragged
@@ -132,9 +184,9 @@ class Rows:
     has_prompts: bool
     sessions: np.ndarray | None
     turns: np.ndarray | None
-    # Width, start and end of the response's tokens and of the row's, as padded values have them.
-    _of_response: tuple[np.ndarray, np.ndarray, np.ndarray]
-    _of_whole: tuple[np.ndarray, np.ndarray, np.ndarray]
+    misfits: list[Misfit]
+    # Of the response's tokens, if they are a column, and of the row's, as padded values have them.
+    _places: list[Places]
     _fills: Sequence[bytes] = ()  # they name the rows, too
 
     def __len__(self) -> int:
@@ -152,10 +204,6 @@ class Rows:
         """
         read: dict[str, Ragged] = {}
         for what, column in columns.tokens.items():
-            is_objects = isinstance(column, np.ndarray) and column.dtype == object
-            is_list = is_objects or isinstance(column, list)
-            if what == "mask" and is_list and read.keys() & {"response", "whole"}:
-                column = completed(column, read)
             found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
             if found is not None:
                 read[what] = found
@@ -163,11 +211,45 @@ class Rows:
             what = "the tokens of these rows are not whole numbers"
             raise RecordError(what, "rlskip.record(rows=...)")
         n = len(read["response" if "response" in read else "whole"])
-        read = {what: column for what, column in read.items() if len(column) == n}
-        cut = unpadded(read)
+        fitting = {what: column for what, column in read.items() if len(column) == n}
+        cut = unpadded(fitting, columns.names)
+        if "mask" in read and "mask" not in fitting:
+            cut["misfits"].append(Misfit("mask", columns.names["mask"], None, len(read["mask"]), n))
         if memory is not None:
             cut |= {what: cut[what].copied(memory) for what in ("prompt", "response")}
         return cls(sessions=columns.sessions, turns=columns.turns, **cut)
+
+    def spans(
+        self, columns: RowColumns, what: str
+    ) -> tuple[list[tuple[int, int] | None], list[Misfit]]:
+        """Where the values of a row's response start and end in a column, and what does not fit.
+
+        Parameters
+        ----------
+        what
+            Which of ``columns.values``. Where a row has none, or one for the whole row, or where
+            they do not fit, it has no span.
+        """
+        column, misfits = columns.values.get(what), list[Misfit]()
+        nowhere: list[tuple[int, int] | None] = [None] * len(self)
+        if column is None or column_length(column) is None:
+            return nowhere, misfits
+        name, lengths = columns.names[what], _lengths_of(what, column)
+        if len(lengths) != len(self):
+            if what == "log_probs":  # a reward may be that of a prompt
+                misfits.append(Misfit(what, name, None, len(lengths), len(self)))
+            return nowhere, misfits
+        counts = self.prompt.lengths, self.response.lengths
+        likely = places_of_response(*counts, self._places, is_padded=is_padded(column))
+        places, fits = fit(lengths, likely, misfits, what, name)
+        spans = zip(fits.tolist(), places.starts.tolist(), places.ends.tolist(), strict=True)
+        return [(start, end) if is_there else None for is_there, start, end in spans], misfits
+
+    @cached_property
+    def unknown(self) -> frozenset[int]:
+        """The rows of which it is not known what was sampled: their mask does not fit."""
+        rows = {odd.row for odd in self.misfits if odd.what == "mask"}
+        return frozenset(range(len(self)) if None in rows else rows)  # type: ignore[arg-type]
 
     @cached_property
     def prompt_lengths(self) -> np.ndarray:
@@ -193,12 +275,13 @@ class Rows:
 
     @cached_property
     def flat_sampled(self) -> np.ndarray:
-        """Which of the tokens of all rows were sampled, bool."""
+        """Which of the tokens of all rows were sampled, as far as that is known, bool."""
         found = np.zeros(int(self.lengths.sum()), bool)
         ends, counts = np.cumsum(self.lengths).tolist(), self.response.lengths.tolist()
-        cells = [True] * len(self) if self.mask is None else self.mask.cells
-        for end, count, cell in zip(ends, counts, cells, strict=True):
-            found[end - count : end] = cell
+        cells = [] if self.mask is None else self.mask.cells
+        for i, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            is_given = self.mask is not None and self.mask.given[i]
+            found[end - count : end] = cells[i] if is_given else i not in self.unknown
         return found
 
     @cached_property
@@ -251,24 +334,14 @@ class Rows:
             remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
         )
 
-    def response_spans(self, width: int) -> np.ndarray | None:
-        """Where along the second dimension of a padded value each response's entries are.
-
-        Int64 [B, 2]; None if the value has neither the width of responses nor that of rows.
-        """
-        for widths, _, ends in (self._of_response, self._of_whole):
-            if (widths == width).all():
-                return np.stack([ends - self.response.lengths, ends], axis=1)
-        return None
-
     def _padded(self, width: int) -> Layout:
-        places = [(RESPONSE, self._of_response, 0)]
-        _, starts, ends = self._of_whole
-        if (ends - starts == self.lengths).all():  # no padding within rows
-            places += [(WHOLE, self._of_whole, 0), (SHIFTED, self._of_whole, 1)]
-        for align, (widths, starts, ends), less in places:
-            if (widths - less == width).all() and len(self):
-                spans = np.stack([starts, np.maximum(starts, ends - less)], axis=1)
+        *alone, whole = self._places
+        places = [(RESPONSE, one, 0) for one in alone]
+        if (whole.ends - whole.starts == self.lengths).all():  # no padding within rows
+            places += [(WHOLE, whole, 0), (SHIFTED, whole, 1)]
+        for align, one, less in places:
+            if (one.widths - less == width).all() and len(self):
+                spans = np.stack([one.starts, np.maximum(one.starts, one.ends - less)], axis=1)
                 return Layout(align, spans)
         return Layout()
 
@@ -310,15 +383,25 @@ def by_token(
     return found
 
 
-def holds_numbers(column: Any) -> bool:
-    """Whether a column has a sequence of whole numbers for each row, as far as its type tells."""
+def holds_numbers(column: Any, *, whole: bool = True) -> bool:
+    """Whether a column has a sequence of numbers for each row, as far as its type tells.
+
+    By default of `whole` numbers, as tokens are.
+    """
     if is_tensor(column):
-        return column.is_nested or (column.dim() == 2 and not column.dtype.is_floating_point)
+        is_whole = not column.dtype.is_floating_point
+        return column.is_nested or (column.dim() == 2 and (is_whole or not whole))
     if isinstance(column, np.ndarray) and column.dtype != object:
-        return column.ndim == 2 and column.dtype.kind in "biu"
+        return column.ndim == 2 and column.dtype.kind in ("biu" if whole else "biuf")
     cells = (cell for cell in cells_of(column) or () if cell is not None)
     cell = plain(next(cells, None))
     return isinstance(cell, list | tuple) and numbers(cell) is not None
+
+
+def _lengths_of(what: str, column: Any) -> np.ndarray:
+    """How many values for tokens each row has; -1 where it has none."""
+    lengths = lengths_of(column)
+    return np.where(lengths == 1, -1, lengths) if what == "reward" else lengths
 
 
 def _labelled(labels: Any) -> Any:

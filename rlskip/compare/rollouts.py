@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from rlskip._human import number
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.columns import plain, values
-from rlskip.runs.conversation import recorded
+from rlskip.runs.conversation import Piece, recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Rollouts
@@ -207,7 +207,7 @@ class _Session:
     reward: float | None
     prompts: list[list[int]]
     response: list[int]
-    mask: list[int]
+    mask: list[bool | None]
     log_probs: list[float] | None
     cells: list[dict[str, str]]
 
@@ -267,7 +267,9 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
                 key = tuple(turns[0]["prompt"] or ())
             else:
                 turns = []
-            log_probs = [p for turn in turns for p in _log_probs_of(turn)]
+            pieces = one.pieces if part.has_tokens else []
+            probs = [p for piece in pieces for p in piece.log_probs]
+            log_probs = [math.nan if p is None else p for p in probs]
             has_log_probs = any(turn["log_probs"] is not None for turn in turns)
             found.append(
                 _Session(
@@ -278,7 +280,7 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
                     reward=one.reward,
                     prompts=[turn["prompt"] or [] for turn in turns],
                     response=[token for turn in turns for token in turn["response"]],
-                    mask=[flag for turn in turns for flag in _mask_of(turn)],
+                    mask=[flag for piece in pieces for flag in _mask_of(piece)],
                     log_probs=log_probs if has_log_probs else None,
                     cells=[cells[i] for i in one.rows] if cells else [],
                 )
@@ -286,16 +288,9 @@ def _sessions(parts: Sequence[Rollouts]) -> list[_Session]:
     return found
 
 
-def _mask_of(turn: Mapping[str, Any]) -> list[int]:
-    """Which tokens of a turn were sampled; all of them where the run does not tell."""
-    mask: list[int] | None = turn["mask"]
-    return [1] * len(turn["response"]) if mask is None else mask
-
-
-def _log_probs_of(turn: Mapping[str, Any]) -> list[float]:
-    """One for each token of a turn, NaN where the run has none."""
-    found: list[float] = turn["log_probs"] or [math.nan] * len(turn["response"])
-    return found
+def _mask_of(piece: Piece) -> Sequence[bool | None]:
+    """Which tokens of a turn were sampled; None for each where that is not known."""
+    return [None] * len(piece.response) if piece.mask is None else piece.mask
 
 
 def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -> dict[str, Any]:
@@ -305,7 +300,9 @@ def _compare_sessions(a: _Session, b: _Session, tolerance: float, rtol: float) -
         found["token"] = token
     # After the first token that differs, the log-probs belong to different texts.
     upto = len(a.response) if token is None else token
-    pairs = list(zip((a.log_probs or [])[:upto], (b.log_probs or [])[:upto], strict=False))
+    pairs: list[tuple[float, float]] = []
+    if a.log_probs is not None and b.log_probs is not None:
+        pairs = list(zip(a.log_probs[:upto], b.log_probs[:upto], strict=True))
     beyond = [i for i, (x, y) in enumerate(pairs) if x != y and _are_apart(x, y, tolerance, rtol)]
     if beyond:
         gaps = [abs(x - y) if x == x and y == y else (x != x) != (y != y) for x, y in pairs]

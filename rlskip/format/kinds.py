@@ -19,7 +19,16 @@ from rlskip.format.dump_errors import (
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
 
-__all__ = ["Into", "Packer", "array_of", "choosable", "length_of", "rebuild", "register_codec"]
+__all__ = [
+    "Into",
+    "Packer",
+    "array_of",
+    "choosable",
+    "is_flat",
+    "length_of",
+    "rebuild",
+    "register_codec",
+]
 
 Into = Literal["host", "torch", "numpy"]
 """What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
@@ -106,6 +115,18 @@ def length_of(node: Node, nbytes: NBytes) -> int | None:
         case ["tensor", "jagged", _, ["tensor", "dense", _, [int(ends)], *_], *_]:
             return ends - 1
     return None
+
+
+def is_flat(node: Node) -> bool:
+    """Whether a value is known to be one number after the other."""
+    match node:
+        case ["ndarray", "O", [_], content]:
+            return is_flat(content)
+        case ["tensor", "dense", _, [_], *_] | ["ndarray", _, [_], _]:
+            return True
+        case ["list" | "tuple", "float" | "int", *_]:
+            return True
+    return False
 
 
 def _has_fields(node: Node) -> bool:

@@ -18,14 +18,14 @@ import numpy as np
 import xxhash
 
 from rlskip._human import finite, short
-from rlskip.batch.rows import RecordError, RowColumns, Rows, by_token
+from rlskip.batch.rows import by_token
 from rlskip.compare.mismatch import ENGINE, TRAINER
 from rlskip.compare.records import Record, StepRecords, Values
-from rlskip.runs.conversation import Piece, messages_of, pieces_of
+from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, Rollouts, SessionRows
 from rlskip.stages.parts import ROWS
 
-KINDS = PROMPT, SAMPLED, OBSERVED = "prompt", "sampled", "observed"
+KINDS = PROMPT, SAMPLED, OBSERVED, UNKNOWN = "prompt", "sampled", "observed", "unknown"
 GAP = "trainer - engine"
 #: What the log-probs of the rollouts themselves are called.
 LOG_PROBS = "log-probs of the rollout"
@@ -88,12 +88,8 @@ class TokenValues:
                 places = self._places.setdefault(name, {})
                 for row, key in enumerate(record.keys.tolist()):
                     places.setdefault(key, (record, row))
-        try:
-            columns = rollouts.columns
-            found = RowColumns.of(dict(columns.columns), columns.fields) if self._places else None
-        except RecordError:  # rows without tokens
-            found = None
-        self._keys = [] if found is None else Rows.of(found).keys.tolist()
+        rows = rollouts.tokens.rows if self._places else None
+        self._keys = [] if rows is None else rows.keys.tolist()
 
     def of(self, row: Mapping[str, Any], piece: Piece) -> dict[str, np.ndarray]:
         """For each name one value a token of the response, float64; NaN where there is none.
@@ -106,8 +102,8 @@ class TokenValues:
         found = {LOG_PROBS: np.array(piece.log_probs, np.float64)}
         key = self._keys[row["row"]] if self._keys else None
         for name, places in self._places.items():
-            if key in places:
-                found[name] = self._by_token(*places[key], row.get("prompt") or [], piece)
+            if key in places and piece.mask is not None:
+                found[name] = self._by_token(*places[key], row.get("prompt") or [], piece.mask)
         engine = found.get(ENGINE, found[LOG_PROBS])
         trainer = next((found[name] for name in TRAINER if name in found), None)
         if trainer is not None:
@@ -115,12 +111,12 @@ class TokenValues:
         return {name: values for name, values in found.items() if not np.isnan(values).all()}
 
     def _by_token(
-        self, record: Record, row: int, prompt: Sequence[int], piece: Piece
+        self, record: Record, row: int, prompt: Sequence[int], mask: list[bool]
     ) -> np.ndarray:
         value = self._values.of(record)
         if record.layout.align is None and value.ndim == 1:  # of the whole row
-            return np.where(piece.mask, float(value[row]), np.nan)
-        sampled = np.array([False] * len(prompt) + piece.mask)
+            return np.where(mask, float(value[row]), np.nan)
+        sampled = np.array([False] * len(prompt) + mask)
         part = record.layout.part(value, row)
         return by_token(part, record.layout.align, len(prompt), sampled)[len(prompt) :]
 
@@ -128,7 +124,7 @@ class TokenValues:
 def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> dict[str, Any]:
     """A session for the page; raises DumpError where what was recorded cannot be read."""
     turns = one.turns
-    pieces = pieces_of(turns)
+    pieces = one.pieces
     causes = _causes(turns, pieces, vocabulary)
     parts: list[dict[str, Any]] = []
     for turn, (row, piece) in enumerate(zip(turns, pieces, strict=False)):
@@ -139,11 +135,13 @@ def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> 
             parts[-1]["break"] = causes[turn]
         values = recorded.of(row, piece)
         end = 0
-        for is_sampled, flags in itertools.groupby(piece.mask):
-            start, end = end, end + len(list(flags))
+        kinds = [UNKNOWN] * len(piece.response)
+        if piece.mask is not None:
+            kinds = [SAMPLED if flag else OBSERVED for flag in piece.mask]
+        for kind, run in itertools.groupby(kinds):
+            start, end = end, end + len(list(run))
             span = slice(start, end)
-            some = {name: array[span] for name, array in values.items() if is_sampled}
-            kind = SAMPLED if is_sampled else OBSERVED
+            some = {name: array[span] for name, array in values.items() if kind != OBSERVED}
             parts.append(_part(kind, turn, piece.response[span], some, vocabulary))
     found: dict[str, Any] = {"parts": parts, "messages": _messages(turns)}
     if not pieces:

@@ -69,9 +69,15 @@ class RescoredRun:
             score = new.get((session.group, session.number))
             if score is not None:
                 scores |= {**dict.fromkeys(session.rows, 0.0), session.rows[-1]: score}
-        lengths = rollouts.tokens.lengths or [0] * len(rollouts)
+        tokens = rollouts.tokens
+        if odd := next((one for one in tokens.misfits if one.what == "reward"), None):
+            remedy = "generate the step again, with one reward for each token or each row"
+            raise WriteError(str(odd), f"step {place.step}", remedy)
+        ends = tokens.lengths or [0] * len(rollouts)
+        for i, span in enumerate(tokens.rewards):
+            ends[i] = ends[i] if span is None else span[1]
         try:
-            scored = with_scores(dump.load(), name, scores, lengths)
+            scored = with_scores(dump.load(), name, scores, ends)
         except WriteError as error:
             raise WriteError(error.what, f"step {place.step}", error.remedy) from error
         for there in dumps_of(directory, place.step):
@@ -99,23 +105,21 @@ def _refuse_other(there: Dump, note: Mapping[str, Any], scored: Any) -> None:
         raise WriteError(what, str(there.place.directory), "write to another directory")
 
 
-def with_scores(
-    rollouts: Any, name: str, scores: Mapping[int, float], lengths: Sequence[int]
-) -> Any:
+def with_scores(rollouts: Any, name: str, scores: Mapping[int, float], ends: Sequence[int]) -> Any:
     """`rollouts` with other values in the column `name`: `scores` by row.
 
     Parameters
     ----------
-    lengths
-        Tokens of each row's response: the last one gets the score where the old cell, which has
-        one value a token, is zero everywhere.
+    ends
+        Where in a row's rewards those of its response end: the last one gets the score where the
+        old cell, which has one value a token, is zero everywhere.
     """
 
     def column(old: Any) -> Any:
-        return _replaced(old, scores, lengths)
+        return _replaced(old, scores, ends)
 
     if is_queue_part(rollouts):
-        fields = with_scores(rollouts["fields"], name, scores, lengths)
+        fields = with_scores(rollouts["fields"], name, scores, ends)
         return {**rollouts, "fields": fields}
     if is_data_proto(rollouts):
         in_batch = rollouts.batch is not None and name in rollouts.batch.keys()  # noqa: SIM118
@@ -125,7 +129,7 @@ def with_scores(
     if is_tensordict(rollouts) and is_lazy(rollouts):
         for i, part in enumerate(rollouts.tensordicts):
             old = _as_floats(part[name])
-            part[name] = _cell(old, scores[i], lengths[i]) if i in scores else old
+            part[name] = _cell(old, scores[i], ends[i]) if i in scores else old
         return rollouts
     if is_tensordict(rollouts):
         rollouts[name] = column(columns_of(rollouts)[name])
@@ -133,19 +137,19 @@ def with_scores(
     if isinstance(rollouts, Mapping):
         return {**rollouts, name: column(rollouts[name])}
     rows = [
-        {**row, name: _cell(row.get(name), scores[i], lengths[i])} if i in scores else row
+        {**row, name: _cell(row.get(name), scores[i], ends[i])} if i in scores else row
         for i, row in enumerate(rollouts)
     ]
     return tuple(rows) if isinstance(rollouts, tuple) else rows
 
 
-def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) -> Any:
+def _replaced(column: Any, scores: Mapping[int, float], ends: Sequence[int]) -> Any:
     if is_tensor(column) and column.is_nested:
         import torch
 
         rows = [_as_floats(row) for row in column.unbind()]
         for i, score in scores.items():
-            rows[i] = _cell(rows[i], score, lengths[i])
+            rows[i] = _cell(rows[i], score, ends[i])
         return torch.nested.as_nested_tensor(rows, layout=column.layout)
     made: Any
     if is_tensor(column):
@@ -156,18 +160,18 @@ def _replaced(column: Any, scores: Mapping[int, float], lengths: Sequence[int]) 
         what = f"its rewards are a {type(column).__name__}"
         raise WriteError(what, remedy="only tensors, arrays and lists can be replaced")
     for i, score in scores.items():
-        made[i] = _cell(made[i], score, lengths[i])
+        made[i] = _cell(made[i], score, ends[i])
     return made
 
 
-def _cell(old: Any, score: float, length: int) -> Any:
+def _cell(old: Any, score: float, end: int) -> Any:
     """A row's reward: a number, or one number a token of which the last one has the score."""
     if isinstance(old, list):
         try:
             array = np.array(old, np.float64)
         except (ValueError, TypeError) as error:
             raise WriteError(f"a row's rewards are not numbers: {old!r:.80}") from error
-        return _cell(array, score, length).tolist()
+        return _cell(array, score, end).tolist()
     new = _as_floats(old)
     if is_tensor(old):
         new = new.new_zeros(new.shape)
@@ -178,7 +182,7 @@ def _cell(old: Any, score: float, length: int) -> Any:
     flat = new.reshape(-1)
     earned = [i for i, reward in enumerate(old.reshape(-1).tolist()) if reward]
     if len(flat):
-        flat[earned[-1] if earned else max(min(length, len(flat)) - 1, 0)] = score
+        flat[earned[-1] if earned else max(min(end, len(flat)) - 1, 0)] = score
     elif score:
         what = f"a row has no token, and its score is {score:.4g}: each reward is one a token"
         raise WriteError(what, remedy="let the function return 0 for it")

@@ -21,33 +21,34 @@ class Conversation:
     """The first turn's prompt, and what followed it.
 
     ``mask`` has for each token of the completion whether the policy sampled it; others are
-    observations between the turns. Their log-probs are None.
+    observations between the turns. Their log-probs are None. It is None where that of a turn is.
     """
 
     prompt: list[int]
     completion: list[int]
-    mask: list[bool]
+    mask: list[bool] | None
     log_probs: list[float | None] | None
 
     @classmethod
-    def of(cls, turns: Turns) -> Conversation | None:
+    def of(cls, turns: Turns, pieces: Sequence[Piece]) -> Conversation | None:
         """None if no column holds tokens.
 
         Where a turn's prompt does not begin with the turn before it, because the context was
         rewritten, its observations are left out; what was sampled is always there.
         """
-        pieces = pieces_of(turns)
         if not pieces:
             return None
         prompt, completion = pieces[0].added, list(pieces[0].response)
-        mask, probs = list(pieces[0].mask), list(pieces[0].log_probs)
+        mask, probs = list(pieces[0].mask or ()), list(pieces[0].log_probs)
         for piece in pieces[1:]:
             added = piece.added if piece.continues else []
             completion += added + piece.response
-            mask += [False] * len(added) + piece.mask
+            mask += [False] * len(added) + (piece.mask or [])
             probs += [None] * len(added) + piece.log_probs
         has_log_probs = any(turn.get("log_probs") is not None for turn in turns)
-        return cls(prompt, completion, mask, probs if has_log_probs else None)
+        is_known = all(piece.mask is not None for piece in pieces)
+        known = mask if is_known else None
+        return cls(prompt, completion, known, probs if has_log_probs else None)
 
 
 @attrs.frozen
@@ -62,29 +63,32 @@ class Piece:
         The tokens that its prompt has beyond those: all, unless it `continues`.
     response, mask, log_probs
         Its response, with an entry for each token: whether the policy sampled it, and its log-prob
-        (None where none was recorded).
+        (None where none was recorded). The mask is None where that of the run does not fit.
     """
 
     continues: bool
     added: list[int]
     response: list[int]
-    mask: list[bool]
+    mask: list[bool] | None
     log_probs: list[float | None]
 
 
-def pieces_of(turns: Turns) -> list[Piece]:
-    """The turns of a session; none if no column holds tokens."""
+def pieces_of(turns: Turns, unknown: Sequence[bool] = ()) -> list[Piece]:
+    """The turns of a session; none if no column holds tokens.
+
+    A turn without a mask was sampled as a whole, unless it is `unknown` what of it was.
+    """
     if turns[0].get("response") is None:
         return []
     found: list[Piece] = []
     whole: list[int] = []
-    for turn in turns:
+    for turn, is_unknown in zip_longest(turns, unknown):
         seen, response = turn.get("prompt") or [], turn["response"]
         continues = seen[: len(whole)] == whole
-        mask = [*map(bool, turn.get("mask") or ()), *[True] * len(response)][: len(response)]
-        probs = [*(turn.get("log_probs") or ()), *[None] * len(response)][: len(response)]
+        mask = list(map(bool, turn.get("mask") or [True] * len(response)))
+        probs = turn.get("log_probs") or [None] * len(response)
         added = seen[len(whole) :] if continues else seen
-        found.append(Piece(continues, added, response, mask, probs))
+        found.append(Piece(continues, added, response, None if is_unknown else mask, probs))
         whole = seen + response
     return found
 

@@ -122,6 +122,7 @@ class Dump:
         *,
         decode: Decode | None = None,
         more: Mapping[str, Any] | None = None,
+        told: set[str] | None = None,
     ) -> Rollouts:
         """The rollouts as rows, sessions and groups, verified; torch is not needed.
 
@@ -136,6 +137,8 @@ class Dump:
             text.
         more
             What each row says of its place besides step and call.
+        told
+            The fields of which it was said that they do not fit their tokens.
 
         Raises
         ------
@@ -156,7 +159,7 @@ class Dump:
         place = {**(more or {}), "step": self.step, "call": self._numbered_call}
         if self.place.world_size > 1:
             place["rank"] = self.place.rank
-        return Rollouts(columns, place, fields, decode)
+        return Rollouts(columns, place, fields, decode, told)
 
     def fields(self) -> list[str]:
         """The names of the trainer's fields, of which only the index is read.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import attrs
 
@@ -108,6 +108,8 @@ class Run(Scope):
     directory: Path
     _within: tuple[range, ...] = ()
     _decode: Decode | None = attrs.field(default=None, eq=False)
+    # The fields of which it was said that they do not fit their tokens.
+    _told: set[str] = attrs.field(factory=set, eq=False)
 
     @property
     def run(self) -> Run:
@@ -166,7 +168,10 @@ class Run(Scope):
             yield from on_disk.dumps_of(self.directory, step)
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        return dump.rollouts(fields, decode=self._decode)
+        return self._read(dump, fields)
+
+    def _read(self, dump: Dump, fields: Sequence[str] | None, **more: Any) -> Rollouts:
+        return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
         """What is quarantined: directories of steps, of later calls or parts, and journals."""
@@ -245,8 +250,7 @@ class Runs(Scope, Sequence[Run]):
             yield from run.iter_dumps()
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        place = {"run": run_name(dump.place.root)}
-        return dump.rollouts(fields, decode=self[0]._decode, more=place)
+        return self[0]._read(dump, fields, run=run_name(dump.place.root))
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]

@@ -5,7 +5,7 @@ Columns of tokens and masks, which are most of a dump, stay as narrow as the fil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +14,7 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.batch.rows import holds_numbers
 from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
-from rlskip.format.kinds import array_of, choosable, length_of, rebuild
+from rlskip.format.kinds import array_of, choosable, is_flat, length_of, rebuild
 from rlskip.runs.columns import QUEUE_PART, Columns, rollout_columns
 from rlskip.runs.rollouts import NAMING, PLACE, ROW, TEXTS, TOKENS, column_of
 
@@ -62,7 +62,7 @@ def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -
         reader.expand_all()
     elif nodes:
         _check(fields, list(nodes), reader.where)
-        some = _read_some(reader, nodes, known, _needed(fields, list(nodes), known))
+        some = _read_some(reader, nodes, known, _needed(fields, nodes, known))
         if some is not None:
             return some
     columns = rollout_columns(rebuild(reader, _TREE, None, "numpy"), described)
@@ -99,7 +99,7 @@ def _read_some(
     return found if response is None or holds_numbers(response) else None
 
 
-def _needed(fields: Iterable[str], names: Collection[str], described: RowFields) -> list[str]:
+def _needed(fields: Iterable[str], names: Mapping[str, Node], described: RowFields) -> list[str]:
     """The columns among `names` that must be read for `fields`, keys of ROW or of their own."""
     chosen: dict[str, None] = {}
     for field in fields:
@@ -109,7 +109,7 @@ def _needed(fields: Iterable[str], names: Collection[str], described: RowFields)
     return list(chosen)
 
 
-def _columns_of(field: str, names: Collection[str], described: RowFields) -> list[str]:
+def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> list[str]:
     """The columns that one key of ROW is made of."""
 
     def of(*whats: str) -> list[str]:
@@ -119,7 +119,9 @@ def _columns_of(field: str, names: Collection[str], described: RowFields) -> lis
 
     field = TEXTS.get(field, field)
     masks = of("attention", "prompt_mask", "mask", "labels")
-    if field in TOKENS:
+    # Rewards may be one a token, if they fit them.
+    rewards = of("reward") if field == "reward" else []
+    if field in TOKENS or not all(is_flat(names[name]) for name in rewards):
         if not of("response"):
             return of("whole", field) + masks
         return of("prompt", "response", field) + masks  # the width of one tells what a mask is of
@@ -129,7 +131,7 @@ def _columns_of(field: str, names: Collection[str], described: RowFields) -> lis
         own = of("group", "session", "turn", "last")
         known = of("group") or described.n is not None
         return own if known else own + _columns_of("prompt", names, described)
-    return of("reward") if field == "reward" else []
+    return rewards
 
 
 def _check(fields: Sequence[str], names: Sequence[str], where: str) -> None:

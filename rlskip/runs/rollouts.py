@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,10 @@ from rlskip.batch.ragged import numbers
 from rlskip.format.dump_errors import DumpError
 from rlskip.keys import split_trajectory
 from rlskip.runs.columns import Column, Columns, plain, values
-from rlskip.runs.conversation import Conversation, messages_of
+from rlskip.runs.conversation import Conversation, Piece, messages_of, pieces_of
 from rlskip.runs.tokens import Tokens
+
+log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -65,9 +68,15 @@ class SessionRows:
         return [self._rollouts.row(i) for i in self.rows]
 
     @property
+    def pieces(self) -> list[Piece]:
+        """Its turns, each without what the turn before it said; none if no column holds tokens."""
+        rows = self._rollouts.tokens.rows
+        return pieces_of(self.turns, [rows is not None and i in rows.unknown for i in self.rows])
+
+    @property
     def conversation(self) -> Conversation | None:
         """The tokens of all turns in one piece; None if no column holds tokens."""
-        return Conversation.of(self.turns)
+        return Conversation.of(self.turns, self.pieces)
 
     @property
     def messages(self) -> list[dict[str, Any]] | None:
@@ -107,6 +116,8 @@ class Rollouts:
         What the rows have, keys of ROW or names of columns; None for everything.
     decode
         Makes text of tokens.
+    told
+        Of which fields it was said that they do not fit their tokens.
     """
 
     def __init__(
@@ -115,11 +126,13 @@ class Rollouts:
         place: Mapping[str, Any] | None = None,
         fields: Sequence[str] | None = None,
         decode: Decode | None = None,
+        told: set[str] | None = None,
     ) -> None:
         self.columns = columns
         self.place = dict(place or {})
         self.fields = fields
         self.decode = decode
+        self._told = set() if told is None else told
         self._values: dict[str, Sequence[Any]] = {}
 
     def __len__(self) -> int:
@@ -127,17 +140,30 @@ class Rollouts:
 
     @functools.cached_property
     def tokens(self) -> Tokens:
-        return Tokens.of(self.columns)
+        found = Tokens.of(self.columns)
+        for odd in found.misfits:
+            if odd.name not in self._told:
+                self._told.add(odd.name)
+                log.warning(
+                    "rlskip: step %s: %s: what does not fit is read as None (said once)",
+                    self.place.get("step", "?"), odd,
+                )  # fmt: skip
+        return found
 
     @functools.cached_property
     def rewards(self) -> list[float | None]:
-        """The reward of each row, summed over its tokens; None if it is missing or not finite."""
+        """The reward of each row, summed over its tokens.
+
+        None if it is missing or not finite, or if it is neither one number nor one a token.
+        """
         reward = self.columns.array("reward")
         if reward is not None and len(self):
             totals: Iterable[Any] = reward.astype(np.float64).reshape(len(self), -1).sum(1).tolist()
         else:
             totals = map(_total, self.columns.of("reward") or [None] * len(self))
-        return [None if total is None else if_finite(total) for total in totals]
+        odd = {one.row for one in self.tokens.misfits if one.what == "reward"}
+        known = (None if i in odd else total for i, total in enumerate(totals))
+        return [None if total is None else if_finite(total) for total in known]
 
     @property
     def sessions(self) -> list[SessionRows]:

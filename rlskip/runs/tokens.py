@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from rlskip.batch.ragged import numbers
+from rlskip.batch.padding import Misfit
+from rlskip.batch.ragged import Ragged, numbers
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.runs.columns import Columns
 
@@ -22,26 +23,38 @@ class Tokens:
     """For each row its prompt and its response, as :class:`~rlskip.batch.rows.Rows` has them.
 
     ``mask`` is true for each token of the response that was sampled, ``log_probs`` has its
-    log-prob. What the columns do not have is None.
+    log-prob. What the columns do not have is None, and so is what does not fit the tokens: the
+    `misfits`. `rows` are None if no column holds tokens. `rewards` has where in each row's rewards
+    those of its response are, if it has one for each token.
     """
 
     prompt: Arrays | None = None
     response: Arrays | None = None
     mask: Cells | None = None
     log_probs: Cells | None = None
+    rows: Rows | None = None
+    rewards: Sequence[tuple[int, int] | None] = ()
+    misfits: Sequence[Misfit] = ()
 
     @classmethod
     def of(cls, columns: Columns) -> Tokens:
         """Those that the columns hold. Text, and numbers that are no tokens, are none."""
         try:
-            rows = Rows.of(RowColumns.of(columns.columns, columns.fields))
+            # What has no value for each row may be a mask of other rows.
+            found = RowColumns.of({**columns.whole, **columns.columns}, columns.fields)
+            rows = Rows.of(found)
         except RecordError:
             return cls()
+        probs, misfits = rows.spans(found, "log_probs")
+        rewards, more = rows.spans(found, "reward")
         return cls(
             rows.prompt.cells if rows.has_prompts else None,
             rows.response.cells,
-            None if rows.mask is None else _where_given(rows.mask.cells, columns.of("mask")),
-            _log_probs(columns, rows),
+            None if rows.mask is None else _where_given(rows.mask),
+            _parts(columns.of("log_probs"), probs),
+            rows,
+            rewards,
+            [*rows.misfits, *misfits, *more],
         )
 
     @property
@@ -50,23 +63,15 @@ class Tokens:
         return list(map(len, self.response or ()))
 
 
-def _where_given(cells: Arrays, given: Sequence[object] | None) -> Cells:
-    if given is None:
-        return cells
-    return [None if one is None else cell for cell, one in zip(cells, given, strict=True)]
+def _where_given(mask: Ragged) -> Cells:
+    return [cell if given else None for cell, given in zip(mask.cells, mask.given, strict=True)]
 
 
-def _log_probs(columns: Columns, rows: Rows) -> Cells | None:
-    column, array = columns.of("log_probs"), columns.array("log_probs")
-    if column is None:
+def _parts(
+    column: Sequence[object] | None, spans: Sequence[tuple[int, int] | None]
+) -> Cells | None:
+    if column is None or len(column) != len(spans):
         return None
-    padded = rows.response_spans(array.shape[1]) if array is not None and array.ndim == 2 else None
-    if padded is not None:
-        return [cell[a:b] for cell, (a, b) in zip(column, padded.tolist(), strict=True)]
-    # A list may have one for each token of the row.
-    cells = [numbers(cell) for cell in column]
-    lengths = zip(cells, rows.prompt.lengths.tolist(), rows.lengths.tolist(), strict=True)
-    return [
-        cell[prompt:] if cell is not None and len(cell) == whole else cell
-        for cell, prompt, whole in lengths
-    ]
+    pairs = zip(column, spans, strict=True)
+    cells = [(None if span is None else numbers(cell), span) for cell, span in pairs]
+    return [None if cell is None or span is None else cell[slice(*span)] for cell, span in cells]

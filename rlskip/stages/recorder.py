@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from rlskip.batch.columns import is_tensor
+from rlskip.batch.padding import refuse
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.config.record import RecordConfig
 from rlskip.errors import RlskipError
@@ -242,6 +243,7 @@ class Recorder:
 
     def _read(self, columns: RowColumns) -> Rows:
         rows = Rows.of(columns, self._writer.memory)
+        refuse(rows.misfits, "rlskip.record(rows=...)", annotated=False)
         self._nbytes += rows.nbytes
         return rows
 

@@ -71,6 +71,20 @@ these rows have no field of tokens, only score
   -> give the batch with the tokens of its rows""",
     ),
     (
+        "a mask of another length",
+        lambda folder: recorded(
+            folder,
+            loss=torch.ones(2),
+            rows={"responses": torch.ones(2, 4).long(), "response_mask": torch.ones(2, 3)},
+        ),
+        logging.WARNING,
+        RECORDER,
+        f"""\
+rlskip: loss {NOT_RECORDED}: LengthError: rlskip.record(rows=...): \
+response_mask has 3 values in row 0, and its response has 4 tokens, and 1 other rows do not fit, too
+  -> give response_mask one value for each token, or None in a row without values""",
+    ),
+    (
         "an object",
         lambda folder: recorded(folder, loss=object()),
         logging.WARNING,

@@ -112,7 +112,7 @@ def test_turns_are_told_apart_and_breaks_have_their_reason(
     rows = [
         ([1, 2], [5, 6, 7, 8, 9], [1, 1, 0, 0, 1]),
         ([1, 2, 5, 6, 7, 8, 9, 30], [10], [1]),
-        ([1, 2, 7, 8, 9, 30, 10, 31], [11], []),
+        ([1, 2, 7, 8, 9, 30, 10, 31], [11], None),
     ]
     names = ("prompt_ids", "completion_ids", "completion_mask", "turn")
     named = [

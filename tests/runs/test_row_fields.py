@@ -138,3 +138,29 @@ def test_a_description_that_makes_no_sense_is_left_out(
     rows = {"responses": [[1, 2], [3]]}
     StepStore(tmp_path / "e_p" / "s").save(1, rows, info={"rows": found})
     assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["rows"] == 2
+
+
+def test_a_mask_of_another_length_is_never_taken_for_sampled_tokens(
+    rlskip: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def dumps(name: str, mask: list[int] | None) -> Path:
+        rows = {"prompt_ids": [[1]], "completion_ids": [[5, 6, 7]], "rewards": [[0.0, 0.0, 1.0]]}
+        rows["completion_mask"] = [mask]
+        StepStore(tmp_path / name / "e_p" / "GBSany_Nany_inany_outany").save(1, rows)
+        return tmp_path / name
+
+    odd, whole = dumps("odd", [1, 0]), dumps("whole", None)
+    told = "completion_mask has 2 values in row 0, and its response has 3 tokens"
+    for command in (
+        ("show", 1, "-d", odd, "--json"),
+        ("export", 1, "-d", odd, "--to", "jsonl"),
+        ("report", odd, "--html", tmp_path / "page.html"),
+    ):
+        caplog.clear()
+        said = rlskip(*command)
+        assert said.code == 0
+        assert caplog.text.count(told) == 1
+    page = (tmp_path / "page.html").read_text()
+    assert '"kind":"unknown"' in page.replace(" ", "") or "unknown" in page
+    (found,) = rlskip("compare", odd, whole, "--json").json["differences"]
+    assert found["mask"], "not known is not sampled"

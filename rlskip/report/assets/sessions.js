@@ -226,7 +226,12 @@ function pane(run, k, found, link) {
   );
 }
 
-const NAMES = { prompt: "prompt", sampled: "policy", observed: "observation" };
+const NAMES = {
+  prompt: "prompt",
+  sampled: "policy",
+  observed: "observation",
+  unknown: "response, of which the mask does not fit",
+};
 function partView(part, isOneOfSeveral) {
   const all = part.texts.slice(0, 400).join("");
   const what =
