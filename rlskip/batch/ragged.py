@@ -114,6 +114,9 @@ def lengths_of(column: Any) -> np.ndarray:
     if is_padded(column):
         width = column.shape[1] if column.ndim == 2 else -1
         return np.full(column.shape[0] if column.ndim else 0, width)
+    is_jagged = is_tensor(column) and hasattr(column, "offsets")
+    if is_jagged and column.dim() == 2 and column.lengths() is None:  # or there are holes
+        return np.asarray(column.offsets().diff().cpu())
     return np.array([_length_of(cell) for cell in cells_of(column) or ()], np.int64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,9 @@ from rlskip.batch.columns import (
     unwrapped,
 )
 from rlskip.batch.meta import meta_of, plain
+from rlskip.batch.padding import LengthError
 from rlskip.batch.row_fields import RowFields
+from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
 from rlskip.skip.prompt_rows import prompt_groups, row_count
@@ -104,8 +107,18 @@ class Assembly:
         Raises
         ------
         AssemblyError
-            A value differs, or it is not known how a field is padded.
+            A value differs, a field does not fit its tokens, or its padding is not known.
         """
+        made = self._put_together()
+        try:
+            with contextlib.suppress(RecordError):  # it has no tokens
+                RowColumns.of(made, self._fields).refuse_misfits("skip.match=prompt")
+        except LengthError as error:
+            remedy = "generate them again, or leave the field out: skip.drop_fields=[FIELD]"
+            raise AssemblyError(error.what, error.where, remedy) from error
+        return made
+
+    def _put_together(self) -> Any:
         parts = [source.rollouts for source in self._sources]
         first = parts[0]
         unknown = [p for s, p in zip(self._sources, parts, strict=True) if not s.n]
@@ -297,12 +310,16 @@ class Assembly:
             return None, None
         of_prompt = name in (fields.prompt, fields.prompt_mask)
         of_response = name in (fields.response, fields.mask, fields.log_probs, fields.reward)
-        if of_prompt or ([*widths] == prompt != response and not of_response):
-            added = _missing(widths)
-            return (added, nothing) if self._is_left("prompt") else (nothing, added)
-        if of_response or [*widths] == response != prompt or [*widths] == whole:
-            added = _missing(widths)
-            return (added, nothing) if self._is_left("response") else (nothing, added)
+        differ = prompt != response
+        likely = [
+            ("prompt", prompt, of_prompt or differ),
+            ("response", response, of_response or differ),
+            ("response", whole, True),
+        ]
+        for what, tokens, is_sure in likely:
+            if is_sure and [*widths] == tokens:
+                added = _missing(widths)
+                return (added, nothing) if self._is_left(what) else (nothing, added)
         return None, None
 
     def _is_both(self, name: str, widths: Sequence[int]) -> bool:

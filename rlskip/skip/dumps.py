@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -17,6 +18,7 @@ from rlskip.batch.columns import column_length, columns_of
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import meta_of
 from rlskip.batch.row_fields import RowFields, RowsError
+from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
@@ -97,9 +99,19 @@ class Dumps:
     # -- what a dump records -------------------------------------------------------------
 
     def info(self, call: Call, result: Any) -> dict[str, Any]:
-        """What ``meta.json`` of a dump says besides the identity; raises RowsError."""
+        """What ``meta.json`` of a dump says besides the identity.
+
+        Raises
+        ------
+        RowsError
+            The stage's description does not fit its rows.
+        LengthError
+            A mask, log-probs or rewards do not fit their tokens.
+        """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
         fields = self.fields_of(call.stage, result)
+        with contextlib.suppress(RecordError):  # it has no tokens
+            RowColumns.of(result, fields).refuse_misfits(call.stage.name)
         info |= fields.to_meta()
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)

@@ -14,6 +14,11 @@ def generate(prompts, **sampling):
     return [10 * prompt for prompt in prompts]
 
 
+@SkipManager.annotate(role="rollout")
+def masked(prompts):
+    return {"response_ids": [[5, 6], [7]], "loss_masks": [[1, 1, 0], [1]]}
+
+
 def start(folder, **skip):
     """A new run with the role `rollout`."""
     skip = {"dump_dir": str(folder), "rollout": {"enable": True}, **skip}
@@ -57,7 +62,25 @@ def unknown_field(folder):
     SkipManager.annotate(role="rollout", rows={"reward": "won"})(lambda prompts: {"said": [5]})([1])
 
 
+def odd_mask(folder):
+    start(folder)
+    SkipManager.set_step(1)
+    masked([1, 2])
+
+
 CASES = [
+    (
+        "a mask of another length",
+        odd_mask,
+        logging.WARNING,
+        "rlskip.skip.stage_runner",
+        """\
+rlskip: step 1 of role rollout was NOT dumped, training goes on (said once; the summary of the job \
+counts such steps): LengthError: <run_path>.masked: loss_masks has 3 values in row 0, and \
+its response has 2 tokens
+  -> give loss_masks one value for each token, or None in a row without values; or, where it holds \
+something else: annotate(rows={'mask': None})""",
+    ),
     (
         "prompts that the run lacks",
         asked_again,

@@ -146,3 +146,35 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
     found = Assembly(sources, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
     meta = found["meta_info"] if kind == "mapping" else found.meta_info
     assert meta == {"timing": {}, "same": {"n": 8}}
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (
+            {"response_mask": (torch.ones(1, 2), torch.ones(1, 2))},
+            "response_mask has 2 values in ro",
+        ),
+        (
+            {"response_mask": (torch.ones(1, 3), torch.ones(1, 3))},
+            "response_mask has 3 values in ro",
+        ),
+        ({"response_mask": (torch.ones(1, 2), torch.ones(1, 3))}, "nothing tells how it is padded"),
+        (
+            {"rollout_log_probs": ([[-1.0] * 3], [[-1.0] * 4])},
+            "rollout_log_probs has 3 values in r",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
+    more: dict[str, Any], what: str
+) -> None:
+    sources = []
+    for i, width in enumerate((3, 4)):
+        batch = {
+            "responses": torch.ones(1, width, dtype=torch.int64),
+            **{name: pair[i] for name, pair in more.items()},
+        }
+        sources.append(Source.of(batch, RowFields.of(batch, {"pad": 0}), [0]))
+    with pytest.raises(AssemblyError, match=what):
+        Assembly(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()

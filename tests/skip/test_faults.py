@@ -19,7 +19,7 @@ from rlskip import SkipManager
 from rlskip.errors import MissError
 from rlskip.store import RankTimeoutError, StepStore
 from tests.faults.operations import STAGES, generate
-from tests.skip.trainers import visit
+from tests.skip.trainers import steps_on_disk, visit
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -79,6 +79,32 @@ def test_whatever_the_store_raises_while_reading_is_a_miss(
     visit(1)
     assert generate([1])["ids"] == [1]
     assert "step 1 counts as a miss" in caplog.text
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_masks_of_another_length_cost_the_dump_and_never_the_rollouts(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, background: bool
+) -> None:
+    masks = [[1, 0], [1]]
+
+    @SkipManager.annotate(role="rollout")
+    def sample(prompts: list[int]) -> dict[str, Any]:
+        return {"response_ids": [[5, 6], [7, 8]], "loss_masks": masks}
+
+    dump_dir = init(background_write=background)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        assert sample([1, 2])["loss_masks"] is masks
+    SkipManager.flush()
+    assert steps_on_disk(dump_dir) == []
+    assert caplog.text.count("was NOT dumped, training goes on") == 1
+    assert "LengthError" in caplog.text
+    assert "loss_masks has 1 value in row 1, and its response has 2 tokens" in caplog.text
+    masks[1] = [1, 1]
+    SkipManager.set_step(3)
+    sample([1, 2])
+    SkipManager.flush()
+    assert steps_on_disk(dump_dir) == ["3"]
 
 
 def test_ranks_that_do_not_answer_end_training(
