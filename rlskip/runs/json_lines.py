@@ -149,6 +149,11 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
     """A path of messages: up to the first sampled token it is the prompt.
 
     Log-probs are 0 at tokens that were not sampled, and NaN where they are not known.
+
+    Raises
+    ------
+    DumpError
+        A message has another number of masks than tokens, or of log-probs than sampled tokens.
     """
     tokens: list[int] = []
     mask: list[int] = []
@@ -156,20 +161,26 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
     for node in nodes:
         own = node.get("token_ids") or []
         budget.spend(3 * len(own))
-        flags = [*map(int, node.get("mask") or ()), *[0] * len(own)][: len(own)]
-        given = iter(node.get("logprobs") or ())  # one for each token that was sampled, or none
+        flags = list(map(int, node.get("mask") or [0] * len(own)))
+        known = node.get("logprobs") or [math.nan] * sum(flags)  # of sampled tokens
+        if len(flags) != len(own) or len(known) != sum(flags):
+            raise DumpError(
+                f"a message of a trace has {len(own)} tokens, a mask of {len(flags)} with "
+                f"{sum(flags)} sampled ones, and {len(known)} log-probs"
+            )
+        given = iter(known)
         tokens += own
         mask += flags
-        probs += [next(given, math.nan) if flag else 0.0 for flag in flags]
+        probs += [next(given) if flag else 0.0 for flag in flags]
     first = mask.index(1) if 1 in mask else len(tokens)
-    known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
+    is_known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
     turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     messages = [node["message"] for node in nodes]
     row: Row = {"raw_prompt": messages[:turn], "completions": messages[turn:]}
     if tokens:
         row |= {"prompt_ids": tokens[:first], "completion_ids": tokens[first:]}
         row["completion_mask"] = mask[first:]
-        row["logprobs"] = probs[first:] if known else None
+        row["logprobs"] = probs[first:] if is_known else None
     return row
 
 
