@@ -225,7 +225,7 @@ def journal(rounds: int = 500, prompt: int = 512, response: int = 1024) -> Row:
     tag = {"status": "success", "seq_len": prompt + response, "min_global_steps": 6}
     entry = Journaled([row], [tag], "8d7c").packed()
     with tempfile.TemporaryDirectory() as folder:
-        journal = SessionJournal(Path(folder, "7.journal"), Identity(n=16))
+        journal = SessionJournal(Path(folder, "7.journal"), Identity.of({"n": 16}))
         (seconds,) = best_of(rounds, lambda: journal.append({("content", 0, 1): entry}))
         journal.close()
     return Row("journal_ms", seconds * 1e3, "ms", goal=Goal("<=", 1.0))

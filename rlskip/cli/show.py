@@ -120,9 +120,7 @@ def _identity(meta: DumpMeta) -> str:
     found = meta.identity
     if found is None:
         return "not recorded: it is replayed without a comparison"
-    made = {"prompts": found.prompts_hash, "n": found.n, "prompt_len": found.prompt_len}
-    made |= {"response_len": found.response_len, **found.sampling, **found.extra}
-    made |= {"model": found.model}
+    made = {**found.compared, "model": found.noted.get("model")}
     return ", ".join(f"{name} {value}" for name, value in made.items() if value is not None)
 
 

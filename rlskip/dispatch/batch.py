@@ -13,6 +13,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any
 
 import attrs
+import xxhash
 from tensordict import TensorDictBase
 
 from rlskip.batch.columns import own, rows_of
@@ -25,9 +26,11 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup, Unit
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
 from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.format.fingerprint import VOLATILE, contents_of
+from rlskip.format.fingerprint import fingerprint
+from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.enclosing import enclosing
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+from rlskip.store.comparable import canonical
 
 logger = logging.getLogger(__name__)
 
@@ -286,12 +289,14 @@ def read_batch(
     return batch
 
 
-def _content_of(sample: Mapping[str, Any], sampled: bool) -> str | None:
+def _content_of(sample: Mapping[str, Any], sampled: bool) -> str:
     """What journals know a prompt by, among those of the enclosing call of a stage.
 
     Its uid and the like count if it has no other field.
     """
-    more = dict(sample) if VOLATILE.issuperset(sample) else {}
+    (digest,) = digests_of([sample])
+    if digest is None:
+        digest = fingerprint(sample, volatile=())
     calls = {role: name for role, name in enclosing.get({}).items() if name}
-    (content,) = contents_of([sample], {**more, **calls, DO_SAMPLE: sampled})
-    return content
+    made = canonical({**calls, DO_SAMPLE: sampled})
+    return xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())

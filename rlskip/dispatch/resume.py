@@ -97,12 +97,8 @@ class Journaled:
 
 def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
     """What sessions depend on besides their prompts: `identity` and parts of `config`."""
-    return attrs.evolve(
-        identity,
-        n=config.n,
-        sampling={**identity.sampling, **(config.sampling or {})},
-        extra={**identity.extra, "seed": config.seed},
-    )
+    sampling = {f"sampling.{name}": value for name, value in (config.sampling or {}).items()}
+    return identity.adding({"n": config.n, **sampling, "dispatch.seed": config.seed})
 
 
 @attrs.define(eq=False)

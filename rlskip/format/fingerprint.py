@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,11 +15,9 @@ import xxhash
 from tensordict import LazyStackedTensorDict, NonTensorStack
 
 from rlskip.batch.columns import (
-    cells_of,
     columns_of,
     is_data_proto,
     is_wrapped,
-    length_of,
     unwrapped,
 )
 from rlskip.batch.tables import loaded
@@ -59,7 +58,7 @@ _REMEDY = (
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
-_Path: TypeAlias = "list[tuple[Any, Any]]"
+Path: TypeAlias = "list[tuple[Any, Any]]"
 """The keys and numbers that lead to a part, each with what is there."""
 _APART = object()
 """In a path, what has no key: an item of a set, or a key itself."""
@@ -98,9 +97,18 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    path: _Path = []
+    path: Path = []
+    with explained(path, prompts):
+        hasher = Hasher(Sharing(), path)
+        hasher.feed(without_volatile(frozenset(volatile), prompts))
+    return hasher.hexdigest()
+
+
+@contextlib.contextmanager
+def explained(path: Path, prompts: Any) -> Iterator[None]:
+    """Raise UnsupportedTypeError for what is raised; it names the place that `path` leads to."""
     try:
-        return _Hasher(Sharing(), path).hash(_without(frozenset(volatile), prompts))
+        yield
     except MemoryError:
         raise
     except Exception as error:
@@ -114,36 +122,16 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
         raise UnsupportedTypeError(what, where, _REMEDY) from error
 
 
-def contents_of(
-    prompts: Any, extra: Mapping[str, Any], stage: str | None = None
-) -> list[str | None]:
-    """A hash of each prompt, `extra` and the stage's name.
-
-    None where a prompt has only volatile fields, and there is no `extra`.
-    """
-    n = length_of(prompts)
-    columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
-    per_row = {name: cells for name, column in columns.items() if (cells := cells_of(column, n))}
-    whole = {name: column for name, column in columns.items() if name not in per_row}
-    if not per_row and not extra:
-        return [None] * n
-    others = {**extra, "": stage}
-    return [
-        fingerprint({**whole, **{name: v[i] for name, v in per_row.items()}, "": others})
-        for i in range(n)
-    ]
-
-
-def _without(volatile: frozenset[str], prompts: Any) -> Any:
+def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
     if is_data_proto(prompts) or _is_mapping(prompts):
         return {
-            key: _without(volatile, value) if key == _NOTES else value
+            key: without_volatile(volatile, value) if key == _NOTES else value
             for key, value in columns_of(prompts).items()
             if key not in volatile
         }
     rows = [unwrapped(row) for row in _rows(prompts)]
     if rows and all(_is_mapping(row) for row in rows):
-        return [_without(volatile, row) for row in rows]
+        return [without_volatile(volatile, row) for row in rows]
     return prompts
 
 
@@ -178,45 +166,44 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
 
 
-class _Hasher:
+class Hasher:
     """The hash of a value. A prefix with kind and length keeps the parts apart.
 
     The hashed bytes of a value must not change, because dumps on disk carry fingerprints. `path`
     leads to the part that is being hashed, also when that raises.
     """
 
-    def __init__(self, sharing: Sharing, path: _Path) -> None:
+    def __init__(self, sharing: Sharing, path: Path) -> None:
         self._digest = xxhash.xxh3_128()
         self._sharing = sharing
         self._path = path
 
-    def hash(self, value: Any) -> str:
-        self._feed(value)
+    def hexdigest(self) -> str:
         return self._digest.hexdigest()
 
-    def _put(self, sort: str, *data: Any) -> None:
+    def put(self, sort: str, *data: Any) -> None:
         views = [memoryview(part).cast("B") for part in data if len(part)]
         self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
         for view in views:
             self._digest.update(view)
 
-    def _feed(self, value: Any) -> None:
+    def feed(self, value: Any) -> None:
         if type(value) is not str:  # most are
             value = scalar_of(value)
         if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
-            self._put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
+            self.put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
         elif isinstance(value, str):
-            self._put("str", str.encode(value, "utf-8", "surrogatepass"))
+            self.put("str", str.encode(value, "utf-8", "surrogatepass"))
         elif isinstance(value, bytes | bytearray):
-            self._put("bytes", value)
+            self.put("bytes", value)
         elif value is None or isinstance(value, bool):
-            self._put(type(value).__name__, repr(value).encode())
+            self.put(type(value).__name__, repr(value).encode())
         elif isinstance(value, int):
-            self._put("int", repr(int(value)).encode())
+            self.put("int", repr(int(value)).encode())
         elif isinstance(value, float):
-            self._put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
+            self.put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
         elif isinstance(value, complex):
-            self._put("complex", repr(complex(value) + 0).encode())
+            self.put("complex", repr(complex(value) + 0).encode())
         else:
             self._feed_composite(value)
 
@@ -233,9 +220,9 @@ class _Hasher:
         elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             data = value.data.copy()
             data[value.mask] = np.zeros((), value.dtype)
-            self._put("masked")
-            self._feed_part("mask", np.ma.getmaskarray(value))
-            self._feed_part("data", data)
+            self.put("masked")
+            self.feed_part("mask", np.ma.getmaskarray(value))
+            self.feed_part("data", data)
         elif _is_mapping(value):
             self._feed_mapping(columns_of(value))
         elif _is_sequence(value):
@@ -243,49 +230,50 @@ class _Hasher:
         elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
             self._feed_array(np.asarray(value))
         elif is_wrapped(value):
-            self._feed(value.data)
+            self.feed(value.data)
         elif isinstance(value, Set):
-            self._put("set", "".join(sorted(map(self._hash_apart, value))).encode())
+            self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, loaded("PIL.Image", "Image")):
             plain = value.copy()
             plain.info = {name: value.info[name] for name in _DRAWN if name in value.info}
             self._feed_packed(plain)
         elif isinstance(value, os.PathLike):
-            self._put("path", os.fsencode(value))
+            self.put("path", os.fsencode(value))
         else:
             self._feed_packed(value)
 
     def _feed_packed(self, value: Any) -> None:
         """What a dump would store of a value."""
         packer = Packer()
-        self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+        self.put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
         for array in packer.arrays:
-            self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
+            self.put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
-    def _feed_part(self, place: Any, part: Any) -> None:
+    def feed_part(self, place: Any, part: Any) -> None:
         self._path.append((place, part))
-        self._feed(part)
+        self.feed(part)
         self._path.pop()
 
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
         self._path.append((_APART, part))
-        found = _Hasher(self._sharing, self._path).hash(part)
+        apart = Hasher(self._sharing, self._path)
+        apart.feed(part)
         self._path.pop()
-        return found
+        return apart.hexdigest()
 
     def _feed_sequence(self, parts: Sequence[Any]) -> None:
         # Rows of tokens, jagged or a list of arrays.
         sort = "nested" if parts and all(map(_is_array, parts)) else "sequence"
-        self._put(f"{sort} {len(parts)}")
+        self.put(f"{sort} {len(parts)}")
         for i, part in enumerate(parts):
-            self._feed_part(i, part)
+            self.feed_part(i, part)
 
     def _feed_mapping(self, columns: Mapping[Any, Any]) -> None:
-        self._put(f"mapping {len(columns)}")
+        self.put(f"mapping {len(columns)}")
         for key in sorted(columns, key=self._order):
-            self._feed_part(key, key)
-            self._feed_part(key, columns[key])
+            self.feed_part(key, key)
+            self.feed_part(key, columns[key])
 
     def _order(self, key: Any) -> tuple[str, str]:
         """The sort key for keys of mappings: the same in every process, for keys of any type."""
@@ -300,19 +288,19 @@ class _Hasher:
         if not is_plain(value):
             raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
         name = str(value.dtype).removeprefix("torch.")
-        self._put(f"array {name} {list(value.shape)}", _equal_bits(flat_bytes(value), name))
+        self.put(f"array {name} {list(value.shape)}", equal_bits(flat_bytes(value), name))
 
     def _feed_array(self, value: np.ndarray) -> None:
         kind = value.dtype.kind
         if kind == "O":
-            self._put(f"objects {list(value.shape)}")  # empty, with that shape
+            self.put(f"objects {list(value.shape)}")  # empty, with that shape
         elif kind in "SUmM" or is_number(value):
             if kind in "SU":
                 value = _narrow(value)
             flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
             name = flat.dtype.name if kind in "biufc" else flat.dtype.str
             data = np.frombuffer(flat.tobytes(), np.uint8)
-            self._put(f"array {name} {list(value.shape)}", _equal_bits(data, name))
+            self.put(f"array {name} {list(value.shape)}", equal_bits(data, name))
         else:
             raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
 
@@ -330,7 +318,7 @@ def _is_of(package: str, value: Any) -> bool:
     return type(value).__module__.split(".")[0] in (package, "tensordict")
 
 
-def _equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
+def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
     """Bytes of floats with one zero and one NaN; the bytes of other types are unchanged."""
     infinity = _INFINITY.get(_PARTS.get(dtype, dtype))
     if infinity is None:

@@ -18,7 +18,9 @@ from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.fingerprint import fingerprint
+from rlskip.format.prompt_digests import DIGITS, digest_of_batch, digests_of
 from rlskip.runs.opened import Run, Step
+from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, prompt_groups
 from rlskip.store import DumpMeta, Identity, StepStore
 from rlskip.store.layout import has_dump, refuse_links, shape_of
@@ -29,7 +31,6 @@ Groups = dict[str, list[Row]]
 _IDS = ("prompt", "response", "whole")
 _OF_TOKENS = ("mask", "log_probs")
 _PROMPTS = ("prompt", "raw_prompt", *CONVENTION["prompt"])
-_DIGITS = 16
 
 
 class BadRowError(RlskipError, ValueError):
@@ -162,17 +163,14 @@ def _shape_of(directory: Path) -> dict[str, int | None]:
 
 def _recorded(prompts: Any, shape: Mapping[str, int | None]) -> tuple[Identity, PromptRows]:
     """What the dump records of its prompts: as a whole, for a call by step, and one by one."""
-    identity = Identity(
-        prompts_hash=fingerprint(prompts),  # raises where they cannot be compared
-        n=shape["n"],
-        prompt_len=shape["prompt_len"],
-        response_len=shape["response_len"],
-    )
-    summary = PromptRows.of(prompts)
-    if summary is None:
-        what = f"a {type(prompts).__name__} cannot be taken apart into prompts"
-        raise BadRowError(what, "rlskip.write(prompts=...)", "give a list or a batch")
-    return identity, summary
+    digests = digests_of(prompts, neutral=NEUTRAL_META)  # raises where they cannot be compared
+    told = [digest for digest in digests if digest is not None]
+    if len(told) < len(digests):
+        what = f"prompt {digests.index(None)} has nothing but fields that are never compared"
+        raise BadRowError(what, "rlskip.write(prompts=...)", "give each its content, or its text")
+    sizes = {name: shape[name] for name in ("n", "prompt_len", "response_len")}
+    identity = Identity.of(sizes).for_prompts(digest_of_batch(prompts, told))
+    return identity, PromptRows.of(prompts, told)
 
 
 def _rows_of(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Row], RowFields]:
@@ -195,7 +193,7 @@ def _rows_of(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Row], RowFields]:
     if fields.group in UIDS:
         return copies, fields
     for row in copies:
-        row["uid"] = fingerprint(_known(row))[:_DIGITS]
+        row["uid"] = fingerprint(_known(row))[:DIGITS]
     return copies, attrs.evolve(fields, group="uid")
 
 

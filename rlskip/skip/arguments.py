@@ -13,7 +13,7 @@ import re
 import types
 import uuid
 from argparse import Namespace
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -41,9 +41,8 @@ ALL = "*"
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
-_MAX_KEPT = 256  # parts
-_MAX_TEXT = 4096
-_MAX_REPR = 200  # of a pattern: what its own repr shows
+_MAX_KEPT = 256  # fields of an object
+_DRAW = "seed"
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _OF_ARRAYS = ("dtype", "nbytes", "tolist")
 _AS_TEXT = (
@@ -72,9 +71,11 @@ class Arguments:
 
     Parameters
     ----------
-    given, defaults
-        Those that have another value than their default, and the others, by name. Data that is not
-        compared is `NOT_COMPARED`, so that it differs from a default.
+    values
+        By name what is compared, as plain JSON. Data that is not compared is in it as
+        `NOT_COMPARED`, so that it differs from a default.
+    usual
+        Names of those that have their default.
     left_out
         Those that are not plain data, by name: what each is. Of their parts only those count that
         shape rollouts by their names (:data:`~rlskip.config.facts.SHAPING_NAMES`).
@@ -82,23 +83,30 @@ class Arguments:
         Those of them that are left out for their size alone, such as a batch.
     """
 
-    given: dict[str, Any] = attrs.field(factory=dict)
-    defaults: dict[str, Any] = attrs.field(factory=dict)
+    values: dict[str, Any] = attrs.field(factory=dict)
+    usual: set[str] = attrs.field(factory=set)
     left_out: dict[str, str] = attrs.field(factory=dict)
     large: list[str] = attrs.field(factory=list)
 
     @property
     def compared(self) -> list[str]:
         """The names of those whose values are compared."""
-        names = {*self.given, *self.defaults} - self.left_out.keys()
+        names = self.values.keys() - self.left_out.keys()
         return sorted(name for name in names if not name.endswith(_TYPE))
+
+    @property
+    def at_default(self) -> Arguments:
+        """Only those that have their default."""
+        return Arguments({n: v for n, v in self.values.items() if n in self.usual}, self.usual)
+
+    def add(self, name: str, value: Any, is_usual: bool = False) -> None:
+        self.values[name] = value
+        if is_usual:
+            self.usual.add(name)
 
 
 def read_arguments(
-    bound: inspect.BoundArguments,
-    ignored: Collection[str],
-    prompts: Any,
-    holder: str,
+    bound: inspect.BoundArguments, ignored: Collection[str], prompts: Any, holder: str
 ) -> Arguments:
     """The arguments that count of a call whose prompts are `prompts`.
 
@@ -153,32 +161,32 @@ def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[s
     for name, value in values.items():
         if name not in without:
             _add(found, str(name), value, _KINDS.empty)
-    return {name: value for name, value in found.given.items() if value != NOT_COMPARED}
+    return {name: found.values[name] for name in found.values.keys() - found.left_out.keys()}
 
 
 def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
     from rlskip.batch.columns import is_data_proto  # needs numpy
+    from rlskip.store.comparable import canonical, comparable  # needs torch
 
-    reading = _Reading()
+    reading, usual = _Reading(), _Reading()
     try:
-        data = _compact(value, reading)
+        data = reading.read(value)
     except _NotPlain as error:
         found.left_out[name] = str(error)
         if is_data(value):
             if isinstance(error, _TooLarge) or is_data_proto(value):
                 found.large.append(name)
-            (found.defaults if value is default else found.given)[name] = NOT_COMPARED
+            found.add(name, NOT_COMPARED, is_usual=value is default)
         _add_parts(found, name, value)
         return
-    is_default, usual = False, _Reading()
+    is_default = False
     if default is not _KINDS.empty:
         with contextlib.suppress(_NotPlain):
-            is_default = repr(_compact(default, usual)) == repr(data)
-    (found.defaults if is_default else found.given)[name] = data
+            is_default = canonical(usual.read(default)) == canonical(data)
+    found.add(name, data, is_default)
     if reading.types:
         same = is_default and reading.types == usual.types
-        types = _compact(sorted(reading.types), _Reading())
-        (found.defaults if same else found.given)[f"{name}{_TYPE}"] = types
+        found.add(f"{name}{_TYPE}", comparable(sorted(reading.types), name), same)
 
 
 def _add_parts(found: Arguments, name: str, value: Any) -> None:
@@ -230,90 +238,75 @@ def is_data(value: Any) -> bool:
 
 @attrs.define
 class _Reading:
-    """What is noted of a value while it becomes plain data.
+    """A value on its way to plain data.
 
     Parameters
     ----------
     parts
         How many it has so far.
     types
-        What the plain data does not show: the classes of objects with fields, each after its
-        place, and patterns that their repr cuts off.
+        The classes of objects with fields, each after its place: the plain data does not show them.
     """
 
     parts: int = 0
     types: list[str] = attrs.field(factory=list)
 
+    def read(self, value: Any) -> Any:
+        """`value` as plain JSON; raises _NotPlain."""
+        from rlskip.store.comparable import comparable  # needs torch
 
-def _compact(value: Any, reading: _Reading) -> Any:
-    """`value` as JSON; of much of it a hash, because each dump records it."""
-    from rlskip.format.fingerprint import fingerprint  # needs torch
-    from rlskip.store.identity import to_comparable
+        try:
+            return comparable(value, "", self._simpler)
+        except _NotPlain:
+            raise
+        except Exception as error:  # nested too deep, or an object of the user's raises anything
+            raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
 
-    try:
-        data = _plain(value, reading)
-        long_text = isinstance(data, str) and len(data) > _MAX_TEXT
-        if reading.parts <= _MAX_KEPT and not long_text:
-            return to_comparable(data, "")
-        return f"<{type(value).__name__} of {len(data)}: {fingerprint(data, ())}>"
-    except _NotPlain:
-        raise
-    except Exception as error:  # it is nested too deep, or an object of the user's raises anything
-        raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
+    def _simpler(self, value: Any, place: str) -> Any:
+        """A part as a number, a text, a small array, or a list or a mapping of parts.
 
+        Raises
+        ------
+        _NotPlain
+            It is something else.
+        """
+        from rlskip.store.comparable import Marked
 
-def _plain(value: Any, reading: _Reading, place: str = "") -> Any:
-    """`value` as numbers, texts, small arrays, and lists and mappings of these.
-
-    Raises
-    ------
-    _NotPlain
-        It is something else.
-    """
-    reading.parts += 1
-    if reading.parts > _MAX_PARTS:
-        raise _TooLarge("large data")
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    # No mapping is asked: a DictConfig takes long to say that it has no such attribute.
-    if not isinstance(value, Mapping) and all(hasattr(value, name) for name in _OF_ARRAYS):
-        if not getattr(value, "shape", ()):
-            return value.tolist()
-        if value.nbytes > _MAX_ARRAY:
-            raise _TooLarge(f"an array of {value.nbytes} bytes")
-        return value
-    if isinstance(value, re.Pattern) and len(repr(value.pattern)) > _MAX_REPR:
-        reading.types.append(f"{place}: {value.pattern!r}, {value.flags}")
-    if isinstance(value, _AS_TEXT) or type(value).__name__.lower().endswith("dtype"):
-        return repr(value)
-    if isinstance(value, bytes | bytearray) and len(value) <= _MAX_ARRAY:
-        return value
-    whole, value = value, _fields_of(value)
-    named = isinstance(whole, tuple) and hasattr(whole, "_fields")
-    if named or (value is not whole and not isinstance(whole, _NAMESPACES)):
-        reading.types.append(f"{place}: {type(whole).__qualname__}".removeprefix(": "))
-    if isinstance(value, Mapping):
-        if _is_whole_config(value):
-            raise _NotPlain("the application's config")
-        return {
-            _plain_key(key, reading): _plain(part, reading, f"{place}.{key}")
-            for key, part in value.items()
-        }
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(part, reading, f"{place}[{i}]") for i, part in enumerate(value)]
-    if isinstance(value, Set):
-        return {"<set>": sorted((_plain(part, reading, place) for part in value), key=repr)}
-    raise _NotPlain(f"a {type(value).__qualname__}")
-
-
-def _plain_key(key: Any, reading: _Reading) -> Any:
-    """A mapping's key as plain data that is a key; a tuple would become a list."""
-    data = _plain(key, reading)
-    return data if isinstance(data, Hashable) else repr(data)
+        self.parts += 1
+        if self.parts > _MAX_PARTS:
+            raise _TooLarge("large data")
+        if isinstance(value, enum.Enum):
+            return Marked(f"<{type(value).__qualname__}.{value.name}>")
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        # No mapping is asked: a DictConfig takes long to say that it has no such attribute.
+        if not isinstance(value, Mapping) and all(hasattr(value, name) for name in _OF_ARRAYS):
+            if not getattr(value, "shape", ()):
+                return value.tolist()
+            if value.nbytes > _MAX_ARRAY:
+                raise _TooLarge(f"an array of {value.nbytes} bytes")
+            return value
+        if isinstance(value, re.Pattern):  # its own repr shows 200 characters
+            return Marked(f"<pattern {value.pattern!r} {value.flags}>")
+        if isinstance(value, _AS_TEXT) or type(value).__name__.lower().endswith("dtype"):
+            return Marked(f"<{value!r}>")
+        if isinstance(value, bytes | bytearray) and len(value) <= _MAX_ARRAY:
+            return value
+        fields = _fields_of(value)
+        named = isinstance(value, tuple) and hasattr(value, "_fields")
+        if named or (fields is not value and not isinstance(value, _NAMESPACES)):
+            self.types.append(f"{place}: {type(value).__qualname__}".removeprefix(": "))
+        if isinstance(fields, Mapping):
+            if _is_whole_config(fields):
+                raise _NotPlain("the application's config")
+            # Which sample is drawn does not count.
+            return {key: part for key, part in fields.items() if key != _DRAW}
+        is_bytes = isinstance(fields, bytes | bytearray | memoryview)
+        if isinstance(fields, Sequence | Set) and not is_bytes:
+            return fields
+        raise _NotPlain(f"a {type(value).__qualname__}")
 
 
 def _fields_of(value: Any) -> Any:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.arguments import ALL, IGNORED, Arguments, is_single, read_arguments
+from rlskip.skip.arguments import (
+    ALL,
+    IGNORED,
+    NEUTRAL_META,
+    Arguments,
+    is_single,
+    read_arguments,
+)
 from rlskip.skip.signatures import bind, by_name, holds, likely_prompts, named, signature_of
 
 if TYPE_CHECKING:
@@ -167,6 +174,33 @@ class Stage:
             f"name the argument that holds them: annotate(prompts={others[0]!r})",
         )
 
+    def takes_only_ignored(self, call: Call) -> bool:
+        """Whether the function has arguments, and all are such as are never compared.
+
+        One that takes none is told apart by its steps.
+        """
+        names = [name for name in self._signature.parameters if name not in ("self", "cls")]
+        return (
+            self.prompts is None and bool(names) and self.holder is None
+            and all(name in IGNORED for name in names) and is_single(call.prompts)
+        )  # fmt: skip
+
+    def nothing_to_tell_by(self, call: Call) -> UnsupportedTypeError:
+        """The error for prompts all of whose names are such as are never compared."""
+        from rlskip.batch.columns import columns_of
+        from rlskip.format.dump_errors import UnsupportedTypeError
+
+        names, by = [str(name) for name in columns_of(call.prompts)], "lambda ...: ..."
+        if self.takes_only_ignored(call):
+            names = [name for name in self._signature.parameters if name not in ("self", "cls")]
+            by = repr(names[-1])
+        has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
+        return UnsupportedTypeError(
+            f"nothing tells the prompts of {self.name} apart: they have {has}",
+            "prompts",
+            f"give them a field with their content, or name what does: annotate(prompts={by})",
+        )
+
     def identity_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         found = self.identity(*args, **kwargs) if callable(self.identity) else self.identity or {}
         if not isinstance(found, Mapping):
@@ -226,7 +260,7 @@ class StepNotSetError(RlskipError, RuntimeError):
     """A role was called while no step was set."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)  # without slots, for the cached property
 class Call:
     """One call of a stage: what it was given, and what becomes of it.
 
@@ -268,11 +302,34 @@ class Call:
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """The hash of each of its prompts, as they are before the stage, which may alter them.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            They cannot be compared, or nothing tells them apart.
+        """
+        from rlskip.format.prompt_digests import (
+            digests_of,  # a job that skips nothing needs no torch
+        )
+
+        digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
+        told = [digest for digest in digests if digest is not None]
+        if len(told) < len(digests) or self.stage.takes_only_ignored(self):
+            raise self.stage.nothing_to_tell_by(self)
+        return told
+
     def summarize_prompts(self) -> PromptRows | None:
         """The prompts one by one, as a dump records them; None if they cannot be taken apart."""
-        from rlskip.skip.prompt_rows import PromptRows  # a job that skips nothing needs no torch
+        from rlskip.format.dump_errors import UnsupportedTypeError
+        from rlskip.skip.prompt_rows import PromptRows
 
-        return PromptRows.of(self.prompts, self.stage.prompt_groups)
+        try:
+            return PromptRows.of(self.prompts, self.digests)
+        except UnsupportedTypeError:
+            return None
 
     def replace_prompts(self, prompts: Any) -> bool:
         """Call the stage with `prompts` instead; False if no argument is the prompts."""

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -22,6 +23,7 @@ from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
+from rlskip.format.prompt_digests import digest_of_batch
 from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
@@ -34,9 +36,9 @@ from rlskip.store import (
     Identity,
     StepStore,
     UnsupportedTypeError,
-    fingerprint,
     run_directory,
 )
+from rlskip.store.comparable import comparable, differences
 from rlskip.store.layout import role_directory
 
 
@@ -176,29 +178,27 @@ class Dumps:
             The prompts or a value of the stage's identity cannot be compared, and
             ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
         """
-        arguments = self.arguments_of(call)
         try:
-            return attrs.evolve(
-                self.with_defaults(call, arguments),
-                stage=call.stage.stage,
-                prompts_hash=fingerprint(call.prompts),
-                extra=self.extra_of(call),
-                arguments=None if arguments is None else arguments.given,
-            )
+            made = self.of_call(call, self.arguments_of(call), self.asked_of(call))
+            return made.for_prompts(digest_of_batch(call.prompts, call.digests))
         except UnsupportedTypeError as error:
             self.refuse_uncomparable(call.stage.explained(call, error))
-            return attrs.evolve(self.conditions, stage=call.stage.stage)
+            return self.of_call(call)
 
-    def with_defaults(self, call: Call, arguments: Arguments | None) -> Identity:
-        """The `conditions` with what a call's `arguments` are besides those that are given."""
+    def of_call(
+        self,
+        call: Call,
+        arguments: Arguments | None = None,
+        asked: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Identity:
+        """The `conditions` with a call's stage, what it is `asked` for, and its `arguments`."""
+        named = {} if call.stage.stage is None else {"stage": call.stage.stage}
+        compared = {**self.conditions.compared, **named, **asked}
         if arguments is None:
-            return self.conditions
-        return attrs.evolve(
-            self.conditions,
-            arguments={},
-            defaults=arguments.defaults,
-            ignored=call.stage.ignored_of(call),
-        )
+            return attrs.evolve(self.conditions, compared=compared)
+        compared |= {f"arguments.{name}": value for name, value in arguments.values.items()}
+        noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
+        return Identity(compared, noted, call.stage.ignored_of(call))
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""
@@ -207,19 +207,19 @@ class Dumps:
             self.notices.arguments(call.stage.name, arguments)
         return arguments
 
-    def extra_of(self, call: Call) -> dict[str, Any]:
+    def asked_of(self, call: Call) -> dict[str, Any]:
         """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
 
         A host may ask for other sampling there, for a greedy baseline, say.
         """
-        usual = {"n": self.conditions.n, **self.conditions.sampling}
-        asked = plain_entries(meta_of(call.prompts), NEUTRAL_META)
-        unusual = {k: v for k, v in asked.items() if v is not None and usual.get(k) != v}
-        return {
-            **self.conditions.extra,
-            **{f"meta_info.{name}": value for name, value in unusual.items()},
-            **call.stage.identity_of(call.args, call.kwargs),
-        }
+        asked, known = {}, self.conditions.compared
+        for name, value in plain_entries(meta_of(call.prompts), NEUTRAL_META).items():
+            usual = known.get(name if name == "n" else f"sampling.{name}")
+            if value is not None and differences(name, value, usual):
+                asked[f"meta_info.{name}"] = value
+        for name, value in call.stage.identity_of(call.args, call.kwargs).items():
+            asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
+        return asked
 
     def _read_conditions(self) -> Identity:
         c, facts = self.local_config, self.facts
@@ -228,15 +228,17 @@ class Dumps:
         versions = {"rlskip": __version__, "torch": str(torch.__version__)}
         if facts.engine is not None:  # another one is logged as a warning, as a version is
             versions["engine"] = str(facts.engine)
-        return Identity(
-            role=self.role,
-            n=sampling.pop("n", c.n),
-            prompt_len=c.prompt_len,
-            response_len=c.response_len,
-            sampling=sampling,
-            extra={k: facts.value_at(k, f"skip.{self.role}.identity") for k in c.identity or ()},
-            model=facts.model,
-            versions=versions,
+        where = f"skip.{self.role}.identity"
+        return Identity.of(
+            {
+                "role": self.role,
+                "n": sampling.pop("n", c.n),
+                "prompt_len": c.prompt_len,
+                "response_len": c.response_len,
+                **{f"sampling.{name}": value for name, value in sampling.items()},
+                **{f"config.{key}": facts.value_at(key, where) for key in c.identity or ()},
+            },
+            {"model": facts.model, **{f"versions.{name}": v for name, v in versions.items()}},
         )
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import attrs
-
 from rlskip.batch.columns import cells_of, columns_of
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
@@ -44,7 +42,7 @@ class CallMatching:
         if self._dumps.local_config.action == SkipAction.REPEAT:
             if (repeated := self._repeated(call)) is not None:
                 yield repeated
-        elif call.identity.prompts_hash is not None:
+        elif call.identity.prompts is not None:
             yield from call.visit.fitting(call.identity)
             yield from call.visit.unnamed()
             if self._dumps.local_config.match == "run":
@@ -60,7 +58,7 @@ class CallMatching:
         policy = self._dumps.local_config.on_mismatch
         if self._dumps.local_config.action == SkipAction.REPEAT or visit.is_empty:
             return None
-        if identity.prompts_hash is None:
+        if identity.prompts is None:
             kth: Found | None = visit.kth(call.place)
             if kth is None:
                 return None
@@ -79,7 +77,7 @@ class CallMatching:
         call.reason = f"the dump of {found}{of} was made for another call: {'; '.join(differs)}"
         hint = ""
         if policy == "error" and self._dumps.local_config.match == "step":
-            elsewhere = self._index.find(identity.prompts_hash, visit.step)
+            elsewhere = self._index.find(identity.prompts, visit.step)
             if elsewhere:
                 call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
                 looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too"
@@ -146,7 +144,7 @@ class CallMatching:
         prompts that come again are sampled again. They serve a stage that follows another one: it
         computes the same again.
         """
-        for found in self._index.find(call.identity.prompts_hash, call.step):
+        for found in self._index.find(call.identity.prompts, call.step):
             elsewhere = self._index.has_served_elsewhere(found, call.step)
             if (elsewhere or self._index.has_written(found)) and not call.stage.derived:
                 continue
@@ -171,14 +169,14 @@ class PromptMatching(CallMatching):
 
     def offers(self, call: Call) -> Iterator[Found | Gathered]:
         """The dumps of this very call, then a group for each of its prompts."""
-        if call.identity.prompts_hash is not None:
+        if call.identity.prompts is not None:
             for found in call.visit.fitting(call.identity):
                 # A visit does not know what calls of other steps were served, and one of a call
                 # that has its own step knows of no other.
                 used = self._own_steps and self._index.is_used(found)
                 if not (used or self._index.has_served_elsewhere(found, call.step)):
                     yield found
-            identity = attrs.evolve(call.identity, prompts_hash=None)
+            identity = call.identity.for_prompts(None)
             gathered = self._gather(call, lambda made: not identity.differences(made)[0])
             if isinstance(gathered, Gathered):
                 yield gathered
@@ -196,11 +194,11 @@ class PromptMatching(CallMatching):
         MismatchError
             ``on_mismatch`` is ``error``.
         """
-        if call.identity.prompts_hash is None:
+        if call.identity.prompts is None:
             return super().judge(call)
         found = self._gather(call, lambda made: True)
         if isinstance(found, Gathered):
-            identity = attrs.evolve(call.identity, prompts_hash=None)
+            identity = call.identity.for_prompts(None)
             differing = (
                 (group, must)
                 for group in found.groups
@@ -252,7 +250,7 @@ class PromptMatching(CallMatching):
         for dump, meta in metas.items():
             self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
             if meta.identity is not None:
-                present = attrs.evolve(call.identity, prompts_hash=meta.identity.prompts_hash)
+                present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.differences(present, meta)  # logs what is noteworthy
         took = sum(
             metas[group.found].info.get("seconds", 0.0) / max(1, self._index.groups_in(group.found))

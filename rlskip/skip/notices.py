@@ -145,7 +145,7 @@ class Notices:
 
     def _other_names(self, call: Call) -> Iterator[str]:
         """The run of another name that has a dump of this step for the call's prompts, and why."""
-        ours, wanted = self._shaped.parent, getattr(call.identity, "prompts_hash", None)
+        ours, wanted = self._shaped.parent, getattr(call.identity, "prompts", None)
         if wanted is None:
             return
         try:
@@ -157,7 +157,7 @@ class Notices:
             path = run / self._directory.relative_to(ours)
             with contextlib.suppress(DumpError, OSError):
                 meta = StepStore(path, quarantines=False).read_meta(call.step)
-                if meta is not None and meta.identity and meta.identity.prompts_hash == wanted:
+                if meta is not None and meta.identity and meta.identity.prompts == wanted:
                     what = f"{path} has a dump for these prompts, which is not found"
                     yield f"{what}: the run is {ours.name} now, {run.name} there"
                     return

@@ -27,6 +27,9 @@ from rlskip.store.layout import as_step, journal_name, name_before_quarantine
 
 Roles = Mapping[str, Role]
 
+_OF_CONFIG = ("n", "prompt_len", "response_len", "sampling.", "config.")
+"""How names of an identity begin that the config alone decides."""
+
 
 def preflight(
     roles: Roles, facts: HostFacts, *, engine: bool = True, here: bool = True
@@ -197,12 +200,12 @@ def differences(
 
     `called_with` is that of :func:`unusable`.
     """
-    now = dumps.conditions
-    # Of `extra` the config decides a part (skip.identity); the call adds the others.
-    known = {key: value for key, value in called_with.items() if key in made.extra}
-    extra = {**made.extra, **known, **now.extra}
-    now = attrs.evolve(now, prompts_hash=made.prompts_hash, extra=extra)
-    return list(now.differences(made)[0])
+    # The config decides a part of what is compared; the call adds the others.
+    known = {f"identity.{name}": value for name, value in called_with.items()}
+    known = {name: value for name, value in known.items() if name in made.compared}
+    ours = dumps.conditions.adding(known)
+    added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
+    return attrs.evolve(ours, compared={**added, **ours.compared}).differences(made)[0]
 
 
 # -- what is refused -------------------------------------------------------------------------

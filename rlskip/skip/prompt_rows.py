@@ -9,13 +9,12 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
-import xxhash
 
 from rlskip._human import short
 from rlskip.batch.columns import (
@@ -24,16 +23,13 @@ from rlskip.batch.columns import (
     column_length,
     columns_of,
     length_of,
-    unwrapped,
     values_at,
 )
 from rlskip.batch.decoding import decoder_at
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
-from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.skip.arguments import NEUTRAL_META
+from rlskip.format.fingerprint import VOLATILE
 
 ROWS_PER_PROMPT = "rows_per_prompt"
 """The entry of a dump's `info` that has the number of rows of each of its prompts.
@@ -43,8 +39,6 @@ It is one number where all have as many, and absent where the rows do not tell.
 
 _MAX_TEXTS = 64
 _MAX_TOKENS = 16
-_DIGITS = 16
-_MASK = "attention_mask"
 _SHOWN = 2
 _TEXT_NAMES = ("text", "prompt", "question", "content", "messages", "raw_prompt")
 
@@ -58,7 +52,7 @@ class PromptRows:
     rows
         How many there were.
     digests
-        A hash of each, in which padding and what is volatile do not count.
+        The hash of each (:mod:`rlskip.format.prompt_digests`).
     texts
         How each of the first 64 begins: its text, or its token ids as a JSON list.
     """
@@ -68,18 +62,19 @@ class PromptRows:
     texts: list[str]
 
     @classmethod
-    def of(cls, prompts: Any, without: Collection[str] = ()) -> PromptRows | None:
-        """Summarize prompts, `without` some fields; None if they cannot be taken apart."""
+    def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
+        """Summarize prompts whose hashes are `digests`."""
         try:
-            if not columns_of(prompts) or not (n := length_of(prompts)):
+            columns = columns_of(prompts)
+            if not columns or not length_of(prompts):
                 rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-                digests = [fingerprint(row)[:_DIGITS] for row in rows]
-                return cls(len(rows), digests, [_text_of(row) for row in rows[:_MAX_TEXTS]])
-            left_out = {*VOLATILE, *without}
-            columns = {k: v for k, v in columns_of(prompts).items() if k not in left_out}
-            return cls(n, _digests(columns, n), [_text_of(cell) for cell in _shown(columns, n)])
-        except Exception:  # it only serves a message
-            return None
+                texts = [_text_of(row) for row in rows[:_MAX_TEXTS]]
+            else:
+                shown = {k: v for k, v in columns.items() if k not in VOLATILE}
+                texts = [_text_of(cell) for cell in _shown(shown, len(digests))]
+        except Exception:  # they only serve a message
+            texts = []
+        return cls(len(digests), list(digests), texts)
 
     @classmethod
     def recorded(cls, value: Any) -> PromptRows | None:
@@ -110,46 +105,6 @@ class PromptRows:
         if more := len(differ) - _SHOWN:
             said += [f"{more} more rows differ"] * (more > 0)
         return ", ".join(said)
-
-
-def _digests(columns: Mapping[Any, Any], n: int) -> list[str]:
-    """A hash of each row."""
-    rows = [xxhash.xxh3_64() for _ in range(n)]
-    masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
-    masks = [mask for mask in masks if _is_table(mask)]
-    for name in sorted(columns, key=str):
-        column, parts = columns[name], list[Any]()
-        if _is_table(column) and len(column) == n:
-            width = column.shape[-1]
-            mask = next((mask for mask in masks if mask.shape == (n, width)), None)
-            parts = _bytes_of_rows(column, mask)
-        elif (cells := cells_of(column, n)) is not None:
-            parts = [fingerprint(cell).encode() for cell in cells]
-        elif name in NEUTRAL_META or column is None or column_length(column) == 0:
-            continue
-        else:  # one value for all rows
-            try:
-                parts = [fingerprint(unwrapped(column)).encode()] * n
-            except UnsupportedTypeError:
-                continue  # the batch cannot be compared either, so its dump serves no prompt
-        for row, part in zip(rows, parts, strict=True):
-            row.update(f"{name};".encode())
-            row.update(part)
-    return [row.hexdigest()[:_DIGITS] for row in rows]
-
-
-def _is_table(column: Any) -> TypeGuard[torch.Tensor]:
-    return isinstance(column, torch.Tensor) and not column.is_nested and column.ndim > 0
-
-
-def _bytes_of_rows(column: torch.Tensor, mask: torch.Tensor | None) -> list[np.ndarray]:
-    """The bytes of each row; of a padded one those that the mask marks as real."""
-    data = column.detach().cpu().contiguous()
-    if mask is None or bool((mask != 0).all()):
-        return [*data.reshape(len(data), -1).view(torch.uint8).numpy()]
-    real = mask.detach().cpu() != 0
-    cut = (row[..., seen].contiguous() for row, seen in zip(data, real, strict=True))
-    return [row.reshape(-1).view(torch.uint8).numpy() for row in cut]
 
 
 def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:

@@ -183,7 +183,7 @@ class GroupDumps:
             "keys": part.keys,
             "fields": part.fields,
         }
-        store, n = self.dumps.store, self.dumps.conditions.n
+        store, n = self.dumps.store, self.dumps.conditions.compared["n"]
         info = {
             **self.dumps.info(call, part.fields),
             "part": mine,

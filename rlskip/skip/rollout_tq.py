@@ -20,15 +20,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import xxhash
 
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.format.fingerprint import contents_of
+from rlskip.format.prompt_digests import digests_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.queue import to_rows
+from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
 from rlskip.skip.groups import (
@@ -57,6 +59,7 @@ from rlskip.store import (
     Identity,
     UnsupportedTypeError,
 )
+from rlskip.store.comparable import canonical
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +219,10 @@ class GroupRole(Role):
     def _plan(self, call: Call) -> _Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
-            submitted.conditions = self.dumps.with_defaults(call, self.dumps.arguments_of(call))
+            # The stage and arguments that differ from their defaults count for each prompt.
+            arguments = self.dumps.arguments_of(call)
+            made = self.dumps.of_call(call, arguments and arguments.at_default)
+            submitted.conditions = made.without("stage")
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
         return self._plan_by_step(call, submitted)
@@ -299,15 +305,22 @@ class GroupRole(Role):
         """
         uids = uids_of(call.prompts)
         try:
-            # What the config adds is compared once for the whole dump.
-            usual = self.dumps.conditions.extra
-            extra = {k: v for k, v in self.dumps.extra_of(call).items() if k not in usual}
-            if (arguments := self.dumps.arguments_of(call)) is not None:
-                extra |= {f"arguments.{name}": value for name, value in arguments.given.items()}
-            return uids, contents_of(call.prompts, extra, call.stage.stage)
+            asked, arguments = self.dumps.asked_of(call), self.dumps.arguments_of(call)
+            if arguments is not None:
+                given = arguments.values.keys() - arguments.usual
+                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
+            made = canonical({**asked, "stage": call.stage.stage})
+            digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
             self.dumps.refuse_uncomparable(error)
             return uids, [None] * len(uids)
+        if None in digests:
+            self.dumps.notices.once(
+                "by-position", "nothing but uids tells the prompts apart, so each is served by the "
+                "group at its position in the batch",
+            )  # fmt: skip
+            return uids, [None] * len(uids)
+        return uids, [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
     def _judge(
         self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool

@@ -210,16 +210,16 @@ class RunIndex:
             meta = store.read_meta(step, found.part)
             if meta is None:
                 continue
-            if meta.identity is None or not meta.identity.prompts_hash:
+            if meta.identity is None or not meta.identity.prompts:
                 self.mute += 1
                 continue
             if not size:
-                self._by_prompts.setdefault(meta.identity.prompts_hash, []).append(found)
+                self._by_prompts.setdefault(meta.identity.prompts, []).append(found)
             if found not in self._written:
                 self._add(found, meta, meta.identity)
 
     def _add(self, found: Found, meta: DumpMeta, identity: Identity) -> None:
-        made = attrs.evolve(identity, prompts_hash=None)
+        made = identity.for_prompts(None)
         same = next((known for known in self._conditions if known == made), None)
         if same is None:
             self._conditions.append(same := made)

@@ -185,7 +185,7 @@ class Visit:
     def _lowest(self, identity: Identity, given: set[int]) -> int | None:
         fits = [
             next((n for n in alike.numbers if n not in given), None)
-            for alike in self._by_prompts.get(identity.prompts_hash, ())
+            for alike in self._by_prompts.get(identity.prompts, ())
             if alike.identity is not None and not identity.differences(alike.identity)[0]
         ]
         return min((n for n in fits if n is not None), default=None)
@@ -205,7 +205,7 @@ class Visit:
 
     def why_not(self, identity: Identity) -> str:
         """Why no dump serves a call, without looking at all of them."""
-        same_prompts = self._by_prompts.get(identity.prompts_hash, ())
+        same_prompts = self._by_prompts.get(identity.prompts, ())
         differing = [identity.differences(one.identity)[0] for one in same_prompts if one.identity]
         if not all(differing):
             return "its dumps have served other calls"
@@ -221,7 +221,7 @@ class Visit:
 
     def count_call(self, identity: Identity) -> str:
         """Count a call that is served or generated; its name among the step's, in every job."""
-        digest = identity.digest()
+        digest = identity.compared_digest()
         self.calls += 1
         self._counted[digest] += 1
         return f"{digest}-{self._counted[digest] - 1}"
@@ -229,7 +229,7 @@ class Visit:
     def begin(self, call: object, identity: Identity) -> None:
         """A call is going to be generated; a repetition of one that failed replaces it."""
         with self.lock:
-            digest = self._under_way[call] = identity.digest()
+            digest = self._under_way[call] = identity.compared_digest()
             self._failed[digest] -= self._failed[digest] > 0
 
     def end(self, call: object, dumped: bool) -> None:
@@ -394,7 +394,7 @@ class Visit:
         slot, identity = self.slots[number], meta.identity
         slot.alike = self._unnamed
         if identity is not None:
-            group = self._by_prompts.setdefault(identity.prompts_hash, [])
+            group = self._by_prompts.setdefault(identity.prompts, [])
             slot.alike = next((alike for alike in group if alike.identity == identity), None)
             if slot.alike is None:
                 slot.alike = Alike(identity)

@@ -50,14 +50,9 @@ def rollouts(step: int, seed: int = 0, other_from: int | None = None) -> TensorD
 
 
 def save(store: StepStore, step: int, value: TensorDict, job: str) -> None:
-    identity = Identity(
-        prompts_hash=fingerprint(value["prompts"]),
-        n=SESSIONS,
-        prompt_len=PROMPT_LEN,
-        response_len=RESPONSE_LEN,
-        sampling={"temperature": 1.0},
-        model="tiny",
-    )
+    made = {"prompts": fingerprint(value["prompts"]), "n": SESSIONS, "prompt_len": PROMPT_LEN}
+    made |= {"response_len": RESPONSE_LEN, "sampling.temperature": 1.0}
+    identity = Identity.of(made, {"model": "tiny"})
     meta = store.save(step, value, identity=identity, info={"seconds": 12.5 + step, "job": job})
     place = Place(store.directory, step)
     when = f"2026-09-21T14:{13 + step:02d}:20+00:00"

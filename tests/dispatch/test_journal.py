@@ -21,7 +21,7 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
 from rlskip.store import Identity
 
-IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
+IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
 
 
 def write(path: Path, count: int) -> None:
@@ -114,7 +114,7 @@ def test_more_damage_than_is_kept_stays_where_it_is(tmp_path, monkeypatch, caplo
 
 def test_sessions_of_two_identities_in_one_journal_stay(tmp_path):
     path = tmp_path / "3.journal"
-    other = attrs.evolve(IDENTITY, n=5)
+    other = IDENTITY.adding({"n": 5})
     for number, identity in enumerate([IDENTITY, other]):
         journal = SessionJournal(tmp_path / f"{number}.journal", identity)
         journal.append({("content", 0, number): None})
@@ -240,7 +240,9 @@ def test_a_full_disk_costs_nothing_that_was_acknowledged(tmp_path):
 def test_a_journal_of_another_identity_is_quarantined(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
-    other = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}, model="another"))
+    other = SessionJournal(
+        path, Identity.of({"n": 4, "sampling.temperature": 0.5}, {"model": "another"})
+    )
     assert other.entries == {}
     assert "sampling.temperature" in caplog.text
     assert "resumed although" not in caplog.text
@@ -253,7 +255,7 @@ def test_a_journal_that_another_process_appends_to_stays(tmp_path):
     path = tmp_path / "3.journal"
     ours = SessionJournal(path, IDENTITY)
     ours.append({("content", 0, 0): [{"text": "0"}]})
-    theirs = SessionJournal(path, Identity(n=4, sampling={"temperature": 0.5}))
+    theirs = SessionJournal(path, Identity.of({"n": 4, "sampling.temperature": 0.5}))
     assert theirs.entries == {}
     theirs.append({("content", 0, 1): [{"text": "1"}]})
     ours.append({("content", 0, 2): [{"text": "2"}]})
@@ -275,7 +277,7 @@ def test_a_journal_that_was_moved_away_is_made_again(tmp_path, gone):
 def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
-    journal = SessionJournal(path, attrs.evolve(IDENTITY, model="another"))
+    journal = SessionJournal(path, attrs.evolve(IDENTITY, noted={"model": "another"}))
     assert len(journal.entries) == 2
     assert "model: 'another' now" in caplog.text
 

@@ -26,7 +26,7 @@ from rlskip.store import Identity, StepStore
 
 N = 4
 CONFIG = read_dispatch({"dispatch": {"rollout_level": True, "n": N, "journal": True}})
-IDENTITY = Identity(role="rollout_tq", stage="verl.submit", extra={"verl": "0.9.1"})
+IDENTITY = Identity.of({"role": "rollout_tq", "stage": "verl.submit", "verl": "0.9.1"})
 
 
 @attrs.define
@@ -275,9 +275,9 @@ def test_a_journal_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
     ("change", "named"),
     [
         ({"stage": "another"}, "stage"),
-        ({"extra": {"verl": "0.9.2"}}, "extra.verl: '0.9.2' now, '0.9.1' in the dump"),
+        ({"verl": "0.9.2"}, "verl: '0.9.2' now, '0.9.1' in the dump"),
         ({"response_len": 99}, "response_len"),
-        ({"sampling": {"top_k": 3}}, "sampling.top_k"),
+        ({"sampling.top_k": 3}, "sampling.top_k"),
     ],
     ids=str,
 )
@@ -286,7 +286,7 @@ def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
 ) -> None:
     killed(tmp_path, 1, ran=N)
     caplog.clear()
-    again = Run(tmp_path, identity=attrs.evolve(IDENTITY, **change))
+    again = Run(tmp_path, identity=IDENTITY.adding(change))
     assert [r.resumed for r in again.submit(prompts(1))] == [0]
     (told,) = [r.message for r in caplog.records if "holds sessions of another run" in r.message]
     assert named in told
@@ -297,7 +297,7 @@ def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
     ("key", "value", "named"),
     [
         ("n", 2, "n: 2 now, 4 in the dump"),
-        ("seed", 1, "extra.seed"),
+        ("seed", 1, "dispatch.seed"),
         ("sampling", {"top_p": 0.5}, "sampling.top_p"),
     ],
 )

@@ -175,7 +175,7 @@ def test_it_reads_a_fresh_dump(tmp_path: Path) -> None:
         7: float("nan"),
     }
     store = StepStore(tmp_path)
-    store.save(12, rollouts, identity=Identity(prompts_hash="é", n=2))
+    store.save(12, rollouts, identity=Identity.of({"prompts": "é", "n": 2}))
     reader = Reader(tmp_path / "12")
     theirs = reader.value(reader.index["rollouts"])
     assert reader.index["aside"] is None

@@ -84,15 +84,9 @@ def explain(rlskip: Any, app: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return run
 
 
-def save(*steps: int, temperature: float = 1.0, **extra: Any) -> None:
-    identity = Identity(
-        prompts_hash="x",
-        n=2,
-        prompt_len=3,
-        response_len=5,
-        sampling={"temperature": temperature},
-        extra=extra,
-    )
+def save(*steps: int, temperature: float = 1.0, **compared: Any) -> None:
+    made = {"prompts": "x", "n": 2, "prompt_len": 3, "response_len": 5}
+    identity = Identity.of({**made, "sampling.temperature": temperature, **compared})
     for step in steps:
         StepStore(Path(DUMPS).absolute()).save(step, [step], identity=identity)
 
@@ -243,11 +237,11 @@ def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
     explain: Callable[..., Any],
 ) -> None:
     key = "trainer.project_name"
-    save(1, **{key: "p", "of the call": 5})
-    save(2, **{key: "another"})
+    save(1, **{f"config.{key}": "p", "identity.of the call": 5})
+    save(2, **{f"config.{key}": "another"})
     said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]")
     (error,) = errors(said)
-    assert f"steps 2 were made for other rollouts: extra.{key}: 'p' now, 'another' in" in error
+    assert f"steps 2 were made for other rollouts: config.{key}: 'p' now, 'another' in" in error
 
 
 @pytest.mark.parametrize("on_miss", ["generate", "error"])

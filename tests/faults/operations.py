@@ -252,7 +252,7 @@ def read_records(directory: Path) -> Operation:
 
 # -- a journal ---------------------------------------------------------------------------------
 
-IDENTITY = Identity(n=4, sampling={"temperature": 1.0})
+IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
 
 
 def append_to_journal(directory: Path) -> Operation:

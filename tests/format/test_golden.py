@@ -17,6 +17,8 @@ from rlskip.store import DumpMeta, Identity, OtherFormatError, StepStore
 
 _GOLDEN = Path(__file__).parent / "golden"
 
+MADE = {"prompts": "0123", "n": 2, "prompt_len": 4, "response_len": 8, "sampling.temperature": 1.0}
+
 
 def _as_version(store: StepStore, version: int) -> None:
     meta = store.directory / "1" / "meta.json"
@@ -46,9 +48,7 @@ def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool])
     assert store.steps() == [3]
     meta = store.read_meta(3)
     assert meta is not None
-    assert meta.identity == Identity(
-        prompts_hash="0123", n=2, prompt_len=4, response_len=8, sampling={"temperature": 1.0}
-    )
+    assert meta.identity == Identity.of(MADE)
     assert meta.info == {"seconds": 2.5}
     assert same(store.load(3), golden_rollouts())
     assert same(store.load_sidecar(3), {"rng": torch.arange(16, dtype=torch.uint8)})
@@ -62,8 +62,8 @@ def test_golden_dump_of_a_step_with_calls(tmp_path: Path) -> None:
     for number, part in enumerate((None, 1)):
         meta = store.read_meta(3, part)
         assert meta is not None
-        assert meta.identity == Identity(
-            prompts_hash=f"{number}", n=2, role="rollout", stage="generate"
+        assert meta.identity == Identity.of(
+            {"prompts": f"{number}", "n": 2, "role": "rollout", "stage": "generate"}
         )
         assert store.load(3, part=part) == {"call": number}
 
@@ -104,9 +104,7 @@ if __name__ == "__main__":
     StepStore(_GOLDEN / "v2").save(
         3,
         golden_rollouts(),
-        identity=Identity(
-            prompts_hash="0123", n=2, prompt_len=4, response_len=8, sampling={"temperature": 1.0}
-        ),
+        identity=Identity.of(MADE),
         info={"seconds": 2.5},
         sidecar={"rng": torch.arange(16, dtype=torch.uint8)},
     )
@@ -114,6 +112,8 @@ if __name__ == "__main__":
         StepStore(_GOLDEN / "v2-calls").save(
             3,
             {"call": number},
-            identity=Identity(prompts_hash=f"{number}", n=2, role="rollout", stage="generate"),
+            identity=Identity.of(
+                {"prompts": f"{number}", "n": 2, "role": "rollout", "stage": "generate"}
+            ),
             part=part,
         )

@@ -6,130 +6,149 @@ import json
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from rlskip.store import Identity, UnsupportedTypeError
+from rlskip.store.comparable import comparable
+
+MADE = {
+    "prompts": "ab",
+    "n": 8,
+    "response_len": 4096,
+    "sampling.temperature": 1.0,
+    "sampling.stop": ("a", "b"),
+    "identity.tools": {"search": True},
+}
+NOTED = {"model": "some/model", "versions.torch": "2.13.0"}
 
 
 def _identity(**changes: Any) -> Identity:
-    values: dict[str, Any] = {
-        "prompts_hash": "ab",
-        "n": 8,
-        "prompt_len": 1024,
-        "response_len": 4096,
-        "sampling": {"temperature": 1.0, "top_p": 0.9, "stop": ("a", "b")},
-        "extra": {"tools": {"search": True}},
-        "model": "some/model",
-        "versions": {"torch": "2.13.0"},
-    }
-    return Identity(**{**values, **changes})
-
-
-def test_equal_identities_have_no_differences() -> None:
-    assert _identity().differences(_identity()) == ([], [])
-    through_json = Identity.from_json(json.loads(json.dumps(_identity().as_json())))
-    assert through_json == _identity()
-    assert _identity().differences(through_json) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "must", "warn"),
-    [
-        ({"n": 4}, ["n: 4 now, 8 in the dump"], []),
-        ({"prompts_hash": "cd"}, ["prompts: 'cd' now, 'ab' in the dump"], []),
-        (
-            {"sampling": {"temperature": 0.7, "stop": ["a", "b"], "min_p": 0.1}},
-            [
-                "sampling.min_p: 0.1 now, absent in the dump",
-                "sampling.temperature: 0.7 now, 1.0 in the dump",
-                "sampling.top_p: absent now, 0.9 in the dump",
-            ],
-            [],
-        ),
-        (
-            {"extra": {"tools": {"search": False}}},
-            ["extra.tools.search: False now, True in the dump"],
-            [],
-        ),
-        ({"model": "another"}, [], ["model: 'another' now, 'some/model' in the dump"]),
-        ({"versions": {"torch": "3"}}, [], ["versions.torch: '3' now, '2.13.0' in the dump"]),
-        ({"response_len": None}, ["response_len: None now, 4096 in the dump"], []),
-    ],
-)
-def test_differences_are_named(changes: dict, must: list[str], warn: list[str]) -> None:
-    assert _identity(**changes).differences(_identity()) == (must, warn)
-
-
-@pytest.mark.parametrize("where", ["sampling", "extra", "arguments", "defaults"])
-def test_a_long_value_is_recorded_as_a_hash(where: str) -> None:
-    """Else each dump's meta.json would hold a critic's weights, for example."""
-    rows = [[float(i), float("nan")] for i in range(10_000)]
-    for long in (rows, "word " * 20_000):
-        made = Identity(**{where: {"x": {"y": long, "z": [1]}}})
-        plain = getattr(made, where)["x"]
-        assert plain["y"].startswith(f"<{type(long).__name__} of {len(long)}: ")
-        assert plain["z"] == [1]
-    same, other = ([[kind(i), float("nan")] for i in range(10_000)] for kind in (int, str))
-    made, equal, differs = (Identity(extra={"x": value}) for value in (rows, same, other))
-    assert made.differences(equal) == ([], [])
-    ((line,), _) = made.differences(differs)
-    assert line.startswith("extra.x: ")
-
-
-@pytest.mark.parametrize(
-    ("now", "then", "must", "warn"),
-    [
-        (({"n": 2}, {}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
-        (({}, {"n": 4}), ({}, {}), [], []),
-        (({}, {}), ({}, {"n": 4}), [], []),
-        (({"n": 4}, {}), ({}, {}), ["arguments.n: 4 now, absent in the dump"], []),
-        (({"n": 4}, {}), ({}, {"n": 4}), [], []),
-        (({}, {"n": 2}), ({}, {"n": 4}), ["arguments.n: 2 now, 4 in the dump"], []),
-        (({"n": 2}, {}), (None, {}), [], ["the dump does not record arguments.n"]),
-        (({}, {"n": 2}), (None, {}), [], []),
-        ((None, {}), ({"n": 2}, {}), [], []),
-        (
-            ({"x": {"seed": 1}}, {}),
-            ({"x": {"a": 1, "seed": 2}}, {}),
-            ["arguments.x.a: absent now, 1 in the dump"],
-            [],
-        ),
-    ],
-)
-def test_an_argument_at_its_default_equals_an_absent_one(
-    now: Any, then: Any, must: list[str], warn: list[str]
-) -> None:
-    ours, theirs = (_identity(arguments=given, defaults=usual) for given, usual in (now, then))
-    differs, noteworthy = ours.differences(_again(theirs))
-    assert differs == must
-    assert [line[: len(start)] for line, start in zip(noteworthy, warn, strict=True)] == warn
-
-
-def test_numbers_are_compared_by_value_and_flags_are_not_numbers() -> None:
-    def sampling(value: Any) -> Identity:
-        return _identity(sampling={"x": value})
-
-    assert sampling(1).differences(sampling(1.0)) == ([], [])
-    assert sampling(np.float64(1)).differences(sampling(1.0)) == ([], [])
-    assert sampling(True).differences(sampling(1))[0] == ["sampling.x: True now, 1 in the dump"]
-    assert sampling(1).differences(sampling(True))[0] == ["sampling.x: 1 now, True in the dump"]
-
-
-# -- equal values -------------------------------------------------------------------------
+    return Identity.of({**MADE, **changes}, NOTED)
 
 
 def _again(identity: Identity) -> Identity:
     return Identity.from_json(json.loads(json.dumps(identity.as_json())))
 
 
+def test_equal_identities_have_no_differences() -> None:
+    assert _identity().differences(_identity()) == ([], [])
+    assert _again(_identity()) == _identity()
+    assert _identity().differences(_again(_identity())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "must"),
+    [
+        ({"n": 4}, ["n: 4 now, 8 in the dump"]),
+        ({"prompts": "cd"}, ["prompts: 'cd' now, 'ab' in the dump"]),
+        (
+            {"sampling.temperature": 0.7, "sampling.min_p": 0.1},
+            [
+                "sampling.min_p: 0.1 now, absent in the dump",
+                "sampling.temperature: 0.7 now, 1.0 in the dump",
+            ],
+        ),
+        ({"identity.tools": {}}, ["identity.tools.search: absent now, True in the dump"]),
+        ({"response_len": None}, ["response_len: None now, 4096 in the dump"]),
+    ],
+)
+def test_differences_are_named(changes: dict, must: list[str]) -> None:
+    assert _identity(**changes).differences(_identity()) == (must, [])
+
+
+def test_what_is_noted_is_only_logged() -> None:
+    then = Identity.of(MADE, {"model": "another", "versions.torch": "2.13.0"})
+    warn = ["model: 'some/model' now, 'another' in the dump"]
+    assert _identity().differences(then) == ([], warn)
+
+
+def test_what_has_no_role_or_stage_was_made_by_hand() -> None:
+    now = _identity(role="critic", stage="Trainer.score")
+    assert now.differences(_identity(role="rollout", stage="Trainer.generate"))[0] == [
+        "role: 'critic' now, 'rollout' in the dump",
+        "stage: 'Trainer.score' now, 'Trainer.generate' in the dump",
+    ]
+    assert now.differences(_again(now)) == ([], [])
+    assert now.differences(_identity()) == _identity().differences(now) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "must"),
+    [
+        (({"n": 2}, []), ({"n": 4}, ["n"]), ["arguments.n: 2 now, 4 in the dump"]),
+        (({"n": 4}, ["n"]), ({}, []), []),
+        (({}, []), ({"n": 4}, ["n"]), []),
+        (({"n": 4}, []), ({}, []), ["arguments.n: 4 now, absent in the dump"]),
+        (({}, []), ({"n": 4}, []), ["arguments.n: absent now, 4 in the dump"]),
+        (({"n": 4}, []), ({"n": 4}, ["n"]), []),
+        (({"n": 2}, ["n"]), ({"n": 4}, ["n"]), ["arguments.n: 2 now, 4 in the dump"]),
+        (({"n": 2}, []), None, []),  # not known
+        (None, ({"n": 2}, []), []),
+    ],
+)
+def test_an_argument_at_its_default_equals_an_absent_one(now: Any, then: Any, must: Any) -> None:
+    def made(arguments: Any) -> Identity:
+        if arguments is None:
+            return _identity()
+        given, usual = arguments
+        values = {f"arguments.{name}": value for name, value in given.items()}
+        return Identity.of({**MADE, **values}, {**NOTED, "defaults": usual})
+
+    assert made(now).differences(_again(made(then)))[0] == must
+    assert bool(made(then).differences(made(now))[0]) == bool(must), "both ways"
+
+
+def test_arguments_that_are_ignored_now_are_not_compared() -> None:
+    noted = {"defaults": []}
+    then = Identity.of({"arguments.a.top_p": 1, "arguments.b": 2}, noted)
+    for ignored, left in (((), 2), (("a",), 1), (("a", "b"), 0), (("*",), 0)):
+        now = Identity.of({}, noted, ignored)
+        assert len(now.differences(then)[0]) == left
+
+
+def test_the_digest_is_of_role_stage_and_prompts_alone() -> None:
+    """It says where to look; whatever else differs, a replay judges and names."""
+    now = _identity(role="rollout", stage="generate")
+    assert now.digest() == _identity(role="rollout", stage="generate", n=1).digest()
+    others = [_identity(role=role, stage="generate") for role in ("rollout", "other")]
+    others += [now.for_prompts("other"), now.for_prompts(None), _identity()]
+    assert len({now.digest(), *(other.digest() for other in others)}) == 5
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict, str])
+def test_how_long_a_value_is_changes_no_rule(kind: Any) -> None:
+    """A long value is recorded as a hash: each dump's meta.json would hold it else."""
+
+    def of(n: int, as_: Any = int, last: Any = 0) -> Any:
+        if kind is str:
+            return "a" * n + str(last)
+        items = [as_(i) for i in range(n)] + [last]
+        return {f"k{i}": item for i, item in enumerate(items)} if kind is dict else kind(items)
+
+    for n in (3, 300, 30_000):
+        now, equal, other = of(n), of(n, float), of(n, last=1)
+        recorded = Identity.of({"x": now}).compared["x"]
+        assert (n < 3000) or recorded.startswith(f"<{'list' if kind is tuple else kind.__name__}")
+        assert not Identity.of({"x": now}).differences(Identity.of({"x": equal}))[0]
+        assert Identity.of({"x": now}).differences(Identity.of({"x": other}))[0]
+        if kind is not str:
+            assert Identity.of({"x": now}).differences(Identity.of({"x": of(n, str)}))[0]
+
+
+# -- equal values -------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
         (np.int64(8), 8),
+        (1, 1.0),
+        ([1, [2.0]], (1.0, [2])),
+        (0.0, -0.0),
+        (2**40, float(2**40)),
         (np.float32(0.5), torch.tensor(0.5)),
         (np.array(3), 3),
         (np.bool_(True), True),
@@ -149,17 +168,26 @@ def _again(identity: Identity) -> Identity:
     ids=lambda value: type(value).__name__,
 )
 def test_equal_values_make_equal_identities(a: Any, b: Any) -> None:
-    one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
-    assert one == other
-    assert one.differences(other) == ([], [])
-    assert _again(one) == other
-    assert _again(one).differences(other) == ([], [])
-    assert attrs.evolve(one, n=None) == other
+    one, other = Identity.of({"x": a}), Identity.of({"x": b})
+    for now, then in ((one, other), (other, one), (one, _again(other)), (other, _again(one))):
+        assert now.differences(then) == ([], [])
+    assert one.compared_digest() == _again(other).compared_digest()
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
+        ({1: 2}, {"<int 1>": 2}),
+        ({"a"}, {"<set>": ["a"]}),
+        (np.array([1, 2]), comparable(np.array([1, 2]), "x")),
+        (b"ab", comparable(b"ab", "x")),
+        (1, "1"),
+        (None, "None"),
+        ([], {}),
+        (set(), []),
+        ([1], [1, 1]),
+        ({"a": None}, {}),
+        (2**64, float(2**64)),
         (np.arange(5000), np.where(np.arange(5000) == 2500, 7, np.arange(5000))),
         (torch.zeros(5000), torch.zeros(5000).index_fill(0, torch.tensor([2500]), 1)),
         (np.array([1, 2]), np.array([1, 2], np.int32)),
@@ -184,47 +212,30 @@ def test_equal_values_make_equal_identities(a: Any, b: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_different_values_make_different_identities(a: Any, b: Any) -> None:
-    one, other = Identity(extra={"x": a}), Identity(extra={"x": b})
-    for old in (other, _again(other)):
-        must, warn = one.differences(old)
+    one, other = Identity.of({"x": a}), Identity.of({"x": b})
+    for now, then in ((one, other), (other, one), (one, _again(other))):
+        must, warn = now.differences(then)
         assert warn == []
         assert must
         for line in must:
-            now, then = line.removesuffix(" in the dump").split(": ", 1)[1].split(" now, ")
-            assert now != then, "the line shows what differs"
+            shown = line.removesuffix(" in the dump").split(": ", 1)[1].split(" now, ")
+            assert shown[0] != shown[1], "the line shows what differs"
             assert len(line) < 200
 
 
 def test_an_incomparable_value_names_its_field(incomparable: Any) -> None:
-    with pytest.raises(UnsupportedTypeError, match=r"^extra\.tool") as caught:
-        Identity(extra={"tool": [incomparable]})
-    assert caught.value.where.startswith("extra.tool[0]")
-    for name in ("sampling", "versions"):
-        with pytest.raises(UnsupportedTypeError, match=rf"^{name}\.x"):
-            Identity(**{name: {"x": object()}})
-
-
-# -- role and stage, and what is no identity ----------------------------------------------------
-
-
-def test_role_and_stage_are_compared() -> None:
-    now = _identity(role="critic", stage="Trainer.score")
-    assert now.differences(_identity(role="rollout", stage="Trainer.generate")) == (
-        [
-            "role: 'critic' now, 'rollout' in the dump",
-            "stage: 'Trainer.score' now, 'Trainer.generate' in the dump",
-        ],
-        [],
-    )
-    assert now.differences(_again(now)) == ([], [])
-    # A role used by hand does not record whose call it was.
-    assert now.differences(_identity()) == ([], [])
+    with pytest.raises(UnsupportedTypeError, match=r"^identity\.tool") as caught:
+        Identity.of({"identity.tool": [incomparable]})
+    assert caught.value.where.startswith("identity.tool[0]")
+    with pytest.raises(UnsupportedTypeError, match=r"^versions\.x"):
+        Identity.of({}, {"versions.x": object()})
 
 
 @pytest.mark.parametrize(
     "data",
-    [5, None, [], "x", {}, {"prompts": None, "sampling": [1]}, {"prompts": None, "extra": None},
-     {"prompts": None, "nonsense": 1}],
+    [5, None, [], "x", {}, {"compared": {}}, {"compared": {}, "noted": []},
+     {"compared": {"prompts": 5}, "noted": {}}, {"compared": {}, "noted": {"defaults": "x"}},
+     {"compared": {}, "noted": {"defaults": [5]}}, {"compared": {}, "noted": {}, "more": 1}],
 )  # fmt: skip
 def test_a_mapping_that_is_not_an_identity_is_refused(data: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -238,8 +238,8 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
     assert call([1], 0.5, 2, volatile=4) == []
     for ids, t, x, what in (
         ([2], 0.5, 2, "prompts: "),
-        ([1], 0.7, 2, "extra.t: 0.7 now, 0.5 in the dump"),
-        ([1], 0.5, 3, "extra.s.x: 3 now, 2 in the dump"),
+        ([1], 0.7, 2, "identity.t: 0.7 now, 0.5 in the dump"),
+        ([1], 0.5, 3, "identity.s.x: 3 now, 2 in the dump"),
     ):
         with pytest.raises(MismatchError, match=what):
             call(ids, t, x, volatile=3)

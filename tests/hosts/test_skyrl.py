@@ -102,11 +102,15 @@ JUDGE = "environment.skyrl_gym.llm_as_a_judge"
 @pytest.mark.parametrize(
     ("overrides", "sampling", "named"),
     [
-        ({"generator.max_turns": 3}, {}, "extra.max_turns: 3 now, 1 in the dump"),
-        ({"generator.zero_reward_on_non_stop": True}, {}, "extra.zero_reward_on_non_stop: True"),
-        ({"generator.chat_template.name_or_path": "own"}, {}, "extra.chat_template.name_or_path"),
-        ({f"{JUDGE}.model": "other"}, {}, "extra.environment.llm_as_a_judge.model: 'other' now"),
-        ({}, {"temperature": 0.5}, "extra.temperature: 0.5 now, 1.0 in the dump"),
+        ({"generator.max_turns": 3}, {}, "identity.max_turns: 3 now, 1 in the dump"),
+        ({"generator.zero_reward_on_non_stop": True}, {}, "identity.zero_reward_on_non_stop: True"),
+        (
+            {"generator.chat_template.name_or_path": "own"},
+            {},
+            "identity.chat_template.name_or_path",
+        ),
+        ({f"{JUDGE}.model": "other"}, {}, "identity.environment.llm_as_a_judge.model: 'other' now"),
+        ({}, {"temperature": 0.5}, "identity.temperature: 0.5 now, 1.0 in the dump"),
         ({}, {"first": 2}, "prompts: "),
     ],
 )
@@ -350,8 +354,10 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
     assert refused(None, **resume) == ""
     assert refused(5, **{"trainer.ckpt_path": "s3://bucket/run"}) == ""
     said = refused(2, **{"generator.max_turns": 3, f"{JUDGE}.base_url": "http://other"})
-    assert "were made for other rollouts: extra.environment.llm_as_a_judge.base_url: 'htt" in said
-    assert "extra.max_turns: 3 now, 1 in the dump" in said
+    assert (
+        "were made for other rollouts: identity.environment.llm_as_a_judge.base_url: 'htt" in said
+    )
+    assert "identity.max_turns: 3 now, 1 in the dump" in said
     # With dynamic sampling the run may end with the dumps.
     said = refused(5, **{**resume, "trainer.algorithm.dynamic_sampling.type": "filter"})
     assert said.startswith("skip.rollout_val.on_miss=error: steps 3 have no usable dump")

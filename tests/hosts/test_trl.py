@@ -187,7 +187,7 @@ def test_steps_and_switches_hold(runs: Results) -> None:
 def test_other_sampling_and_bad_config_are_refused_before_anything_is_generated(
     runs: Results,
 ) -> None:
-    assert "extra.temperature: 0.5 now, 1.0 in the dump" in runs["other sampling"]["error"]
+    assert "identity.temperature: 0.5 now, 1.0 in the dump" in runs["other sampling"]["error"]
     assert "did you mean skip.steps?" in runs["typo"]["error"]
     assert runs["other sampling"]["generated"] == runs["typo"]["generated"] == {
         "train": 0,
@@ -199,7 +199,7 @@ def test_what_transformers_generated_is_refused_under_vllm(runs: Results) -> Non
     other = runs["other engine"]
     assert other["generated"] == {"train": 0, "eval": 0}
     assert "MismatchError" in other["error"]
-    assert "extra.use_vllm: True now, False in the dump" in other["error"]
+    assert "identity.use_vllm: True now, False in the dump" in other["error"]
 
 
 def test_dumped_log_probs_correct_the_replay(runs: Results) -> None:

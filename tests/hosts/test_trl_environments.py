@@ -73,7 +73,7 @@ def test_a_reward_that_reads_environments_is_refused_by_name(
 
 def test_environments_are_compared(runs: dict[str, Any]) -> None:
     assert "prompts: row 0 is 'loud' now, 'guess' in the dump" in runs["swapped"]["error"]
-    assert "extra.environments" in runs["other kind"]["error"]
+    assert "identity.environments" in runs["other kind"]["error"]
     assert runs["swapped"]["generated"] == runs["other kind"]["generated"] == 0
 
 

@@ -74,9 +74,9 @@ def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({"tools": [len, print]}, "extra.tools: ['len', 'print'] now"),
-        ({"rollout_func": sorted}, "extra.rollout_func: 'sorted' now"),
-        ({"processing_class": types.SimpleNamespace(chat_template="a")}, "extra.chat_template"),
+        ({"tools": [len, print]}, "identity.tools: ['len', 'print'] now"),
+        ({"rollout_func": sorted}, "identity.rollout_func: 'sorted' now"),
+        ({"processing_class": types.SimpleNamespace(chat_template="a")}, "identity.chat_template"),
     ],
 )
 def test_what_shapes_trls_rollouts_is_compared(
@@ -100,7 +100,7 @@ def test_the_check_before_the_first_step_says_what_differs(
     warmer.args.temperature, warmer.state.max_steps = 2.0, 1
     with pytest.raises(ConfigError) as error:
         trl_step(warmer, tmp_path, on_miss="error")
-    assert "were made for other rollouts: extra.temperature: 2.0 now, 1.0 in" in error.value.what
+    assert "were made for other rollouts: identity.temperature: 2.0 now, 1.0 in" in error.value.what
     assert error.value.remedy.startswith("set back what differs")
 
 
@@ -111,7 +111,9 @@ def test_what_the_other_engine_generated_is_refused(
     """The trainer's loss depends on whether vLLM's log-probs are there."""
     made: list[int] = []
     trl_step(trainer(made, use_vllm=first), tmp_path)
-    with pytest.raises(MismatchError, match=f"extra.use_vllm: {not first} now, {first} in the du"):
+    with pytest.raises(
+        MismatchError, match=f"identity.use_vllm: {not first} now, {first} in the du"
+    ):
         trl_step(trainer(made, use_vllm=not first), tmp_path)
     assert made == [1]
 

@@ -100,7 +100,7 @@ def test_the_run_has_the_name_identity_and_other_columns_of_the_first(
 ) -> None:
     save(judges / "dumps", steps=2)
     store = StepStore(judges / "dumps" / RUN)
-    identity = Identity("hash", 4, 8, 8, {})
+    identity = Identity.of({"prompts": "hash", "n": 4})
     columns = store.load(2)
     store.save(3, columns, identity=identity, info={"job": "j", "seconds": 3.5}, sidecar={"rng": 7})
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one", "--write", judges / "n")

@@ -154,7 +154,7 @@ def test_a_dump_that_cannot_be_removed_is_reported(
 
 def test_a_journal_is_listed_and_goes_by_age(rlskip: Any, tmp_path: Path) -> None:
     run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
-    journal = SessionJournal(run / "3.journal", Identity(n=2))
+    journal = SessionJournal(run / "3.journal", Identity.of({"n": 2}))
     journal.append({("prompt", 0, 0): [{"responses": [1, 2]}]})
     (run / "2.journal.bad-1").write_bytes(b"other prompts")
     (line,) = rlskip("ls", tmp_path, "--json").json

@@ -63,7 +63,7 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
     with pytest.raises(
         MismatchError,
         match=r"step 1, call 1, the nearest of its 2 calls, was "
-        r"made for another call: extra.greedy: True now, False in the dump",
+        r"made for another call: arguments.greedy: True now, False in the dump",
     ):
         step(1, "B")
     assert made == []

@@ -233,7 +233,7 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
     # The advice works as it is.
     identity = re.findall(r"identity=\[(.*)\]", warning.message)[0].split(",")
     run(dump_dir=str(tmp_path / "own"), identity=identity)
-    with pytest.raises(MismatchError, match=r"extra\.sampling\.n: 2 now, 4 in the dump"):
+    with pytest.raises(MismatchError, match=r"config\.sampling\.n: 2 now, 4 in the dump"):
         run({"sampling.n": 2}, dump_dir=str(tmp_path / "own"), identity=identity)
 
 
@@ -248,7 +248,7 @@ def test_a_key_or_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None
     changes = {"seed": 2, "sampling.stop": ["b"]}
     assert run(changes, identity=["sampling.temperature"]) == "generated"
     for skip in ({"identity": ["sampling.temperature"]}, {"rollout": own}):
-        with pytest.raises(MismatchError, match=r"extra\.sampling\.temperature: 0.5 now, 1.0 in"):
+        with pytest.raises(MismatchError, match=r"config\.sampling\.temperature: 0.5 now, 1.0 in"):
             run({"sampling.temperature": 0.5}, **skip)
     run(identity=["sampling"], dump_dir=str(tmp_path / "node"))
     with pytest.raises(MismatchError, match=r"stop"):
@@ -277,7 +277,7 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
     with pytest.warns(LegacyFlagWarning, match="both true"):
         Run(tmp_path, legacy)(identity=[key])
     skip: Any = SkipManager.skip_instances["rollout"]
-    assert skip.store.read_meta(1).identity.extra == {key: True}
+    assert skip.store.read_meta(1).identity.compared[f"config.{key}"] is True
 
 
 # -- role and stage ------------------------------------------------------------------------

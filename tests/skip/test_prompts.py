@@ -74,7 +74,7 @@ def test_sampling_asked_for_in_the_prompts_meta_counts(tmp_path: Path) -> None:
     assert at(global_steps=1) == 1
     assert at(global_steps=9, temperature=np.float64(0.7), eos_token_id=2) == 1
     for meta in ({"do_sample": False}, {"temperature": 0.9}, {"top_k": torch.tensor(1)}):
-        with pytest.raises(MismatchError, match=rf"extra.meta_info.{next(iter(meta))}: .* now"):
+        with pytest.raises(MismatchError, match=rf"meta_info.{next(iter(meta))}: .* now"):
             at(**meta)
     proto = type("DataProto", (), {"batch": None, "non_tensor_batch": {"ids": torch.arange(3)}})()
     proto.meta_info = {"global_steps": 1}
@@ -103,6 +103,48 @@ def test_whatever_the_prompts_meta_holds_counts(
     assert stage.at(1, {"ids": ids, "meta_info": {**neutral, "tokenizer": print}}) == 1
     with pytest.raises(MismatchError, match=rf"meta_info\.{next(iter(meta))}.* now, absent"):
         stage.at(1, {"ids": ids, "meta_info": meta})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "only"),
+    [
+        ({"uid": ["math-1"]}, "uid"),
+        ([{"uid": "math-1", "sample_id": 3}], "uid, sample_id"),
+        ({"uid": np.array(["a", "b"], object), "ids": None}, "uid, ids"),
+        ({"uid": ["a"], "extra_info": [{"uid": "a"}]}, "uid, extra_info"),
+        (TensorDict({"uid": torch.arange(2)}, [2]), "uid"),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_prompts_that_nothing_tells_apart_are_refused(
+    init: Callable[..., Path], prompts: Any, only: str | None
+) -> None:
+    init()
+    with pytest.raises(UnsupportedTypeError) as caught:
+        Stage().at(1, prompts)
+    assert (f"they have only {only}, which" if only else "they have no fields") in caught.value.what
+    assert "annotate(prompts=" in caught.value.remedy
+
+
+def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., Path]) -> None:
+    init()
+
+    @SkipManager.annotate(role="rollout")
+    def generate(sample_id: str) -> str:
+        return sample_id
+
+    @SkipManager.annotate(role="rollout", prompts="sample_id")
+    def named(sample_id: str) -> str:
+        return sample_id
+
+    SkipManager.set_step(1)
+    with pytest.raises(UnsupportedTypeError, match=r"annotate\(prompts='sample_id'\)"):
+        generate("math-1")
+    assert named("math-1") == "math-1"
+    visit(1)
+    with pytest.raises(MismatchError):
+        named("code-7")
 
 
 def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
@@ -139,7 +181,7 @@ def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:
     assert generate({"b", "a"}, seed=1) == 1
     assert calls == [1]
     visit(1)
-    with pytest.raises(MismatchError, match=r"extra.seed: 2 now, 1 in the dump"):
+    with pytest.raises(MismatchError, match=r"identity.seed: 2 now, 1 in the dump"):
         generate({"a", "b"}, 2)
 
 

@@ -77,7 +77,7 @@ def test_other_arguments_of_the_function_that_submits_count(
     store = SkipManager.store("rollout_tq")
     value, meta, _ = store.load_with_meta(1, part=0)
     store.quarantine(1, "for a test", part=0)
-    by_hand = attrs.evolve(meta.identity, arguments=None, defaults={})
+    by_hand = attrs.evolve(meta.identity, noted={})
     store.save(1, value, identity=by_hand, info=meta.info, part=0)
     assert submit("y", default=0.6) == []
 

@@ -18,7 +18,7 @@ from rlskip.skip.run_index import RunIndex
 from rlskip.skip.visit import Found, Visit
 from rlskip.store import Identity, StepStore
 
-IDENTITY = Identity(prompts_hash="a" * 32)
+IDENTITY = Identity.of({"prompts": "a" * 32})
 made: list[str] = []
 
 
@@ -92,7 +92,7 @@ def test_what_another_job_adds_meanwhile_is_one_of_the_steps_calls(store: StepSt
 def test_a_number_that_this_job_has_reserved_may_become_another_jobs(
     store: StepStore, saves: bool
 ) -> None:
-    ours, visit = attrs.evolve(IDENTITY, n=2), Visit(store, 1)
+    ours, visit = IDENTITY.adding({"n": 2}), Visit(store, 1)
     numbers = [visit.reserve() for _ in range(3)]
     if saves:
         visit.saves(1, ours)
@@ -126,7 +126,7 @@ def test_a_dump_without_an_identity_serves_any_call_but_last(store: StepStore) -
 
 def test_dumps_that_differ_in_what_only_warns_serve_in_their_order(store: StepStore) -> None:
     for number, model in enumerate("aba"):
-        identity = attrs.evolve(IDENTITY, model=model)
+        identity = attrs.evolve(IDENTITY, noted={"model": model})
         store.save(1, "x", part=number or None, identity=identity)
     visit = Visit(store, 1)
     for _ in ("they are read", "they are known"):

@@ -13,7 +13,7 @@ from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeEr
 
 
 def test_a_dump_says_what_it_is(store: StepStore) -> None:
-    identity = Identity(prompts_hash="ab", n=8, sampling={"temperature": 1.0})
+    identity = Identity.of({"prompts": "ab", "n": 8, "sampling.temperature": 1.0})
     meta = store.save(7, {"a": torch.zeros(10)}, identity=identity, info={"seconds": 1.5})
     assert store.read_meta(7) == meta
     assert (meta.step, meta.version, meta.nbytes) == (7, 2, 40)

@@ -63,7 +63,7 @@ def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> Non
     [
         ("actor_rollout_ref.rollout.temperature=0.5", "sampling.temperature"),
         ("actor_rollout_ref.rollout.calculate_log_probs=true", "calculate_log_probs"),
-        ("data.seed=7", "extra.seed"),
+        ("data.seed=7", "dispatch.seed"),
     ],
 )
 def test_what_sessions_depend_on(tmp_path: Path, change: str, named: str) -> None:

@@ -21,7 +21,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.application import application_facts
@@ -110,15 +109,9 @@ def tidy_journals(checkpoint: int | None = None) -> None:
 
 def journaled_as(role: GroupRole, config: Any) -> Identity:
     """What verl's sessions depend on besides their prompts and `dispatch`."""
-    return attrs.evolve(
-        role.dumps.conditions,
-        stage="verl.submit",
-        extra={
-            **role.dumps.conditions.extra,
-            "verl": ".".join(map(str, verl_version())),
-            **{key: look_up(config, key) for key in NEEDED},
-        },
-    )
+    needed = {f"config.{key}": look_up(config, key) for key in NEEDED}
+    verl = ".".join(map(str, verl_version()))
+    return role.dumps.conditions.adding({"stage": "verl.submit", "verl": verl, **needed})
 
 
 def _role_of(config: DictConfig) -> GroupRole:

@@ -1,0 +1,216 @@
+"""The rule by which a replay finds two values equal, and the plain JSON that shows it.
+
+Two values are equal if and only if their plain JSON is, whatever their length:
+
+- numbers by value: ``1`` equals ``1.0``, NaN equals NaN, ``-0.0`` equals ``0.0``; a scalar of numpy
+  and a 0-d tensor equal Python's number;
+- a flag is no number, a text is neither, and None equals None alone;
+- lists and tuples item by item; sets by their items; mappings by their keys and values, in any
+  order: the keys ``1`` and ``"1"`` are two;
+- arrays, tensors, bytes and what else JSON lacks by type, shape and content.
+
+The rule is symmetric. A long text, list or mapping is kept as a hash of that JSON, because each
+dump records it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import attrs
+import numpy as np
+import xxhash
+
+from rlskip._human import short
+from rlskip.batch.columns import is_tensor
+from rlskip.format.codec import MAX_DEPTH, Sharing
+from rlskip.format.dump_errors import UnsupportedTypeError, text_of
+from rlskip.format.scalars import scalar_of
+
+_LONG = 1 << 12  # characters
+_NAN = math.nan
+_REMEDY = (
+    "give numbers, strings, arrays, or lists and mappings of these; or register a codec for its "
+    "type: rlskip.store.register_codec(type, name, encode, decode)"
+)
+
+
+class Marked(str):
+    """A text in angle brackets that stands for a value which JSON lacks, such as ``<bytes ...>``.
+
+    A text of the user's that looks like one is marked itself, so that the two are never equal.
+    """
+
+
+def comparable(value: Any, where: str, simplify: Callable[[Any, str], Any] | None = None) -> Any:
+    """`value` as plain JSON that differs for any two values that are not equal.
+
+    Parameters
+    ----------
+    where
+        The name of the value, for errors.
+    simplify
+        Called with each part and its place in `value` before it is converted; it returns a simpler
+        value, or raises. What it raises ends the conversion.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        A part cannot be compared; `where` names its place.
+    """
+    return _shortened(_Conversion(simplify).convert(value, where, "", MAX_DEPTH))
+
+
+@attrs.frozen(eq=False)
+class _Conversion:
+    _simplify: Callable[[Any, str], Any] | None
+    _sharing: Sharing = attrs.field(factory=Sharing)
+
+    def convert(self, value: Any, where: str, place: str, levels: int) -> Any:
+        if self._simplify is not None:
+            value = self._simplify(value, place)
+        try:
+            return self._convert(value, where, place, levels)
+        except (UnsupportedTypeError, MemoryError):
+            raise
+        except Exception as error:  # an interpolation that fails, an object that is broken
+            if self._simplify is not None:  # who gives one tells its own errors
+                raise
+            what = f"cannot be compared: {text_of(error)}"
+            raise UnsupportedTypeError(what, f"{where}{place}", _REMEDY) from error
+
+    def _convert(self, value: Any, where: str, place: str, levels: int) -> Any:
+        value = scalar_of(value)
+        if isinstance(value, str):
+            return _text(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int) and -(2**63) <= value < 2**63:
+            return int(value)
+        if isinstance(value, float):
+            return _NAN if math.isnan(value) else float(value)
+        if isinstance(value, Set):
+            levels -= 1  # it is kept as a list in a mapping
+        if levels <= 0 or self._sharing.is_endless(value):
+            raise UnsupportedTypeError("nested without end", f"{where}{place}", _REMEDY)
+
+        def part(value: Any, at: str) -> Any:
+            return self.convert(value, where, f"{place}{at}", levels - 1)
+
+        if isinstance(value, Mapping):
+            keys = {key: self._key(key, f"{where}{place}") for key in value}
+            ordered = sorted(keys, key=keys.__getitem__)
+            return {keys[key]: part(value[key], f".{keys[key]}") for key in ordered}
+        if isinstance(value, Set):
+            return {"<set>": sorted((part(item, "{...}") for item in value), key=canonical)}
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            return [part(item, f"[{i}]") for i, item in enumerate(value)]
+        return f"<{_sort(value)} {_hash(value, f'{where}{place}')}>"
+
+    def _key(self, key: Any, where: str) -> str:
+        """A mapping's key as a text; the keys 1 and "1" stay two."""
+        if self._simplify is not None:
+            key = self._simplify(key, ".keys()")
+        key = scalar_of(key)
+        if isinstance(key, str):
+            return _text(key)
+        if key is None or isinstance(key, bool | int | float):
+            return f"<{type(key).__name__} {key!r}>"
+        return f"<{type(key).__qualname__} {_hash(key, f'{where}.keys()')}>"
+
+
+def _text(value: str) -> str:
+    """As JSON gives it back (a pair of surrogates becomes one character), and no mark."""
+    text = str.__str__(value)
+    if not text.isascii():
+        text = json.loads(json.dumps(text))
+    is_marked = text.startswith("<") and text.endswith(">") and not isinstance(value, Marked)
+    return f"<str {text}>" if is_marked else text
+
+
+def _sort(value: Any) -> str:
+    """What a value is, for readers: its content is in the hash."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name} {list(value.shape)}"
+    if is_tensor(value) and not value.is_nested:
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return "bytes" if isinstance(value, bytearray) else type(value).__qualname__
+
+
+def _hash(value: Any, where: str) -> str:
+    from rlskip.format.fingerprint import fingerprint  # values from meta.json need no torch
+
+    try:
+        return fingerprint(value, volatile=())
+    except UnsupportedTypeError as error:
+        at = error.where.removeprefix("prompts")
+        raise UnsupportedTypeError(error.what, f"{where}{at}", _REMEDY) from error
+
+
+def _shortened(value: Any) -> Any:
+    """Plain JSON with a hash of each text, list and mapping that is long."""
+    if isinstance(value, dict):
+        shorter = {key: _shortened(part) for key, part in value.items()}
+        return shorter if len(canonical(shorter)) <= _LONG else _digested(value)
+    return _digested(value) if isinstance(value, str | list) else value
+
+
+def _digested(value: Any) -> Any:
+    text = canonical(value)
+    if len(text) <= _LONG:
+        return value
+    return f"<{type(value).__name__} of {len(value)}: {xxhash.xxh3_128_hexdigest(text.encode())}>"
+
+
+def canonical(value: Any) -> str:
+    """The text of plain JSON: the same for values that are equal, and for no others."""
+    return json.dumps(_canonical(value), sort_keys=True)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [*map(_canonical, value)]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""Stands for the value of a name that one of two sides does not have."""
+
+
+def differences(name: str, now: Any, then: Any) -> list[str]:
+    """How two plain values differ: a line for each place in their mappings.
+
+    >>> differences("sampling", {"top_p": 1, "n": 2}, {"top_p": 1.0})
+    ['sampling.n: 2 now, absent in the dump']
+    """
+    if isinstance(now, dict) and isinstance(then, dict):
+        return [
+            line
+            for key in sorted({*now, *then})
+            for line in differences(f"{name}.{key}", now.get(key, ABSENT), then.get(key, ABSENT))
+        ]
+    if now is then or (type(now) is type(then) is str and now == then):  # most are
+        return []
+    if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
+        return []
+    return [_line(name, now, then)]
+
+
+def _line(name: str, now: Any, then: Any) -> str:
+    now, then = repr(now), repr(then)
+    # Of long values, show the part that differs.
+    alike = next((i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), 0)
+    if start := max(0, alike - 20) if max(len(now), len(then)) > 60 else 0:
+        now, then = f"...{now[start:]}", f"...{then[start:]}"
+    return f"{name}: {short(now, 60)} now, {short(then, 60)} in the dump"
