@@ -13,7 +13,7 @@ makespan_*          simulated: when the last session finishes, over the lower bo
                     workers x 8 slots, mean of 160 draws and of three settings of the tail.
                     *_history knows one earlier draw, *_oracle the true lengths.
 
-verl >= 0.7.1 already balances *requests* over engines. Dispatching sessions shortens the work that
+verl already balances *requests* over engines. Dispatching sessions shortens the work that
 is bound to a worker (CPU, event loop, tools, sandboxes), and helps pools whose workers are
 themselves the engines.
 

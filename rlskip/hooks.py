@@ -71,7 +71,7 @@ class SkipCallback(Callback):
                 # The task has its own copy of the config by now.
                 refuse_legacy_flags(config)
             # verl trains in another process, maybe on another machine, and checks there.
-            here = not launcher.starts_verl(config)
+            here = not launcher.starts_verl(settings)
             SkipManager._start(settings, flushes=True, checks=here)
             if SkipManager.skip_instances:
                 launcher.before_job(settings)

@@ -326,15 +326,15 @@ def app(make_app: Callable[..., App]) -> App:
 
 @pytest.fixture
 def make_verl(tmp_path: Path) -> Callable[..., str]:
-    """``make_verl("0.8.0")``: a folder for PYTHONPATH with an empty verl of that version.
+    """``make_verl("0.9.1")``: a folder for PYTHONPATH with an empty verl of that version.
 
-    Its source says whether it loads plug-ins, as verl does from 0.9 on; `loads` says otherwise.
+    If it `loads` plug-ins, a module in the place of rlskip's is imported with it.
     """
 
-    def make(version: str, loads: bool | None = None) -> str:
-        loads = not version.startswith(("0.7", "0.8")) if loads is None else loads
+    def make(version: str, loads: bool = True) -> str:
         (tmp_path / "site" / "verl").mkdir(parents=True)
-        source = "# entry_points(group='verl.plugins')" if loads else ""
+        plugin = "rlskip.hosts.verl.plugin"
+        source = f"import sys\nsys.modules[{plugin!r}] = sys\n" if loads else ""
         (tmp_path / "site" / "verl" / "__init__.py").write_text(source)
         info = tmp_path / "site" / f"verl-{version}.dist-info"
         info.mkdir()

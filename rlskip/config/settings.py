@@ -43,7 +43,7 @@ _FROM_HOST = {
     "response_len": "response_len",
 }
 
-# verl >= 0.9 fills every leaf of every role with these, so they do not mean that a user set them.
+# verl fills every leaf of every role with these, so they do not mean that a user set them.
 _VERL_TARGET = "verl.utils.skip"
 _VERL_DEFAULTS: dict[str, Any] = {
     "enable": False,

@@ -16,6 +16,7 @@ from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from rlskip.errors import ConfigError
 
 CALLBACK = "rlskip.hooks.SkipCallback"
 _PLUGIN = "RlskipSearchPathPlugin"
@@ -107,19 +108,18 @@ def _hosts() -> Iterator[Finding]:
 
 def _verl(version: str) -> Finding:
     from rlskip.hosts.verl.handshake import attached_by
-    from rlskip.hosts.verl.names import MODULES_VARIABLE, PLUGIN
-    from rlskip.hosts.verl.supported_versions import loads_entry_points
+    from rlskip.hosts.verl.supported_versions import refuse_old_release
 
+    try:
+        refuse_old_release()
+    except ConfigError as error:
+        return Finding("verl", ERROR, error.what, error.remedy)
     way = attached_by()
     if way is not None:
         return Finding("verl", OK, f"{version}: attached by {way}")
-    if loads_entry_points():
-        what = f"{version} does not load rlskip's entry point verl.plugins"
-        remedy = "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip"
-        return Finding("verl", ERROR, what, remedy)
-    what = f"{version}: attached by {MODULES_VARIABLE}, which the Hydra callback sets"
-    remedy = f"without Hydra's callback: export {MODULES_VARIABLE}={PLUGIN}"
-    return Finding("verl", NOTE, what, remedy)
+    what = f"{version} does not load rlskip's entry point verl.plugins"
+    remedy = "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip"
+    return Finding("verl", ERROR, what, remedy)
 
 
 def _version_of(distribution: str) -> str | None:

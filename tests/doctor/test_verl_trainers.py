@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,18 @@ ONE_STEP = (
     "hydra.searchpath=[pkg://verl.trainer.config]",
 )
 V0, V1 = (("verl.trainer.main_ppo", f"trainer.use_v1={use}") for use in (False, True))
-SYNC = "verl.trainer.main_ppo_sync"
 MODE = "trainer.v1.trainer_mode="
 FILTER = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward")
 
 
 @pytest.fixture
 def verl_errors(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlskip: Any, python_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[str]]:
-    """``verl_errors("091", role, module, *overrides)``: what doctor refuses of that command."""
+    """``verl_errors(role, module, *overrides)``: what doctor refuses of that command."""
+    python = python_of("verl091")
 
-    def ask(release: str, option: str, module: str, *overrides: str) -> list[str]:
-        python = os.environ.get(f"RLSKIP_VERL{'080' if release == '071' else release}", "")
-        source = os.environ.get(f"RLSKIP_VERL{release}", "")
-        if not Path(python).is_file() or not Path(source).exists():
-            pytest.skip(f"RLSKIP_VERL{release} and RLSKIP_VERL080 name no verl: {source!r}")
-        if release == "071":
-            path = os.environ.get("PYTHONPATH", "")
-            monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{path}")
+    def ask(option: str, module: str, *overrides: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
         command = (python, "-m", module, f"++skip.dump_dir={tmp_path}", f"+skip={option}")
         answer = rlskip("doctor", "--json", "--", *command, *overrides)
@@ -49,43 +41,36 @@ def verl_errors(
 
 
 @pytest.mark.parametrize(
-    ("release", "option", "command"),
+    ("option", "command"),
     [
-        ("071", "rollout_cache", ("verl.trainer.main_ppo",)),
-        ("080", "rollout_cache", ("verl.trainer.main_ppo",)),
-        ("080", "rollout_tq_cache", (SYNC,)),
-        ("091", "rollout_cache", V0),
-        ("091", "rollout_tq_cache", V1),
-        ("091", "rollout_tq_cache", (*V1, *FILTER)),
-        ("091", "rollout_tq_cache", (*V1, *FILTER, "+replay=fail_closed")),
-        ("091", "rollout_tq_cache", (*V1, f"{MODE}colocate_async")),
+        ("rollout_cache", V0),
+        ("rollout_tq_cache", V1),
+        ("rollout_tq_cache", (*V1, *FILTER)),
+        ("rollout_tq_cache", (*V1, *FILTER, "+replay=fail_closed")),
+        ("rollout_tq_cache", (*V1, f"{MODE}colocate_async")),
     ],
 )
 def test_a_trainer_that_was_run_is_accepted(
-    verl_errors: Callable[..., list[str]], release: str, option: str, command: tuple[str, ...]
+    verl_errors: Callable[..., list[str]], option: str, command: tuple[str, ...]
 ) -> None:
-    assert verl_errors(release, option, *command) == []
+    assert verl_errors(option, *command) == []
 
 
 @pytest.mark.parametrize(
-    ("release", "option", "command", "what"),
+    ("option", "command", "what"),
     [
-        ("071", "rollout_tq_cache", ("verl.trainer.main_ppo",), "V0 trainer never calls a stage"),
-        ("080", "rollout_tq_cache", ("verl.trainer.main_ppo",), "V0 trainer never calls a stage"),
-        ("080", "rollout_cache", (SYNC,), "main_ppo_sync never calls a stage 'rollout'"),
-        ("091", "rollout_tq_cache", V0, "V0 trainer never calls a stage 'rollout_tq'"),
-        ("091", "rollout_cache", V1, "V1 trainer never calls a stage 'rollout'"),
-        ("091", "rollout_tq_cache", (*V1, f"{MODE}separate_async"), "tested with separate_async"),
-        ("091", "rollout_cache", ONE_STEP, "no replay was tested with one-step-off-policy"),
-        ("091", "async_rollout_cache", (ASYNC,), "no replay was tested with the fully async"),
+        ("rollout_tq_cache", V0, "V0 trainer never calls a stage 'rollout_tq'"),
+        ("rollout_cache", V1, "V1 trainer never calls a stage 'rollout'"),
+        ("rollout_tq_cache", (*V1, f"{MODE}separate_async"), "tested with separate_async"),
+        ("rollout_cache", ONE_STEP, "no replay was tested with one-step-off-policy"),
+        ("async_rollout_cache", (ASYNC,), "no replay was tested with the fully async"),
     ],
 )
 def test_what_would_skip_nothing_or_was_never_run_is_refused(
     verl_errors: Callable[..., list[str]],
-    release: str,
     option: str,
     command: tuple[str, ...],
     what: str,
 ) -> None:
-    (error,) = verl_errors(release, option, *command)
+    (error,) = verl_errors(option, *command)
     assert what in error

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
+from rlskip.config.facts import HostFacts
+from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.handshake import attached_by, is_acknowledged
 from rlskip.hosts.verl.launcher import starts_verl
@@ -23,30 +25,24 @@ from rlskip.hosts.verl.trainer import begin, next_step
 pytestmark = pytest.mark.usefixtures("verl_process")
 
 
+MODULES = {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}
+
+
 @pytest.mark.parametrize(
-    ("version", "env", "way"),
+    ("env", "way"),
     [
-        ("0.9.1", {}, "verl.plugins"),
-        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, None),
-        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "theirs"}, None),
-        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "theirs, rlskip"}, "verl.plugins"),
-        ("0.9.1", {"VERL_USE_EXTERNAL_PLUGINS": "rlskip-fork"}, None),
-        ("0.8.0", {}, None),
-        ("0.8.0", {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}, "VERL_USE_EXTERNAL_MODULES"),
-        ("0.8.0+backport", {}, "verl.plugins"),
-        ("unknown", {}, None),
+        ({}, "verl.plugins"),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "none"}, None),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "theirs"}, None),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "theirs, rlskip"}, "verl.plugins"),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "rlskip-fork"}, None),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "none", **MODULES}, "VERL_USE_EXTERNAL_MODULES"),
     ],
 )
 def test_how_verl_loads_the_plugin(
-    make_verl: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    env: dict[str, str],
-    way: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], way: str | None
 ) -> None:
-    # What it loads counts, whatever its version.
-    site = Path(make_verl(version, loads=version in ("0.9.1", "0.8.0+backport")))
-    info = site / "rlskip-9.dist-info"
+    info = tmp_path / "rlskip-9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rlskip\nVersion: 9\n")
     (info / "entry_points.txt").write_text(f"[verl.plugins]\nrlskip = {PLUGIN}\n")
@@ -54,10 +50,11 @@ def test_how_verl_loads_the_plugin(
         monkeypatch.delenv(name)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.delitem(sys.modules, "verl")
+    monkeypatch.syspath_prepend(tmp_path)
     assert attached_by() == way
-    assert "verl" not in sys.modules
+
+
+VERLS: dict[str, Any] = {name: {"a": 1} for name in ("actor_rollout_ref", "ray_kwargs", "trainer")}
 
 
 @pytest.mark.parametrize("imported", [True, False])
@@ -65,12 +62,29 @@ def test_only_verls_applications_start_verl(
     monkeypatch: pytest.MonkeyPatch, imported: bool
 ) -> None:
     """An application may import verl and train by itself, or have a config like verl's."""
-    monkeypatch.delitem(sys.modules, "verl", raising=False)
-    if imported:
-        monkeypatch.setitem(sys.modules, "verl", types.ModuleType("verl"))
-    theirs = {"actor_rollout_ref": {"a": 1}, "ray_kwargs": {"a": 1}, "trainer": {"a": 1}}
-    assert starts_verl(theirs) is imported
-    assert not starts_verl({"trainer": {"a": 1}})
+    if not imported:
+        monkeypatch.delitem(sys.modules, "verl")
+    assert starts_verl(SkipSettings(HostFacts(VERLS))) is imported
+    assert not starts_verl(SkipSettings(HostFacts({"trainer": {"a": 1}})))
+
+
+@pytest.mark.parametrize(
+    ("main", "version", "on", "starts"),
+    [
+        ("mine.train", "0.8.0", ("rollout",), False),
+        ("mine.train", "0.8.0", ("rollout", "ref"), True),
+        ("verl.trainer.main_ppo", "0.8.0", ("rollout",), True),
+        ("mine.train", "0.9.1", ("rollout",), True),
+    ],
+)
+def test_an_old_verl_is_a_library_of_a_program_whose_stages_are_attached(
+    monkeypatch: pytest.MonkeyPatch, main: str, version: str, on: tuple[str, ...], starts: bool
+) -> None:
+    monkeypatch.setattr(sys.modules["verl"], "__version__", version)
+    spec = types.SimpleNamespace(name=main)
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(__spec__=spec))
+    skip = {"attach": {"rollout": "mine:generate"}, **{role: {"enable": True} for role in on}}
+    assert starts_verl(read_skip({**VERLS, "skip": skip})) is starts
 
 
 def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(
@@ -112,11 +126,11 @@ def test_a_listed_step_that_never_calls_the_stage_ends_the_run(
 def test_an_old_verl_is_refused_only_where_skip_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "verl", types.SimpleNamespace(__version__="0.7.0"))
+    monkeypatch.setattr(sys.modules["verl"], "__version__", "0.8.0")
     config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": False}}}
     begin(config)
     config["skip"]["rollout"] = {"enable": True}
-    with pytest.raises(ConfigError, match=r"verl 0\.7\.0 is not supported"):
+    with pytest.raises(ConfigError, match=r"verl 0\.8\.0 loads no plug-ins"):
         begin({**config})
 
 

@@ -40,13 +40,13 @@ ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 def launch(
     make_verl: Any, job: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
-    """``launch("0.8.0", role)``: what the callback does at the start of a job of that verl."""
+    """``launch("0.9.1", role)``: what the callback does at the start of a job of that verl."""
 
-    def before_job(version: str, role: str = "rollout") -> None:
+    def before_job(version: str, role: str = "rollout", loads: bool = True) -> None:
         for module in ("verl", PLUGIN):
             monkeypatch.setitem(sys.modules, module, None)  # so that it is as before afterwards
             del sys.modules[module]
-        monkeypatch.syspath_prepend(make_verl(version))
+        monkeypatch.syspath_prepend(make_verl(version, loads))
         importlib.import_module("verl")
         config = OmegaConf.create(CONFIG)
         config.skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
@@ -58,11 +58,11 @@ def launch(
 @pytest.mark.parametrize(
     ("version", "role", "env", "said"),
     [
-        ("0.7.0", "rollout", {}, "verl 0.7.0 is not supported"),
-        ("0.8.0", "rollout_tq", {}, "skip.rollout_tq.enable: verl's V0 trainer never calls a st"),
+        ("0.8.0", "rollout", {}, "verl 0.8.0 loads no plug-ins and would train without skipping"),
+        ("0.9.1", "rollout_tq", {}, "skip.rollout_tq.enable: verl's V0 trainer never calls a st"),
         ("0.9.1", "rollout", {"VERL_USE_EXTERNAL_PLUGINS": "none"},
          "VERL_USE_EXTERNAL_PLUGINS=none: verl does not load rlskip's plug-in"),
-        # This verl is of 0.9 and yet loads no plug-ins.
+        # In neither the entry point was loaded.
         ("0.9.1", "rollout", {}, "rlskip.hosts.verl.plugin could not be loaded by verl"),
         ("1.0", "rollout", {}, "rlskip.hosts.verl.plugin could not be loaded by verl"),
     ],
@@ -79,7 +79,7 @@ def test_what_would_train_unskipped_is_refused(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RlskipError) as error:
-        launch(version, role)
+        launch(version, role, loads=role == "rollout_tq")
     assert said in str(error.value)
     newer = f"verl {version} is newer than 0.9, the newest that was tested"
     assert caplog.text.count(newer) == (version == "1.0")
@@ -91,7 +91,7 @@ def test_a_job_that_nobody_acknowledged_has_failed_unless_a_stage_called_rlskip(
 ) -> None:
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "theirs.hook")
     before = dict(os.environ)
-    launch("0.8.0")
+    launch("0.9.1")
     assert PLUGIN in os.environ["VERL_USE_EXTERNAL_MODULES"]
     assert os.environ["RLSKIP_NEXT_RUNTIME_ENV_HOOK"] == "theirs.hook"
     done = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
@@ -126,11 +126,11 @@ def test_the_signal_that_ends_a_run(ctrl_c: Any, ends: signal.Signals) -> None:
 
 @pytest.fixture
 def run(make_app: Any, make_verl: Any, python_path: Any) -> Callable[..., Any]:
-    """``run("task", *overrides)``: a Hydra application that imports verl 0.8.0."""
+    """``run("task", *overrides)``: a Hydra application that imports verl 0.9.1."""
 
     def start(task: str, *overrides: str, **more: Any) -> Any:
         app = make_app(config=CONFIG, task=task, functions="import time\nimport verl\n")
-        return app.run(*ON, *overrides, PYTHONPATH=python_path(make_verl("0.8.0")), **more)
+        return app.run(*ON, *overrides, PYTHONPATH=python_path(make_verl("0.9.1")), **more)
 
     return start
 
@@ -153,7 +153,11 @@ RAY = (
     "import ray; {}; ray.init('local', num_cpus=1, include_dashboard=False); time.sleep({}); "
     "print('tr' + 'ained')"  # no traceback shows the word
 )
-LOSE = "[os.environ.pop(n) for n in ('RAY_RUNTIME_ENV_HOOK', 'VERL_USE_EXTERNAL_MODULES')]"
+# What reaches the workers of this Ray.
+LOSE = (
+    "[os.environ.pop(n) for n in ('RAY_RUNTIME_ENV_HOOK', 'VERL_USE_EXTERNAL_MODULES')]; "
+    "os.environ['VERL_USE_EXTERNAL_PLUGINS'] = 'none'"
+)
 
 
 @pytest.mark.ray
@@ -175,7 +179,8 @@ def test_workers_that_load_the_plugin_are_waited_for(run: Callable[..., Any]) ->
 
 
 # -- into Ray's workers ----------------------------------------------------------------------
-# The cluster starts before anything is set, so what a worker has came through Ray.
+# The workers of the cluster load no entry points, and it starts before anything else is set: what a
+# worker has came through Ray.
 REACH = """
 import json, os, sys, time
 import ray, verl
@@ -189,7 +194,9 @@ from rlskip.config.skip import RoleConfig
 from rlskip.hosts.verl import handshake, launcher
 
 config = OmegaConf.create(CONFIG)
+os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+del os.environ["VERL_USE_EXTERNAL_PLUGINS"]
 seen = {}
 
 @ray.remote
@@ -259,7 +266,7 @@ def test_the_plugin_and_the_jobs_name_travel_in_runtime_env(
     make_verl: Callable[[str], str], python_path: Callable[..., str], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
-    site = make_verl("0.8.0")
+    site = make_verl("0.9.1")
     (Path(site) / "theirs.py").write_text(THEIRS)
     script = tmp_path / "reach.py"
     script.write_text(REACH.replace("CONFIG", repr(CONFIG)))

@@ -15,7 +15,7 @@ from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
 from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
-from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, MAIN_PPO_SYNC
+from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.trainer import _is_scored_again, begin
 from rlskip.hosts.verl.trainer_config import judge
@@ -52,7 +52,6 @@ def verl(*more: str) -> Any:
         (("actor_rollout_ref.actor.use_kl_loss=false",), None, "ref", "use_kl_in_reward"),
         (V1, None, "reward", "skip.drop_fields=[rm_scores]"),
         ((*V1, "skip.attach.reward=mine:score"), None, "", ""),
-        (V1, MAIN_PPO_SYNC, "ref", "main_ppo_sync"),
         (("async_training.x=1",), FULLY_ASYNC_MAIN.replace("verl.", "mine."), "reward", "async"),
     ],
 )

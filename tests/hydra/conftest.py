@@ -34,17 +34,10 @@ def composed(tmp_path: Path) -> Callable[..., DictConfig]:
 
 
 @pytest.fixture(scope="session")
-def verl_configs(
-    wheel_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
-    """``verl_configs("0.9.1")``: the config directory of that verl, from its wheel."""
-
-    def unpack(version: str) -> Path:
-        target = tmp_path_factory.getbasetemp() / f"verl-{version}"
-        if not target.exists():
-            with zipfile.ZipFile(wheel_of(f"verl-{version}")) as wheel:
-                names = [n for n in wheel.namelist() if n.startswith("verl/") and "/config/" in n]
-                wheel.extractall(target, names)
-        return target / "verl" / "trainer" / "config"
-
-    return unpack
+def verl_configs(wheel_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config directory of verl, from its wheel."""
+    target = tmp_path_factory.mktemp("verl")
+    with zipfile.ZipFile(wheel_of("verl-0.9.1")) as wheel:
+        names = [n for n in wheel.namelist() if n.startswith("verl/") and "/config/" in n]
+        wheel.extractall(target, names)
+    return target / "verl" / "trainer" / "config"

@@ -169,7 +169,6 @@ def test_an_experiment_file_overrides_the_option(composed: Compose) -> None:
 
 
 # -- the genuine configs of verl ---------------------------------------------------------------
-VERL = ("0.9.1", "0.8.0")
 PPO = """
 hydra:
   searchpath: [file://{folder}]
@@ -185,17 +184,12 @@ skip:
 ACTIONS = {option: option.rpartition("_")[2] for option in SKIP_OPTIONS}
 
 
-@pytest.mark.parametrize(
-    ("version", "action"),
-    [*(("0.9.1", action) for action in sorted(set(ACTIONS.values()))), ("0.8.0", "cache")],
-)
-def test_verl_composes_every_option(
-    verl_configs: Callable[[str], Path], version: str, action: str
-) -> None:
+@pytest.mark.parametrize("action", sorted(set(ACTIONS.values())))
+def test_verl_composes_every_option(verl_configs: Path, action: str) -> None:
     """Those of an action at once."""
     options = [option for option, its in ACTIONS.items() if its == action]
     chosen = (f"+skip=[{','.join(options)}]", "skip.dump_dir=/d")
-    found = roles(compose_from(verl_configs(version), "ppo_trainer", *chosen))
+    found = roles(compose_from(verl_configs, "ppo_trainer", *chosen))
     assert sorted(found) == [option.rpartition("_")[0] for option in options]
     for role in found.values():
         # The shared key counts even though verl filled the role's own leaf.
@@ -206,11 +200,8 @@ def test_verl_composes_every_option(
         assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
 
 
-@pytest.mark.parametrize("version", VERL)
-def test_verl_through_a_defaults_list(
-    composed: Compose, verl_configs: Callable[[str], Path], version: str
-) -> None:
-    config = composed(PPO.format(folder=verl_configs(version)))
+def test_verl_through_a_defaults_list(composed: Compose, verl_configs: Path) -> None:
+    config = composed(PPO.format(folder=verl_configs))
     role = roles(config)["rollout"]
     assert (role.action, str(role.steps), role.gbs) == ("repeat", "1-10", 1024)
     assert "rlskip" in config.hydra.callbacks
@@ -223,28 +214,23 @@ CLI = [
 ]
 
 
-@pytest.mark.parametrize("version", VERL)
 @pytest.mark.parametrize(("name", "dump_dir", "steps"), CLI)
 def test_flags_of_skip_manager_work_as_written(
-    verl_configs: Callable[[str], Path], version: str, name: str, dump_dir: str, steps: str
+    verl_configs: Path, name: str, dump_dir: str, steps: str
 ) -> None:
     flags = [f"skip.{name}.{flag}" for flag in ("enable=True", dump_dir, steps, "action=cache")]
-    option = f"+skip={name}_cache"
-    # verl 0.9's YAML has these keys, elsewhere the option opens the node for them.
-    for chosen in ([], [option]) if version == "0.9.1" else ([option],):
-        config = compose_from(verl_configs(version), "ppo_trainer", *chosen, *flags)
+    for chosen in ([], [f"+skip={name}_cache"]):
+        config = compose_from(verl_configs, "ppo_trainer", *chosen, *flags)
         role = roles(config)[name]
         assert str(role.steps) == steps.removeprefix("steps=").strip("[]")
         assert (role.dump_dir, role.action) == ("/path/to/rollout_dump", "cache")
 
 
-def test_options_add_no_key_that_verl_refuses(
-    verl_configs: Callable[[str], Path],
-) -> None:
+def test_options_add_no_key_that_verl_refuses(verl_configs: Path) -> None:
     """verl converts the node to its own dataclass, which refuses any other key."""
-    bare = compose_from(verl_configs("0.9.1"), "ppo_trainer")
+    bare = compose_from(verl_configs, "ppo_trainer")
     option = "+skip=[rollout_cache,async_rollout_repeat]"
-    config = compose_from(verl_configs("0.9.1"), "ppo_trainer", option)
+    config = compose_from(verl_configs, "ppo_trainer", option)
     assert said(config).keys() == said(bare).keys()
     for name in ("rollout", "async_rollout", "rollout_tq"):
         assert config.skip[name].keys() == bare.skip[name].keys()

@@ -77,7 +77,6 @@ def test_what_is_lost(composed: Any, text: str, overrides: list[str], lost: list
 
 
 # -- every primary config of verl --------------------------------------------------------------
-VERL = ("0.9.1", "0.8.0")
 PRIMARY = (
     "trainer/config/ppo_trainer.yaml",
     "trainer/config/ppo_megatron_trainer.yaml",
@@ -95,11 +94,11 @@ PRIMARY = (
 
 
 @pytest.fixture
-def verl_file(verl_configs: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
-    """``verl_file(version, file)``: a copy that finds its includes, as text, and its folder."""
+def verl_file(verl_configs: Path, tmp_path: Path) -> Callable[[str], tuple[str, Path]]:
+    """``verl_file(file)``: a copy that finds its includes, as text, and its folder."""
 
-    def copied(version: str, file: str) -> tuple[str, Path]:
-        package = verl_configs(version).parents[1]
+    def copied(file: str) -> tuple[str, Path]:
+        package = verl_configs.parents[1]
         shutil.copytree(package / "trainer" / "config", tmp_path / "conf")
         text = (package / file).read_text(encoding="utf-8")
         for elsewhere in ("file://verl/trainer/config", "pkg://verl.trainer.config"):
@@ -122,12 +121,9 @@ def with_option(text: str, *, first: bool) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", VERL)
 @pytest.mark.parametrize("file", PRIMARY)
-def test_the_option_in_every_primary_config_of_verl(
-    verl_file: Any, version: str, file: str
-) -> None:
-    text, folder = verl_file(version, file)
+def test_the_option_in_every_primary_config_of_verl(verl_file: Any, file: str) -> None:
+    text, folder = verl_file(file)
     assert "_self_" in text or "defaults:" not in text
 
     # In a config that includes verl's.

@@ -1,7 +1,9 @@
 """Of the hosts: a trainer that rlskip cannot attach to, a role that a trainer never calls."""
 
 import logging
+import sys
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from omegaconf import OmegaConf
 
@@ -10,6 +12,7 @@ from rlskip._wrap import AttachError
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts import trl
+from rlskip.hosts.verl.supported_versions import refuse_old_release
 from rlskip.hosts.verl.trainer_config import judge
 
 ON = {"rollout": {"enable": True}}
@@ -42,6 +45,11 @@ def attach_environments(folder):
 def v1_of_verl(folder):
     config = OmegaConf.create({"trainer": {"use_v1": True}, "skip": {"dump_dir": "/d", **ON}})
     judge(config, read_skip(config))
+
+
+def old_verl(folder):
+    with patch.dict(sys.modules, verl=SimpleNamespace(__version__="0.8.0")):
+        refuse_old_release()
 
 
 def changed_keys(folder):
@@ -103,6 +111,16 @@ skipped
         """\
 skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout': nothing would be skipped
   -> use skip.rollout_tq (+skip=rollout_tq_cache), or trainer.use_v1=False""",
+    ),
+    (
+        "a verl that loads no plug-ins",
+        old_verl,
+        ConfigError,
+        "skip",
+        """\
+skip: verl 0.8.0 loads no plug-ins and would train without skipping
+  -> pip install 'verl>=0.9'; or, if a program of your own generates in its own process, name each \
+function: skip.attach.ROLE=package.module:function""",
     ),
     (
         "keys of an application that shape rollouts",

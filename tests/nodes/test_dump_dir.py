@@ -121,7 +121,7 @@ def test_the_launcher_ends_a_run_whose_trainer_has_another_dump_dir(
     app = make_app(config=CONFIG, task=APP, functions="import verl\n")
     run = app.run(
         *("+skip=rollout_cache", f"skip.dump_dir={dumps}"),
-        PYTHONPATH=os.pathsep.join([make_verl("0.8.0"), os.environ.get("PYTHONPATH", "")]),
+        PYTHONPATH=os.pathsep.join([make_verl("0.9.1"), os.environ.get("PYTHONPATH", "")]),
         RAY_ADDRESS=nodes.cluster.address,
         WHERE=where,
         TRAINS_S="40" if where == "near" else "200",

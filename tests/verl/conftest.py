@@ -2,10 +2,8 @@
 
 The tests are skipped without these environment variables:
 
-``RLSKIP_VERL091``, ``RLSKIP_VERL080``
-    A python with that verl and rlskip.
-``RLSKIP_VERL071``
-    A folder with the unpacked wheel of verl 0.7.1, for the python of ``RLSKIP_VERL080``.
+``RLSKIP_VERL091``
+    A python with verl 0.9.1 and rlskip.
 ``RLSKIP_VERL_HARNESS``
     A folder with ``run.sh``, which starts ``python -m verl.trainer.main_ppo`` with a CPU platform
     and a tiny token server, and leaves ``server.jsonl``: a line for each real generation.
@@ -111,13 +109,12 @@ class Processes:
 
 @attrs.frozen
 class Verl:
-    """One version of verl: its python and a folder for its runs."""
+    """verl: its python and a folder for its runs."""
 
     python: Path
     harness: Path
     folder: Path
     ray: Path
-    source: Path | None = None  # a verl to import in place of the environment's
 
     def train(
         self,
@@ -131,17 +128,17 @@ class Verl:
         fails: bool = False,
         **env: str,
     ) -> Trained:
-        """Run the harness in `mode` (v0, v1, legacy) and wait for its end.
+        """Run the harness in `mode` (v0, v1) and wait for its end.
 
         Once `until` is true, `kill` ends some of its processes; by default all of them. Every other
         run must succeed, or fail if it `fails`.
         """
         # For this run alone: several test files share self.folder.
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
-        paths = [env.pop("PYTHONPATH", None), self.source, os.environ.get("PYTHONPATH")]
+        paths = [env.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]
         env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             # Its own home: a test that forgets dump_dir must not touch the user's dumps.
             "HOME": str(self.folder),
             "VENV": str(self.python.parent.parent),
@@ -203,42 +200,20 @@ def _of(pid: int, name: str) -> bytes:
         return b""
 
 
+_PYTHON, _HARNESS = "RLSKIP_VERL091", "RLSKIP_VERL_HARNESS"
+
+
 @pytest.fixture(scope="session")
-def _verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Verl]]:
+def verl091(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verl]:
+    named = {name: os.environ.get(name) for name in (_PYTHON, _HARNESS)}
+    for name, value in named.items():
+        if not value or not Path(value).exists():
+            pytest.skip(
+                f"{name}={value!r} does not exist; `.ci/env verl091` makes the python, "
+                f"{_HARNESS} is the folder of run.sh"
+            )
+    python, harness = (Path(str(value)).absolute() for value in named.values())
     # Ray's sockets need a short path.
     ray = Path(tempfile.mkdtemp(prefix="rv", dir="/tmp"))
-
-    def find(version: str) -> Verl:
-        named = {name: os.environ.get(name) for name in (f"RLSKIP_VERL{version}", _HARNESS)}
-        for name, value in named.items():
-            if not value or not Path(value).exists():
-                pytest.skip(
-                    f"{name}={value!r} does not exist; `.ci/env verl{version}` makes the python, "
-                    f"{_HARNESS} is the folder of run.sh"
-                )
-        python, harness = (Path(str(value)).absolute() for value in named.values())
-        return Verl(python, harness, tmp_path_factory.mktemp(f"verl{version}"), ray)
-
-    yield find
+    yield Verl(python, harness, tmp_path_factory.mktemp("verl091"), ray)
     shutil.rmtree(ray, ignore_errors=True)
-
-
-_HARNESS = "RLSKIP_VERL_HARNESS"
-
-
-@pytest.fixture(scope="session")
-def verl091(_verl: Callable[[str], Verl]) -> Verl:
-    return _verl("091")
-
-
-@pytest.fixture(scope="session")
-def verl080(_verl: Callable[[str], Verl]) -> Verl:
-    return _verl("080")
-
-
-@pytest.fixture(scope="session")
-def verl071(_verl: Callable[[str], Verl]) -> Verl:
-    source = os.environ.get("RLSKIP_VERL071")
-    if not source or not Path(source, "verl").is_dir():
-        pytest.skip(f"RLSKIP_VERL071={source!r} does not hold verl 0.7.1; .ci/run makes the folder")
-    return attrs.evolve(_verl("080"), source=Path(source).absolute())

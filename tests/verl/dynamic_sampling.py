@@ -1,4 +1,4 @@
-"""A user's trainer on verl 0.8 or 0.9 that samples dynamically: `python -m dynamic_sampling`.
+"""A user's trainer on verl that samples dynamically: `python -m dynamic_sampling`.
 
 A step generates batch after batch, and drops groups whose rewards are all equal, until it has
 ``data.train_batch_size`` prompts. The trainer counts its steps, and states them to nobody.
@@ -66,10 +66,8 @@ class DynamicTrainer(RayPPOTrainer):
 
 def task_runner():
     """verl's own task runner, with this trainer in the place of its own."""
-    try:
-        from verl.trainer.main_ppo_v0 import TaskRunner
-    except ModuleNotFoundError:  # verl 0.8
-        from verl.trainer.main_ppo import TaskRunner
+    from verl.trainer.main_ppo_v0 import TaskRunner
+
     theirs = getattr(TaskRunner, "__ray_metadata__", None)
     theirs = theirs.modified_class if theirs else TaskRunner
 

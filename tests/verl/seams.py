@@ -15,7 +15,6 @@ from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import get_rollout_replica_class
 
-import rlskip.hosts.verl.plugin  # noqa: F401 - 0.8 loads it by a variable
 from rlskip.hosts.verl import no_engine
 
 CONFIG: Any = {"actor_rollout_ref": {"rollout": {"name": no_engine.NO_ENGINE}}}

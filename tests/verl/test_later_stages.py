@@ -68,36 +68,24 @@ def counts(noted: Noted, role: str) -> tuple[int, int]:
     return found["hits"], found["misses"]
 
 
-# name -> the environment, the mode, the role of rollouts, whether a judge shares their GPUs
-CASES: dict[str, tuple[str, str, str, bool]] = {
-    "v0": ("verl091", "v0", "rollout", False),
-    "v0 with a judge": ("verl091", "v0", "rollout", True),
-    "v1 with a judge": ("verl091", "v1", "rollout_tq", True),
-    "verl 0.8": ("verl080", "legacy", "rollout", False),
-    "verl 0.7": ("verl071", "legacy", "rollout", False),
-}
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("mode", "role", "judge"),  # whether a judge shares the GPUs of the rollouts
     [
-        pytest.param(name, marks=[] if name == "v0 with a judge" else pytest.mark.long)
-        for name in CASES
-        if name != "verl 0.7"
+        pytest.param("v0", "rollout", False, marks=pytest.mark.long),
+        ("v0", "rollout", True),
+        pytest.param("v1", "rollout_tq", True, marks=pytest.mark.long),
     ],
 )
 def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
-    request: pytest.FixtureRequest, name: str
+    verl091: Any, mode: str, role: str, judge: bool
 ) -> None:
-    version, mode, role, judge = CASES[name]
-    verl: Any = request.getfixturevalue(version)
     on, scored = (*KL, *VALIDATES, *(JUDGE if judge else ())), 5  # 2 steps, 3 validations
     if mode == "v1":
         # Its stage has no fields for a reward function, and after a validation that such a judge
         # has scored verl does not know the step of its weights.
         on, scored = (*KL, *JUDGE, "reward.custom_reward_function.path=null"), 2
     a = train(
-        verl, f"{mode}-a-{judge}", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *on,
+        verl091, f"{mode}-a-{judge}", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *on,
         "trainer.save_freq=1",
     )  # fmt: skip
     assert len(a.run.grad_norms) == 2
@@ -109,7 +97,7 @@ def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
 
     dumps = f"skip.dump_dir={a.run.folder}/dumps"
     replay = (*on, f"+skip={role}_replay", dumps, "actor_rollout_ref.rollout.name=vllm")
-    b = train(verl, f"{mode}-b-{judge}", mode, *replay, seed=2)
+    b = train(verl091, f"{mode}-b-{judge}", mode, *replay, seed=2)
     assert b.run.grad_norms == a.run.grad_norms
     assert _VALIDATED.findall(b.run.output) == _VALIDATED.findall(a.run.output)
     assert b.notes == ["actor_rollout"]
@@ -118,7 +106,7 @@ def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
     assert (counts(b, "ref"), counts(b, "reward")) == ((2, 0), (scored, 0))
 
     resumed = train(
-        verl, f"{mode}-c-{judge}", mode, *replay, "trainer.val_before_train=False",
+        verl091, f"{mode}-c-{judge}", mode, *replay, "trainer.val_before_train=False",
         *a.run.resume_after(1), seed=2,
     )  # fmt: skip
     assert resumed.run.grad_norms == a.run.grad_norms[1:]

@@ -17,27 +17,23 @@ import pytest
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 STEPS = "skip.steps=[1,2]"
-# name -> the environment, the harness's mode, the role, its environment variables
-CASES: dict[str, tuple[str, str, str, dict[str, str]]] = {
-    "v0": ("verl091", "v0", "rollout", {}),
-    "v1": ("verl091", "v1", "rollout_tq", {}),
-    "colocate_async": ("verl091", "v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
-    "verl 0.8": ("verl080", "legacy", "rollout", {}),
+# name -> the harness's mode, the role, its environment variables
+CASES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "v0": ("v0", "rollout", {}),
+    "v1": ("v1", "rollout_tq", {}),
+    "colocate_async": ("v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
 }
 
 
 @pytest.mark.parametrize(
     "name", ["v1", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "v1")]
 )
-def test_a_replay_starts_no_server_and_trains_the_same(
-    request: pytest.FixtureRequest, name: str
-) -> None:
-    version, mode, role, env = CASES[name]
-    verl: Any = request.getfixturevalue(version)
-    a = verl.train("engine", mode, f"+skip={role}_cache", STEPS, "skip.dump_dir=dumps", **env)
+def test_a_replay_starts_no_server_and_trains_the_same(verl091: Any, name: str) -> None:
+    mode, role, env = CASES[name]
+    a = verl091.train("engine", mode, f"+skip={role}_cache", STEPS, "skip.dump_dir=dumps", **env)
     assert len(a.grad_norms) == 2
     assert a.generated > 0
-    b = verl.train(
+    b = verl091.train(
         "no_engine", mode, f"+skip={role}_replay", STEPS, f"skip.dump_dir={a.folder}/dumps",
         "actor_rollout_ref.rollout.name=vllm", seed=2, **env,
     )  # fmt: skip
@@ -58,17 +54,14 @@ _METRIC = re.compile(r"(val-(?:core|aux)/\S+?):(\S+)")
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_validation_is_replayed_without_an_engine(
-    request: pytest.FixtureRequest, name: str
-) -> None:
-    version, mode, role, env = CASES[name]
-    verl: Any = request.getfixturevalue(version)
-    a = verl.train(
+def test_validation_is_replayed_without_an_engine(verl091: Any, name: str) -> None:
+    mode, role, env = CASES[name]
+    a = verl091.train(
         "validates", mode, f"+skip={role}_cache", "skip.dump_dir=dumps", *VALIDATES, steps=1, **env
     )
     metrics = _METRIC.findall(a.output)
     assert len({name for name, _ in metrics}) < len(metrics), "before training and after"
-    b = verl.train(
+    b = verl091.train(
         "replays", mode, f"+skip={role}_replay", f"skip.dump_dir={a.folder}/dumps", *VALIDATES,
         "actor_rollout_ref.rollout.name=vllm", seed=2, steps=1, **env,
     )  # fmt: skip
@@ -112,13 +105,9 @@ def test_what_would_still_generate_is_refused_before_ray(verl091: Any) -> None:
     assert not run.started_ray
 
 
-@pytest.mark.parametrize("version", ["verl091", "verl080"])
-def test_verls_own_classes_start_nothing_and_refuse_by_name(
-    request: pytest.FixtureRequest, version: str
-) -> None:
-    verl: Any = request.getfixturevalue(version)
+def test_verls_own_classes_start_nothing_and_refuse_by_name(verl091: Any) -> None:
     done = subprocess.run(
-        [verl.python, "-W", "ignore", Path(__file__).with_name("seams.py")],
+        [verl091.python, "-W", "ignore", Path(__file__).with_name("seams.py")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Trainers that generate several times a step, on verl's genuine RayPPOTrainer (V0 and 0.8).
+"""Trainers that generate several times a step, on verl's genuine RayPPOTrainer (V0).
 
 A (seed 1) dumps, B (seed 2) has A's dumps, generates nothing and has A's gradient norms to the last
 bit. In `changed` the reward function differs, so that the filter keeps other groups.
@@ -17,7 +17,6 @@ import pytest
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
-MODES = {"091": "v0", "080": "legacy"}
 BATCH, N = 4, 2
 # Of each batch of four questions two have answers whose rewards differ: two calls fill a batch.
 HALF, FEWER = "2:0", "8:0,2,4"
@@ -27,12 +26,11 @@ TIES = f"reward.custom_reward_function.path={HERE / 'ties.py'}"
 Train = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=["091", pytest.param("080", marks=pytest.mark.long)])
-def train(request: pytest.FixtureRequest) -> Train:
-    """``train(name, *overrides, seed=1)``: a run of this version's V0 trainer."""
-    verl = request.getfixturevalue(f"verl{request.param}")
-    return lambda name, *overrides, **more: verl.train(
-        name, MODES[request.param], *overrides, PYTHONPATH=str(HERE), **more
+@pytest.fixture(scope="module")
+def train(verl091: Any) -> Train:
+    """``train(name, *overrides, seed=1)``: a run of the V0 trainer."""
+    return lambda name, *overrides, **more: verl091.train(
+        name, "v0", *overrides, PYTHONPATH=str(HERE), **more
     )
 
 
@@ -114,58 +112,22 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("version", "module", "missing"),
+    ("module", "missing"),
     [
-        ("071", "dapo.main_dapo", "verl.trainer.main_ppo_v0"),
-        ("080", "dapo.main_dapo", "verl.trainer.main_ppo_v0"),
-        *(
-            (version, module, missing)
-            for version in ("080", "091")
-            for module, missing in (
-                ("prime.prime_fsdp_workers", "verl.workers.fsdp_workers"),
-                ("spin.fsdp_workers", "verl.workers.fsdp_workers"),
-                ("flowrl.flowrl_fsdp_worker", "verl.workers.actor"),
-            )
-        ),
+        ("prime.prime_fsdp_workers", "verl.workers.fsdp_workers"),
+        ("spin.fsdp_workers", "verl.workers.fsdp_workers"),
+        ("flowrl.flowrl_fsdp_worker", "verl.workers.actor"),
     ],
 )
 def test_a_recipe_that_this_verl_cannot_import(
-    version: str, module: str, missing: str, recipes: Path, request: pytest.FixtureRequest
+    module: str, missing: str, recipes: Path, verl091: Any
 ) -> None:
-    """When one of these fails, the table in docs/verl.md has a cell to change."""
-    verl = request.getfixturevalue(f"verl{version}")
-    path = os.pathsep.join(str(folder) for folder in (recipes, verl.source) if folder)
+    """When one of these fails, docs/verl.md has a sentence to change."""
     done = subprocess.run(
-        [verl.python, "-c", f"import recipe.{module}"], cwd=verl.folder, capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": path}, timeout=200,
+        [verl091.python, "-c", f"import recipe.{module}"], cwd=verl091.folder, capture_output=True,
+        text=True, env={**os.environ, "PYTHONPATH": str(recipes)}, timeout=200,
     )  # fmt: skip
     assert f"ModuleNotFoundError: No module named '{missing}'" in done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("prime", "AttributeError: 'dict' object has no attribute 'algorithm'"),
-        ("spin", "AttributeError: 'dict' object has no attribute 'algorithm'"),
-        (
-            "flowrl",
-            "TypeError: load_reward_manager() takes 2 positional arguments but 3 were given",
-        ),
-    ],
-)
-def test_a_recipe_that_starts_on_0_7_1_and_ends_before_its_workers(
-    name: str, error: str, recipes: Path, verl071: Any
-) -> None:
-    """It calls verl's functions with arguments that they do not take."""
-    run = verl071.train(
-        name, "legacy", "hydra.searchpath=[pkg://verl.trainer.config]", *ON, "skip.dump_dir=dumps",
-        fails=True, MAIN=f"recipe.{name}.main_{name}", PYTHONPATH=str(recipes),
-    )  # fmt: skip
-    assert error in run.output
-    assert "role rollout is on" in run.output
-    assert run.generated == 0
-    assert files(run) == []
 
 
 @pytest.mark.long

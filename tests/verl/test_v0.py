@@ -33,19 +33,18 @@ LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.
 ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
 
 
-# -- 0.9.1 ---------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def a091(verl091: Any) -> Any:
+def a(verl091: Any) -> Any:
     on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
     return verl091.train("a", "v0", "trainer.use_v1=False", *ALL, *on)
 
 
 @pytest.fixture(scope="module")
-def b091(verl091: Any, a091: Any) -> Any:
+def b(verl091: Any, a: Any) -> Any:
     """No option, hence no callback: verl's own leaves, and keys that verl does not have."""
     on = (
         "++skip.rollout.enable=True", "++skip.rollout.steps=[1,2]",
-        f"++skip.rollout.dump_dir={a091.folder}/dumps", "++skip.on_miss=error",
+        f"++skip.rollout.dump_dir={a.folder}/dumps", "++skip.on_miss=error",
         "++skip.drop_fields=[rm_scores]", "++skip.gbs=4", "++skip.rollout.n=2",
     )  # fmt: skip
     rewarded = str(verl091.folder / "rewarded")
@@ -53,7 +52,7 @@ def b091(verl091: Any, a091: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def c091(verl091: Any) -> Any:
+def c(verl091: Any) -> Any:
     theirs = (
         "skip.rollout.enable=True",
         "skip.rollout.steps=[1,2]",
@@ -62,63 +61,61 @@ def c091(verl091: Any) -> Any:
     return verl091.train("c", "v0", *ALL, *theirs, seed=2, VERL_USE_EXTERNAL_PLUGINS="none")
 
 
-def test_091_the_first_run_dumps(a091: Any, c091: Any) -> None:
+def test_the_first_run_dumps(a: Any, c: Any) -> None:
     for step in (1, 2):
-        assert sorted(f.name for f in (a091.folder / WHERE / str(step)).iterdir()) == [
+        assert sorted(f.name for f in (a.folder / WHERE / str(step)).iterdir()) == [
             "gen_batch.dp",
             "meta.json",
         ]
     # As many generations as without rlskip.
-    assert a091.generated == c091.generated > SESSIONS
+    assert a.generated == c.generated > SESSIONS
 
 
-def test_091_the_process_that_trains_acknowledges_and_the_job_counts_it(a091: Any) -> None:
-    (active,) = (a091.folder / "dumps" / "records").glob("*/rollout.active")
+def test_the_process_that_trains_acknowledges_and_the_job_counts_it(a: Any) -> None:
+    (active,) = (a.folder / "dumps" / "records").glob("*/rollout.active")
     assert '"by": "verl.plugins"' in active.read_text()
-    counts = a091.summary["rollout"]
+    counts = a.summary["rollout"]
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
     assert counts["bytes_written"] > 0
 
 
-def test_091_the_second_run_replays_to_the_last_bit(a091: Any, b091: Any, c091: Any) -> None:
-    assert len(a091.grad_norms) == STEPS
-    assert b091.grad_norms == a091.grad_norms
-    assert c091.grad_norms != a091.grad_norms
+def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, c: Any) -> None:
+    assert len(a.grad_norms) == STEPS
+    assert b.grad_norms == a.grad_norms
+    assert c.grad_norms != a.grad_norms
 
 
-def test_091_validation_is_never_skipped(b091: Any, c091: Any) -> None:
-    assert b091.generated == c091.generated - SESSIONS > 0
+def test_validation_is_never_skipped(b: Any, c: Any) -> None:
+    assert b.generated == c.generated - SESSIONS > 0
 
 
-def test_091_dropped_scores_are_computed_again(verl091: Any, b091: Any) -> None:
+def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     lines = [line.split() for line in (verl091.folder / "rewarded").read_text().splitlines()]
     assert [split for split, _ in lines].count("train") == SESSIONS
     # A replayed session is scored with what verl itself tells of one that it has just sampled.
     told = dict(lines)
     assert told["train"] == told["test"]
     assert "tool_rewards" in told["train"]
-    assert "scores are replayed" not in b091.output
+    assert "scores are replayed" not in b.output
 
 
-def test_091_a_replayed_step_logs_no_times_of_the_first_run(a091: Any, b091: Any) -> None:
-    assert a091.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
-    assert "timing_s/agent_loop" not in b091.output
-    assert b091.output.count("timing_s/gen:") == STEPS
+def test_a_replayed_step_logs_no_times_of_the_first_run(a: Any, b: Any) -> None:
+    assert a.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
+    assert "timing_s/agent_loop" not in b.output
+    assert b.output.count("timing_s/gen:") == STEPS
 
 
-def test_091_a_dump_records_the_seconds_of_the_stage(a091: Any) -> None:
+def test_a_dump_records_the_seconds_of_the_stage(a: Any) -> None:
     """The trainer's own timer is around it."""
-    timed = [float(seconds) for seconds in re.findall(r"timing_s/gen:([0-9.]+)", a091.output)]
+    timed = [float(seconds) for seconds in re.findall(r"timing_s/gen:([0-9.]+)", a.output)]
     for step, gen in enumerate(timed, start=1):
-        meta = json.loads((a091.folder / WHERE / str(step) / "meta.json").read_text())
+        meta = json.loads((a.folder / WHERE / str(step) / "meta.json").read_text())
         assert 0.2 * gen < meta["info"]["seconds"] <= gen
     assert len(timed) == STEPS
 
 
-def test_091_log_probs_that_the_run_needs_and_the_dump_lacks_end_it(
-    verl091: Any, a091: Any
-) -> None:
-    on = ("+skip=rollout_cache", "skip.steps=[1,2]", f"skip.dump_dir={a091.folder}/dumps")
+def test_log_probs_that_the_run_needs_and_the_dump_lacks_end_it(verl091: Any, a: Any) -> None:
+    on = ("+skip=rollout_cache", "skip.steps=[1,2]", f"skip.dump_dir={a.folder}/dumps")
     needs = (
         "actor_rollout_ref.rollout.calculate_log_probs=True",
         "algorithm.rollout_correction.rollout_is=token",
@@ -130,82 +127,38 @@ def test_091_log_probs_that_the_run_needs_and_the_dump_lacks_end_it(
     assert run.grad_norms == []
 
 
-def test_091_verls_own_manager_and_ours_never_both_act(a091: Any, b091: Any, c091: Any) -> None:
+def test_verls_own_manager_and_ours_never_both_act(a: Any, b: Any, c: Any) -> None:
     verls = "[RolloutSkip()]"
-    assert verls not in a091.output + b091.output
-    assert verls in c091.output
-    assert "rlskip:" not in c091.output
+    assert verls not in a.output + b.output
+    assert verls in c.output
+    assert "rlskip:" not in c.output
 
 
-def test_091_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> None:
+def test_without_the_entry_point_the_job_ends_before_ray(verl091: Any) -> None:
     env = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
     run = verl091.train("none", "v0", "+skip=rollout_cache", fails=True, **env)
     assert "verl does not load rlskip's plug-in" in run.output
     assert not run.started_ray
 
 
-# -- 0.8.0 ---------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def a080(verl080: Any) -> Any:
-    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
-    return verl080.train("a", "legacy", *ALL, *on)
-
-
-@pytest.fixture(scope="module")
-def b080(verl080: Any, a080: Any) -> Any:
-    """No option, hence no callback: the module is named by hand."""
-    modules = "verlcpu,rlskip.hosts.verl.plugin"
-    on = (
-        "++skip.rollout.enable=True", "++skip.steps=[1,2]", "++skip.on_miss=error",
-        f"++skip.dump_dir={a080.folder}/dumps",
-    )  # fmt: skip
-    return verl080.train("b", "legacy", *ALL, *on, seed=2, VERL_USE_EXTERNAL_MODULES=modules)
-
-
 @pytest.mark.long
-def test_080_the_first_run_dumps_and_its_job_counts_it(a080: Any) -> None:
-    (active,) = (a080.folder / "dumps" / "records").glob("*/rollout.active")
-    assert '"by": "VERL_USE_EXTERNAL_MODULES"' in active.read_text()
-    counts = a080.summary["rollout"]
-    assert (counts["hits"], counts["misses"]) == (0, STEPS)
-
-
-@pytest.mark.long
-def test_080_the_second_run_replays_to_the_last_bit(a080: Any, b080: Any) -> None:
-    assert b080.grad_norms == a080.grad_norms != []
-    assert b080.generated == a080.generated - SESSIONS > 0
-
-
-# -- both ----------------------------------------------------------------------------------
-BOTH = pytest.mark.parametrize(("version", "mode"), [("091", "v0"), ("080", "legacy")])
-
-
-@pytest.mark.long
-@BOTH
-def test_a_new_reward_function_scores_the_same_rollouts(
-    request: pytest.FixtureRequest, version: str, mode: str
-) -> None:
-    verl, a = (request.getfixturevalue(f"{name}{version}") for name in ("verl", "a"))
+def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    run = verl.train_by_coin("coin", mode, *ALL, *on, seed=2)
+    run = verl091.train_by_coin("coin", "v0", *ALL, *on, seed=2)
     assert run.generated == a.generated - SESSIONS
     assert run.grad_norms != a.grad_norms
 
 
 @pytest.mark.long
-@BOTH
-def test_a_resumed_run_replays_what_is_left(
-    request: pytest.FixtureRequest, version: str, mode: str
-) -> None:
-    verl, a = (request.getfixturevalue(f"{name}{version}") for name in ("verl", "a"))
+def test_a_resumed_run_replays_what_is_left(verl091: Any, a: Any) -> None:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    run = verl.train("resumed", mode, *ALL, *on, *a.resume_after(1), seed=2)
+    run = verl091.train("resumed", "v0", *ALL, *on, *a.resume_after(1), seed=2)
     assert run.generated == a.generated - SESSIONS
     assert run.grad_norms == a.grad_norms[1:]
 
 
 @pytest.mark.long
-def test_091_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
+def test_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
     """The eight prompts of two steps in four."""
     plain = ("v0", "trainer.use_v1=False", "trainer.val_before_train=False", "+skip=rollout_cache")
     a = verl091.train("two_steps", *plain, "skip.dump_dir=dumps")

@@ -1,4 +1,4 @@
-"""rlskip's replay buffer behind the seam ``trainer.v1.sampler.custom_sampler`` of verl 0.9.
+"""rlskip's replay buffer behind the seam ``trainer.v1.sampler.custom_sampler`` of verl.
 
 verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 """

@@ -11,9 +11,9 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
    load the plug-in, and publish the job's variables in Ray's key-value store.
 3. ``ray.init`` in verl's main() calls the hook. It adds the plug-in and the job's variables
    (``RLSKIP_JOB``, ``RLSKIP_DIRECTORY``) to the runtime environment, which reaches every node.
-4. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` (0.9) or
-   by the variable. :mod:`~rlskip.hosts.verl.plugin` wraps the seams. A node without rlskip fails
-   at this import.
+4. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` or by the
+   variable. :mod:`~rlskip.hosts.verl.plugin` wraps the seams. A node without rlskip fails at this
+   import, because of the variable.
 5. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
    :func:`find_job`, switch the roles on, then :func:`acknowledge` each of them, by a file below
    ``dump_dir`` and by a key in Ray.
@@ -49,7 +49,6 @@ from rlskip.hosts.verl.names import (
     PLUGINS_VARIABLE,
     RAY_HOOK_VARIABLE,
 )
-from rlskip.hosts.verl.supported_versions import loads_entry_points
 from rlskip.jobs import records
 from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 
@@ -69,21 +68,16 @@ SHOWN_S = 90.0
 def attached_by() -> str | None:
     """How the verl processes of this environment load rlskip; None if they do not.
 
-    ``verl.plugins`` (the entry point, verl 0.9 and later) or ``VERL_USE_EXTERNAL_MODULES``. Looks
-    at installed metadata and environment variables only.
+    ``verl.plugins`` (the entry point) or ``VERL_USE_EXTERNAL_MODULES``, which counts also where
+    ``VERL_USE_EXTERNAL_PLUGINS`` leaves out the entry point. Looks at installed metadata and
+    environment variables only.
     """
-    if _entry_point_is_allowed():
-        return PLUGIN_GROUP
-    return MODULES_VARIABLE if PLUGIN in os.environ.get(MODULES_VARIABLE, "").split(",") else None
-
-
-def _entry_point_is_allowed() -> bool:
-    if not loads_entry_points():
-        return False
     allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
     names = {name.strip() for name in allowed.split(",")}
     ours = [e for e in importlib.metadata.entry_points(group=PLUGIN_GROUP) if e.value == PLUGIN]
-    return any(allowed == "auto" or e.name in names for e in ours)
+    if any(allowed == "auto" or e.name in names for e in ours):
+        return PLUGIN_GROUP
+    return MODULES_VARIABLE if PLUGIN in os.environ.get(MODULES_VARIABLE, "").split(",") else None
 
 
 # -- from the launcher process into Ray's workers ------------------------------------------------

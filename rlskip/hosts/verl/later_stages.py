@@ -129,19 +129,16 @@ def _read_module(name: str) -> bytes:
     return content
 
 
-def refused(verl: Values, settings: SkipSettings, trainer: str | None = None) -> list[Problem]:
-    """The roles of this module that are on and never called; a role of the user's own may be.
-
-    `trainer` names one that has no stage for them.
-    """
+def refused(verl: Values, settings: SkipSettings) -> list[Problem]:
+    """The roles of this module that are on and never called; a role of the user's own may be."""
     found = []
     uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
     for role in settings.roles.keys() & {REF, REWARD}:
         key = f"skip.{role}.enable"
         if role in settings.attach or role in SKIP_REGISTRY:
             continue
-        if trainer is not None:
-            what = f"{trainer} has no stage {role!r}: nothing would be skipped"
+        if verl["async_training"] is not None:
+            what = f"the fully async application has no stage {role!r}: nothing would be skipped"
             found.append(Problem(key, what, f"set {key}=false"))
         elif role == REF and not any(verl[name] for name in uses_ref):
             what = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"

@@ -27,7 +27,6 @@ from rlskip.hosts.verl.handshake import (
     unshared,
 )
 from rlskip.hosts.verl.names import (
-    MAIN_PPO_SYNC,
     MODULES_VARIABLE,
     NEXT_HOOK_VARIABLE,
     PLUGIN,
@@ -36,8 +35,8 @@ from rlskip.hosts.verl.names import (
     WAIT_VARIABLE,
 )
 from rlskip.hosts.verl.supported_versions import (
+    is_old_release,
     is_verls,
-    loads_entry_points,
     refuse_old_release,
     warn_of_new_release,
 )
@@ -148,9 +147,16 @@ def _end_run(message: str) -> None:
 _job: _Job | None = None
 
 
-def starts_verl(config: Any) -> bool:
-    """Whether the application is one of verl's, which trains in another process."""
-    return "verl" in sys.modules and is_verls(config)
+def starts_verl(settings: SkipSettings) -> bool:
+    """Whether the application is one of verl's, which trains in another process.
+
+    A program of the user's own with an old verl, where every role is attached, trains in this one.
+    """
+    if "verl" not in sys.modules or not is_verls(settings.facts.config):
+        return False
+    is_verls_own = (_main_module() or "").startswith("verl.")
+    attached = settings.roles.keys() <= settings.attach.keys()
+    return is_verls_own or not (is_old_release() and attached)
 
 
 def before_job(settings: SkipSettings) -> None:
@@ -164,22 +170,15 @@ def before_job(settings: SkipSettings) -> None:
         The process that trains would not load rlskip.
     """
     global _job
-    if not starts_verl(settings.facts.config):
+    if not starts_verl(settings):
         return
     refuse_old_release()
     warn_of_new_release()
-    if loads_entry_points():
-        _check_plugin()
-    main = _main_module()
-    judged = MAIN_PPO_SYNC if MAIN_PPO_SYNC in sys.modules else main
-    judge(copy.deepcopy(settings.facts.config), settings, judged)
+    _check_plugin()
+    judge(copy.deepcopy(settings.facts.config), settings, _main_module())
     from rlskip.hosts.verl.preflight import before_ray  # torch is not for every application
 
     before_ray(settings)
-    if main == MAIN_PPO_SYNC:
-        from rlskip.hosts.verl.sync import start_imported_runner
-
-        start_imported_runner()
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
     if job.found_ray:
         reach_running_ray(running_ray())

@@ -26,7 +26,6 @@ SKIP_MANAGER = "verl.utils.skip.skip_manager"
 V1 = "verl.trainer.ppo.v1"
 ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
-MAIN_PPO_SYNC = "verl.trainer.main_ppo_sync"
 
 #: The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"

@@ -1,7 +1,6 @@
 """What verl loads in each of its processes: wrap the seams, or print why that failed.
 
-verl 0.9 finds this module by the entry point ``verl.plugins``, older releases by
-``VERL_USE_EXTERNAL_MODULES=rlskip.hosts.verl.plugin``. verl logs errors of entry points at DEBUG
+verl finds this module by the entry point ``verl.plugins``, and logs errors of entry points at DEBUG
 level only.
 """
 
@@ -9,9 +8,9 @@ import os
 import sys
 
 try:
-    from rlskip.hosts.verl import later_stages, no_engine, stages, sync, trainer, v1
+    from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v1
 
-    for module in (trainer, v1, sync, no_engine, later_stages, stages):
+    for module in (trainer, v1, no_engine, later_stages, stages):
         module.attach()
 except Exception as error:
     print(f"rlskip could not attach to verl: {type(error).__name__}: {error}", file=sys.stderr)

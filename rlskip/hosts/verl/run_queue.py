@@ -7,14 +7,7 @@ from collections.abc import Sequence
 
 from tensordict import TensorDict
 
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    FINISHED,
-    ROLLOUT_N,
-    STATUS,
-    N,
-    uid_of,
-)
+from rlskip.keys import EXPECTED_ROLLOUTS, FINISHED, STATUS, N, uid_of
 from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter
 
 
@@ -28,14 +21,6 @@ def run_queue() -> TransferQueueAdapter:
 def status_queue() -> TransferQueueAdapter:
     """The same for verl's own buffer."""
     return StatusQueue()
-
-
-def expect_sessions(prompts: TensorDict, partition: str) -> None:
-    """Write to the prompts' roots how many sessions each gets, if `prompts` have such a field."""
-    if ROLLOUT_N in prompts.keys():  # noqa: SIM118 - a TensorDict
-        uids = list(map(str, prompts.get("uid").tolist()))
-        numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()]
-        run_queue().put(uids, partition, tags=numbers)
 
 
 class StatusQueue(TransferQueueAdapter):

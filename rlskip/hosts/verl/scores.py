@@ -1,8 +1,8 @@
 """V1 under ``skip.drop_fields=[rm_scores]``: score replayed rows with today's reward function.
 
-The seam is the method ``compute_score`` of verl's reward workers. In verl 0.9's V1 trainer an
-agent-loop worker calls it when a session ends, which a replayed session never does; so rlskip
-calls it with what the agent-loop worker would have sent.
+The seam is the method ``compute_score`` of verl's reward workers. In the V1 trainer an agent-loop
+worker calls it when a session ends, which a replayed session never does; so rlskip calls it with
+what the agent-loop worker would have sent.
 """
 
 from __future__ import annotations

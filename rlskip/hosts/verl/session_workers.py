@@ -1,4 +1,4 @@
-"""rlskip's dispatch behind the seam ``agent_loop_manager_class`` of verl 0.9's V1 trainer.
+"""rlskip's dispatch behind the seam ``agent_loop_manager_class`` of verl's V1 trainer.
 
 verl dispatches prompts to its agent-loop workers, and a worker runs all sessions of a prompt.
 :class:`SessionManager` dispatches single sessions to workers that are otherwise verl's own.

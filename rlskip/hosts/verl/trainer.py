@@ -24,7 +24,7 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import NotInstalledError
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
@@ -48,7 +48,7 @@ _installed: Any = None
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
 
-# The step that verl's trainer stated last (0.9).
+# The step that verl's trainer stated last.
 _stated: int | None = None
 
 # The trainer that made its workers last, and the step that was set here last: what a batch stated,
@@ -126,24 +126,11 @@ def next_step(step: int) -> None:
 def _beginning(
     init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """It gets the whole config, in every trainer of every release."""
+    """It gets the whole config, in every trainer."""
     begin(config)
-    if SkipManager.skip_instances:
-        _refuse_unimported(type(self))
     if "rollout" in SkipManager.skip_instances:
         _check_manager(type(self))
     init(self, config, *args, **kwargs)
-
-
-def _refuse_unimported(manager: type) -> None:
-    """Refuse main_ppo_sync's `manager` if it was not imported but sent here by value."""
-    if manager.__module__ == "__main__" and manager.__name__ == "AgentLoopManagerTQ":
-        raise ConfigError(
-            "the trainer of verl's main_ppo_sync was started from __main__, where rlskip cannot "
-            "reach it, and would train without skipping",
-            "skip",
-            "switch skip on by the option +skip=rollout_tq_cache",
-        )
 
 
 def _check_manager(manager: type) -> None:
@@ -189,7 +176,7 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
         refuse_to_generate(getattr(self, "config", None), prompts)
         return await generate(self, prompts)
 
-    # Below auto_await, and below verl 0.9's own decorator.
+    # Below auto_await, and below verl's own decorator.
     generate = generating(inspect.unwrap(method))
     stages = {role: rollout_stage(role)(generate) for role in ("rollout", VALIDATION_ROLE)}
 
@@ -271,16 +258,15 @@ def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
     given = None
     if SCORES in rollouts.batch.keys():  # noqa: SIM118
         given = DataProto(rollouts.batch.select(SCORES), extra, {"reward_extra_keys": names})
-    workers = manager.reward_loop_worker_handles or []
+    workers = manager.reward_loop_worker_handles
     shares = workers and len(rollouts) % len(workers) == 0
-    resolve = getattr(reward_loop, "resolve_reward_manager_cls", None)  # verl 0.7 has none
     loop = SimpleNamespace(
         config=manager.config,
         given_scores=given,
         tool_extra_fields=_of_the_loop(rollouts, prompts),
         reward_model_manager=None,
-        reward_manager_cls=resolve and resolve(manager.config),
-        # verl before 0.9 requires equal shares.
+        reward_manager_cls=reward_loop.resolve_reward_manager_cls(manager.config),
+        # verl fills unequal shares with copies of rows, and would score these, too.
         reward_loop_workers=workers[: None if shares else 1],
     )
     known = {**prompts, **rollouts.non_tensor_batch}
@@ -307,7 +293,7 @@ def _of_the_loop(rollouts: Any, prompts: Mapping[str, Any]) -> Any:
 
 
 def _replace_manager(module: ModuleType) -> None:
-    """Let verl 0.9's manager, which its trainers call, act for rlskip; its own roles stay off."""
+    """Let verl's manager, which its trainers call, act for rlskip; its own roles stay off."""
     theirs = module.SkipManager
 
     def set_step(step: int) -> None:

@@ -24,16 +24,13 @@ from rlskip.hosts.verl.names import (
     FILTER,
     FILTER_KEY,
     FULLY_ASYNC_MAIN,
-    MAIN_PPO_SYNC,
     MANAGER_KEY,
     MODE_KEY,
     ONE_STEP_OFF,
     OUR_MANAGER,
     OUR_SAMPLER,
     SAMPLER_KEY,
-    SERVERS,
 )
-from rlskip.hosts.verl.supported_versions import lacks
 
 Roles = Collection[str]
 
@@ -41,12 +38,12 @@ Roles = Collection[str]
 _TRAINERS = {
     "rollout": "verl's V0 trainer",
     "rollout_tq": "verl's V1 trainer",
-    "async_rollout": "verl's fully async rollouter",
+    "async_rollout": "the fully async application",
 }
 # (role that is on, role that the trainer calls) -> how to get the trainer that calls it.
 _OTHER_TRAINER = {
     ("rollout", "rollout_tq"): ", or trainer.use_v1=False",
-    ("rollout_tq", "rollout"): ", or on verl 0.9 trainer.use_v1=True, or 0.8's main_ppo_sync",
+    ("rollout_tq", "rollout"): ", or trainer.use_v1=True",
 }
 
 # Applications of verl on which no role was ever run.
@@ -73,21 +70,15 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     verl = values_of(config)
     if main in _UNTESTED:
         raise_all(_untested(roles, "skip", _UNTESTED[main]))
-    elif main == MAIN_PPO_SYNC:
-        trainer = "verl's main_ppo_sync"
-        problems = _roles_not_called(roles, "rollout_tq", trainer) + refused(verl, skip, trainer)
-        problems += _needs_engine(skip, trainer)
-        raise_all(problems + _validation_generates(roles, trainer))
     elif verl["async_training"] is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
-        trainer = "the fully async application"
-        problems = _roles_not_called(roles, "async_rollout") + refused(verl, skip, trainer)
-        raise_all(problems + _validation_generates(roles, trainer))
+        problems = _roles_not_called(roles, "async_rollout") + refused(verl, skip)
+        if VALIDATION_ROLE in roles:
+            what = f"{_TRAINERS['async_rollout']} has no stage for validation, which would generate"
+            problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
+        raise_all(problems)
     elif verl["trainer.use_v1"] and not (is_recipe and "rollout" in roles):
         plug_in(config, roles, V1Settings.read(config), refused(verl, skip))
-    elif lacks(SERVERS):
-        problems = _roles_not_called(roles, "rollout") + refused(verl, skip)
-        raise_all(problems + _needs_engine(skip, "this release of verl"))
     else:
         raise_all(_roles_not_called(roles, "rollout") + refused(verl, skip))
 
@@ -191,34 +182,17 @@ def _group_filter(verl: Values, settings: ReplayConfig, problems: list[Problem])
     return {"filter_groups": {**filter_groups, "prompts": verl["data.train_batch_size"]}}
 
 
-def _roles_not_called(roles: Roles, called: str, trainer: str | None = None) -> list[Problem]:
+def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
     """Built-in roles that are on, for a trainer that calls the role `called` only."""
-    others = {} if trainer else _OTHER_TRAINER
     return [
         Problem(
             f"skip.{role}.enable",
-            f"{trainer or _TRAINERS[called]} never calls a stage {role!r}: nothing would be "
-            "skipped",
-            f"use skip.{called} (+skip={called}_cache){others.get((role, called), '')}",
+            f"{_TRAINERS[called]} never calls a stage {role!r}: nothing would be skipped",
+            f"use skip.{called} (+skip={called}_cache){_OTHER_TRAINER.get((role, called), '')}",
         )
         for role in roles
         if role in _TRAINERS.keys() - {called}
     ]
-
-
-def _needs_engine(skip: SkipSettings, trainer: str) -> list[Problem]:
-    """A trainer whose engine cannot be left out."""
-    if skip.start_engine:
-        return []
-    what = f"{trainer} always starts its engine"
-    return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-
-
-def _validation_generates(roles: Roles, trainer: str) -> list[Problem]:
-    """A trainer whose validation cannot be replayed."""
-    what = f"{trainer} has no stage for validation, which would generate"
-    remedy = "set skip.validation=generate"
-    return [Problem("skip.validation", what, remedy)] if VALIDATION_ROLE in roles else []
 
 
 def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""verl 0.9's V1 trainer: prompts go to TransferQueue, batches are sampled from it."""
+"""verl's V1 trainer: prompts go to TransferQueue, batches are sampled from it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from rlskip.hosts.verl.journals import tidy_journals, with_journals
 from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1, V1_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
-from rlskip.hosts.verl.run_queue import expect_sessions, run_queue, status_queue
+from rlskip.hosts.verl.run_queue import run_queue, status_queue
 from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
 from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours
-from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
+from rlskip.keys import (
+    EXPECTED_ROLLOUTS,
+    ROLLOUT_N,
+    ROLLOUT_ROOT_KEYS,
+    TRAIN,
+    VAL,
+    split_trajectory,
+)
 from rlskip.queue import KVBatchMeta, TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
@@ -84,7 +91,7 @@ def _loading(load: Callable[..., None], self: Any) -> None:
     before_workers(self.config, self.total_training_steps, self.steps_per_epoch)
 
 
-def submit_stages(
+def _submit_stages(
     submit: Callable[..., Any], role: str, stage: str, queue: Callable[..., Any], **options: Any
 ) -> dict[str, Callable[..., Any]]:
     """`submit` as a stage, for the first batch of a step and for its refills."""
@@ -108,7 +115,7 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     filtered ones when its dump was made; what is submitted at the same step after that is a refill.
     Replayed rows without scores are scored.
     """
-    stages = submit_stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
+    stages = _submit_stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
@@ -121,13 +128,13 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
         if not refills and look_up(self.config, FILTER_KEY):
             batch = _with_dumped_refills(self, batch, skip)
         stages["refill" if refills else "submit"](self, batch)
-        score_dropped(skip, batch, self.reward_loop_manager.reward_loop_worker_handles)
+        _score_dropped(skip, batch, self.reward_loop_manager.reward_loop_worker_handles)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
 
 
-def score_dropped(
+def _score_dropped(
     skip: Any, prompts: Any, workers: Sequence[Any] | None, partition: str = TRAIN
 ) -> None:
     """Score the replayed rollouts of `prompts` if the role `skip` left out their scores.
@@ -248,7 +255,7 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
         submit(prompts)
 
     queue = functools.partial(_queue_of, trainer)
-    stages = submit_stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
+    stages = _submit_stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
     validated: int | None = None
 
     @functools.wraps(submit)
@@ -262,7 +269,7 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
         SkipManager.set_step(trainer.global_steps)
         stages[phase](prompts)
         workers = trainer.reward_loop_manager.reward_loop_worker_handles
-        score_dropped(SkipManager.skip_instances[VALIDATION_ROLE], prompts, workers, VAL)
+        _score_dropped(SkipManager.skip_instances[VALIDATION_ROLE], prompts, workers, VAL)
 
     return generate_sequences
 
@@ -274,6 +281,8 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
 def _expecting(generate: Callable[..., None], self: Any, prompts: TensorDict) -> None:
     """Where prompts carry their own number of sessions, rlskip's buffer is told that number."""
     refuse_to_generate(self.config, prompts)
-    if samples_with_ours(self.config):
-        expect_sessions(prompts, VAL if is_validation(prompts) else TRAIN)
+    if samples_with_ours(self.config) and ROLLOUT_N in prompts.keys():  # noqa: SIM118
+        numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()]
+        uids = list(map(str, prompts.get("uid").tolist()))
+        run_queue().put(uids, VAL if is_validation(prompts) else TRAIN, tags=numbers)
     generate(self, prompts)
