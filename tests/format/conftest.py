@@ -67,22 +67,24 @@ def _arrays(draw: st.DrawFn) -> np.ndarray:
     return np.frombuffer(raw.tobytes(), dtype).reshape(shape)
 
 
+# Lone surrogates, and two that are no character together.
+_texts = st.text(st.characters()) | st.sampled_from(["\ud83d\ude00", "a\ud800\udc00b\udbff\udfff"])
 _scalars = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
     st.floats(),
     st.complex_numbers(),
-    st.text(st.characters()),  # lone surrogates too
+    _texts,
     st.binary(max_size=20),
     st.binary(max_size=20).map(bytearray),
     st.integers(-(2**63), 2**63 - 1).map(np.int64),
     st.floats(width=32).map(np.float32),
-    st.text("abcé", max_size=4).map(np.str_),
+    (st.text("abcé", max_size=4) | _texts).map(np.str_),
     st.sampled_from([torch.float32, torch.Size([2, 3]), np.bool_(True), np.datetime64("2020")]),
 )
 _keys = st.one_of(
-    st.text(max_size=6), st.integers(), st.booleans(), st.none(), st.tuples(st.text())
+    st.text(max_size=6), _texts, st.integers(), st.booleans(), st.none(), st.tuples(st.text())
 )
 
 
@@ -103,12 +105,12 @@ def _containers(inner: st.SearchStrategy) -> st.SearchStrategy:
         st.dictionaries(st.text(max_size=4), inner, max_size=3).map(OrderedDict),
         st.dictionaries(st.text(max_size=4), inner, max_size=3).map(lambda d: defaultdict(list, d)),
         st.builds(Turn, inner, inner),
-        st.sets(st.integers() | st.text(), max_size=9),
+        st.sets(st.integers() | _texts, max_size=9),
         st.frozensets(st.integers(), max_size=9),
         # Long enough for the packed forms.
         st.lists(st.integers(-(2**63), 2**63 - 1), min_size=8, max_size=20),
         st.lists(st.floats(), min_size=8, max_size=20),
-        st.lists(st.text(st.characters()), min_size=8, max_size=20),
+        st.lists(_texts, min_size=8, max_size=20),
         st.lists(st.lists(st.integers(0, 9), max_size=9), min_size=3, max_size=9),
     )
 
@@ -131,15 +133,29 @@ def _tensordicts(draw: st.DrawFn, inner: st.SearchStrategy) -> TensorDict:
         batch["nested"] = TensorDict({"x": torch.randn(rows)}, [rows])
         batch["nested"].names = ["row"]  # those of the whole have no names
     if draw(st.booleans()):
-        return LazyStackedTensorDict(batch, batch.clone(), stack_dim=0)
+        dim = draw(st.integers(0, 1))
+        name = draw(st.sampled_from([None, "turn"]))
+        return LazyStackedTensorDict(batch, batch.clone(), stack_dim=dim, stack_dim_name=name)
     if "jagged" not in list(batch.keys()) and draw(st.booleans()):
         return batch[torch.zeros(rows, dtype=torch.bool)]  # no row
     return batch
 
 
+def _no_parts(kind: Any, sizes: list[int]) -> Any:
+    """As a TensorDict of no row has it for each column of text."""
+    return kind(stack_dim=len(sizes), batch_size=sizes)
+
+
 _leaves = st.one_of(_scalars, _tensors(), _arrays())
 _plain = st.recursive(_leaves, _containers, max_leaves=8)
-_values = st.one_of(_plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2))
+_stacks = st.builds(
+    _no_parts,
+    st.sampled_from([NonTensorStack, LazyStackedTensorDict]),
+    st.sampled_from([[], [2], [0, 3]]),
+)
+_values = st.one_of(
+    _plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2), _stacks
+)
 
 
 @pytest.fixture(scope="session")
@@ -171,6 +187,7 @@ def _same(a: Any, b: Any) -> bool:
         return a.batch_size == b.batch_size and _same(a.data, b.data)
     if hasattr(a, "tensordicts"):
         fits = (a.stack_dim, a.batch_size) == (b.stack_dim, b.batch_size)
+        fits &= not a.tensordicts or a.names == b.names
         return fits and _same(list(a.tensordicts), list(b.tensordicts))
     if isinstance(a, TensorDict):
         return (

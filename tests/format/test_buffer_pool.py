@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -43,20 +43,6 @@ def test_only_released_memory_is_reused() -> None:
     assert address(second) != where
 
 
-def test_a_tensor_and_its_views_keep_their_memory() -> None:
-    buffers = BufferPool()
-    array = buffers.take(SIZE)
-    where = address(array)
-    view = torch.from_numpy(array).view(torch.int64)[3:].reshape(-1)
-    del array
-    gc.collect()
-    other = buffers.take(SIZE)
-    assert address(other) != where
-    del view
-    assert address(buffers.take(SIZE)) == where
-    assert address(other) != where
-
-
 def test_released_memory_is_bounded() -> None:
     buffers = BufferPool(kept=3 * (SIZE + CHUNK))
     tracemalloc.start()
@@ -86,21 +72,16 @@ def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> Non
 
 
 def test_many_threads_take_and_release_memory() -> None:
-    buffers, wrong = BufferPool(), []
+    buffers = BufferPool()
 
     def work(mark: int) -> None:
         for _ in range(200):
             array = buffers.take(SIZE)
             array[::4096] = mark
-            if not (array[::4096] == mark).all():
-                wrong.append(mark)
+            assert (array[::4096] == mark).all()
 
-    threads = [threading.Thread(target=work, args=[mark]) for mark in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
 
 
 def test_loading_does_not_change_rollouts_in_use(tmp_path: Path) -> None:

@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import (
-    LazyStackedTensorDict,
     MemoryMappedTensor,
-    NonTensorData,
-    NonTensorStack,
     TensorDict,
 )
 
@@ -255,41 +252,6 @@ def test_a_missing_field_is_named(store: StepStore) -> None:
 
 
 # -- what JSON and tensordict would lose --------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text", ["\ud83d\ude00", "a\ud800\udc00b\udbff\udfff", "\ud83d", "\U0001f600"]
-)
-def test_lone_surrogates_round_trip(text: str, store: StepStore, same: Same) -> None:
-    value = {
-        text: [text, np.str_(text), (text,)],
-        "many": [text] * 9,
-        "wrapped": TensorDict({"x": NonTensorData(data=text)}, []),
-        "names": {text, "a"},
-    }
-    store.save(1, value)
-    assert same(store.load(1), value)
-
-
-def test_the_name_of_a_stacked_dimension_round_trips(store: StepStore, same: Same) -> None:
-    parts = [TensorDict({"x": torch.arange(3)}, [3]) for _ in range(2)]
-    lazy = LazyStackedTensorDict(*parts, stack_dim=1, stack_dim_name="turn")
-    store.save(1, {"lazy": lazy, "plain": LazyStackedTensorDict(*parts, stack_dim=1)})
-    loaded = store.load(1)
-    assert loaded["lazy"].names == [None, "turn"]
-    assert loaded["plain"].names == [None, None]
-    assert same(loaded["lazy"], lazy)
-
-
-@pytest.mark.parametrize("kind", [NonTensorStack, LazyStackedTensorDict])
-@pytest.mark.parametrize("sizes", [[], [2], [0, 3]])
-def test_a_stack_of_no_parts_round_trips(
-    kind: Any, sizes: list[int], store: StepStore, same: Same
-) -> None:
-    """As a TensorDict of no row has it for each column of text."""
-    value = kind(stack_dim=len(sizes), batch_size=sizes)
-    store.save(1, {"x": value})
-    assert same(store.load(1)["x"], value)
 
 
 def test_an_error_while_packing_names_the_value(store: StepStore) -> None:

@@ -205,22 +205,6 @@ def test_a_forged_meta_is_a_corrupt_dump(name: str, value: Any, store: StepStore
     assert len(list(store.directory.glob("3.bad-*"))) == 1
 
 
-def test_a_dump_too_large_for_the_memory_is_absent_and_stays(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.save(1, "x")
-
-    def fail(_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("rlskip.format.container.Reader.expand_all", fail)
-    with pytest.raises(AbsentDumpError) as caught:
-        store.load(1)
-    assert isinstance(caught.value.__cause__, MemoryError)
-    monkeypatch.undo()
-    assert store.load(1) == "x"
-
-
 def test_a_stack_that_is_exhausted_is_no_damage(
     store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
