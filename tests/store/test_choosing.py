@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from typing import Any
 
@@ -30,16 +29,6 @@ def test_repeat_chooses_by_the_four_rules(
     below, above = ([s for s in complete if (s <= step) is low] for low in (True, False))
     assert store.nearest(step) == (max(below) if below else min(above, default=None))
     assert store.steps() == sorted(complete)
-
-
-def test_steps_of_another_process_are_seen(store: StepStore) -> None:
-    other = StepStore(store.directory)
-    for step in range(5):
-        other.save(step, step)
-        assert store.nearest(9) == step
-        assert store.steps() == list(range(step + 1))
-    shutil.rmtree(store.directory / "4")
-    assert store.nearest(9) == 3
 
 
 def test_a_step_added_within_a_tick_of_the_clock_is_seen(store: StepStore) -> None:

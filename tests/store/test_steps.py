@@ -50,20 +50,6 @@ def test_what_is_absent(store: StepStore) -> None:
     assert not store.directory.exists(), "looking creates nothing"
 
 
-def test_parts_of_a_step(store: StepStore) -> None:
-    for part in (0, 1):
-        store.save(4, {"part": part}, part=part)
-    assert store.steps() == []
-    assert store.steps(part=1) == [4]
-    assert store.nearest(9, part=0) == 4
-    assert store.read_meta(4) is None
-    assert store.read_meta(4, part=2) is None
-    assert store.load(4, part=1) == {"part": 1}
-    store.quarantine(4, "for a test", part=0)
-    assert store.steps(part=0) == []
-    assert store.steps(part=1) == [4]
-
-
 def test_a_first_call_without_its_meta_is_kept_and_the_later_calls_stay(store: StepStore) -> None:
     for part, value in [(None, "old"), (1, "second")]:
         store.save(3, value, part=part)
