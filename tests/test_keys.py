@@ -52,11 +52,6 @@ def test_a_parsed_key_prints_unchanged(key):
     assert marker is None or session_key(*marker) == key
 
 
-def test_a_uid_may_hold_underscores_and_markers():
-    assert TrajectoryKey.parse("math_7_b_3_0") == TrajectoryKey("math_7_b", 3, 0)
-    assert split_session("x_sess1_sess2") == ("x_sess1", 2)
-
-
 @pytest.mark.parametrize(
     "key",
     [

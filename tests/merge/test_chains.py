@@ -26,24 +26,6 @@ def fewest_chains(rows, trajectory):
     return len(trajectory) - sum(continues_one(j, set()) for j in trajectory)
 
 
-@pytest.fixture
-def two_agents():
-    """A main agent and a sub-agent take turns; the main agent then forks after its first turn."""
-    return turns(
-        ([1], [2]),
-        ([7], [8]),
-        ([1, 2, 3], [4]),
-        ([7, 8, 9], [6]),
-        ([1, 2, 3, 4, 5], [6]),
-        ([1, 2, 9], [4]),
-    )
-
-
-def test_interleaved_agents_and_a_fork_become_three_chains(two_agents):
-    assert link(list_rows(two_agents), "adjacent") == [[[0], [1], [2], [3], [4], [5]]]
-    assert link(list_rows(two_agents), "chain") == [[[1, 3], [0, 2, 4], [5]]]
-
-
 @st.composite
 def nested_contexts(draw):
     """Turns whose contexts are often prefixes of one another, from an alphabet of two tokens."""

@@ -35,7 +35,6 @@ def test_the_hosts_flag_means_the_same(config, on, make):
             "merge.stepwise_output",
         ),
         ({"generator": {"merge_stepwise_output": "yes"}}, "generator.merge_stepwise_output"),
-        ({"merge": {"pack_tokens": 64}}, "merge.pack_tokens"),
     ],
 )
 def test_invalid_settings_are_refused(config, key):

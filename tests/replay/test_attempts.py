@@ -177,19 +177,6 @@ def test_a_change_after_the_sample_is_found(change, reason, first):
         assert (prompt.succeeded, prompt.failed) == ((), ((0, reason),))
 
 
-def test_changed_rows_are_not_read_at_all():
-    class Read(SharedQueue):
-        def get(self, *args):
-            reads.append(args)
-            return super().get(*args)
-
-    reads = []
-    session = OneSession(Read(), RAW, counted=False)
-    with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
-        session.play(1, 1, [(1, 0), "marker", "sample", (0, 0), "get"])
-    assert reads == []
-
-
 def test_a_change_while_the_rows_are_read_is_found():
     class Raced(SharedQueue):
         def get(self, *args):

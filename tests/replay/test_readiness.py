@@ -15,20 +15,6 @@ def missed(buffer, error):
     return prompt.expected, prompt.actual, prompt.missing
 
 
-def test_a_batch_is_complete_groups_and_names_its_roots(buffer, rollouts):
-    rollouts.counted("counted", rows=2)
-    rollouts.finished("finished")
-    batch, metrics = buffer.sample(1, "train")
-    assert batch.keys == [
-        *("counted_0_0", "counted_0_1", "counted_1_0", "counted_1_1"),
-        *("finished_0_0", "finished_1_0"),
-    ]
-    assert batch.extra_info["rollout_root_keys"] == ["counted", "finished"]
-    assert batch.partition_id == "train"
-    assert all(tag["status"] == "success" for tag in batch.tags)
-    assert not any(metrics.values())
-
-
 def test_rows_come_by_session_and_index_however_they_were_written(buffer, rollouts):
     rollouts.tag("u", prompt_tag(1, 12))
     for session_id in reversed(range(12)):

@@ -82,17 +82,6 @@ def test_a_prompt_that_was_evicted_too_late_is_refilled_and_named(make_buffer, r
     assert "u" in queue.list("train")
 
 
-def test_a_uid_submitted_again_at_another_step_is_another_prompt(make_buffer, rollouts, queue):
-    buffer = make_buffer()
-    rollouts.counted("u", 2, step=1)
-    batch, _ = buffer.sample(1, "train")
-    queue.delete([*batch.keys, "u", "u_sess0", "u_sess1"], "train")  # not through the buffer
-    rollouts.counted("u", 2, step=2)
-    assert buffer.sample(2, "train")[0].keys == ["u_0_0", "u_1_0"]
-    with pytest.raises(ReplayTimeoutError):
-        buffer.sample(2, "train")
-
-
 def test_refill_gives_up_after_max_refills_in_a_row(make_buffer, rollouts):
     fresh = iter(f"fresh{i}" for i in range(100))
 

@@ -1,7 +1,5 @@
 """The `replay` node: defaults, where they come from, and what is refused."""
 
-import dataclasses
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -15,11 +13,6 @@ def test_without_a_node_the_defaults_fail_closed(config):
     assert settings == ReplayConfig()
     assert settings.on_incomplete == "raise"
     assert 0 < settings.timeout_s < float("inf")
-
-
-def test_it_is_a_structured_config():
-    node = OmegaConf.structured(ReplayConfig)
-    assert OmegaConf.to_container(node) == dataclasses.asdict(ReplayConfig())
 
 
 def test_the_number_of_sessions_comes_from_the_host():

@@ -24,25 +24,6 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     assert buffer.sample(step, "train")[0].keys == ["u_0_0"]
 
 
-def test_what_a_late_session_writes_to_a_sampled_group_changes_nothing(buffer, rollouts):
-    rollouts.counted("u")
-    buffer.sample(1, "train")
-    rollouts.session("u", 2)
-    rollouts.tag("u", {"status": "finished"})
-    with pytest.raises(ReplayTimeoutError, match="1 were sampled before"):
-        buffer.sample(1, "train")
-
-
-def test_batches_of_a_size_take_the_oldest_first(buffer, rollouts):
-    for uid, step in (("c", 3), ("a", 1), ("b", 2), ("a2", 1)):
-        rollouts.counted(uid, step=step)
-    assert buffer.get_sampleable_count(3, "train") == 4
-    roots = [buffer.sample(3, "train", 2)[0].extra_info["rollout_root_keys"] for _ in range(2)]
-    assert roots == [["a", "a2"], ["b", "c"]]
-    with pytest.raises(ReplayTimeoutError, match="0 of 1 prompts are complete"):
-        buffer.sample(3, "train", 1)
-
-
 def test_batch_size_must_be_positive(buffer):
     with pytest.raises(ValueError, match="at least 1"):
         buffer.sample(1, "train", 0)
