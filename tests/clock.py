@@ -1,9 +1,18 @@
-"""A clock for tests of deadlines: time passes only where somebody waits by it."""
+"""Clocks of tests: time that passes only where somebody waits by it, and a wait by the real one."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+
+
+def eventually(happened: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Whether it happens within so many seconds of the real clock, in another thread or process."""
+    deadline = time.monotonic() + seconds
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(happened())
 
 
 class MockClock:

@@ -10,6 +10,7 @@ import os
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rlskip._files import Folder
 from rlskip.jobs.lease import LEASES, Lease, LeaseWatch, SingleFlight
 from rlskip.jobs.ranks import RankGroup
 from rlskip.store import StepStore
-from tests.clock import MockClock
+from tests.clock import MockClock, eventually
 
 
 @pytest.fixture
@@ -225,11 +226,8 @@ def test_of_several_that_take_over_one_does(store: StepStore, other: Lease) -> N
                 generated.append(number)
                 store.save(1, number)
 
-    jobs = [threading.Thread(target=job, args=(number,)) for number in range(6)]
-    for thread in jobs:
-        thread.start()
-    for thread in jobs:
-        thread.join()
+    with ThreadPoolExecutor(6) as jobs:
+        list(jobs.map(job, range(6)))
     assert len(generated) == 1
     assert store.load(1) == generated[0]
 
@@ -240,18 +238,12 @@ def test_a_lease_is_renewed_until_another_job_takes_it(
     lease = Lease(file, ttl_s=0.1)
     assert lease.acquire()
     first = file.read_text()
-    assert _soon(lambda: file.read_text() != first)
+    assert eventually(lambda: file.read_text() != first)
     assert len(file.read_text()) == len(first), "never seen shorter"
     file.write_text("another job's")
-    assert _soon(lambda: "was taken over" in caplog.text)
+    assert eventually(lambda: "was taken over" in caplog.text)
     lease.release()
     assert file.read_text() == "another job's"
-
-
-def _soon(happened: Callable[[], bool]) -> bool:
-    """Whether it happens, in a thread that goes by the real clock."""
-    pause = threading.Event()
-    return any(happened() or pause.wait(0.01) for _ in range(2000)) and happened()
 
 
 @pytest.mark.timeout(60)

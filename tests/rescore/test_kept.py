@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,8 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
         for i in range(first, first + 50):
             verdicts.keep(f"00{i:030x}", {"score": i, "why": "x" * 5000})
 
-    threads = [threading.Thread(target=write, args=(50 * i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(0, 200, 50)))
     found = [Verdicts(tmp_path).find(f"00{i:030x}")["score"] for i in range(200)]
     assert found == list(range(200))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlskip.store import DumpMeta, StepStore, commit
+from tests.clock import eventually
 
 # Forks save one dump after the other and are killed in the middle of it. What is there afterwards
 # must load; that something is found half written shows that the kill hit.
@@ -151,10 +152,7 @@ def test_a_forked_child_renews_its_own_marks(tmp_path: Path) -> None:
         with commit.reading(tmp_path, 2):
             (mark,) = (tmp_path / commit.WORK).glob("reading-2-*")
             os.utime(mark, (0, 0))
-            deadline = time.monotonic() + 20
-            while mark.stat().st_mtime == 0 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            return mark.stat().st_mtime > 0
+            return eventually(lambda: mark.stat().st_mtime > 0)
 
     with commit.reading(tmp_path, 1):  # the parent's thread is at work
         child = os.fork()
@@ -178,10 +176,7 @@ def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
     for step in (1, 2):
         store.save(step, "x")
         assert beating()
-        deadline = time.monotonic() + 10
-        while beating() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not beating()
+        assert eventually(lambda: not beating())
     assert store.load(2) == "x"
 
 

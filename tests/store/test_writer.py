@@ -8,6 +8,7 @@ import textwrap
 import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +220,8 @@ def test_a_copy_that_fails_gives_its_room_back(
 
 def test_many_threads_may_save(store: StepStore) -> None:
     writer = Writer(store, max_bytes=1 << 16)
-    threads = [
-        threading.Thread(target=writer.save, args=(step, torch.full((3000,), step)))
-        for step in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(lambda step: writer.save(step, torch.full((3000,), step)), range(20)))
     writer.flush()
     assert store.steps() == list(range(20))
     assert all((store.load(step) == step).all() for step in range(20))
