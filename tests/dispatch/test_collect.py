@@ -72,16 +72,6 @@ def test_columns_of_the_rows_are_kept(make, make_prompts):
     assert rows["session_id"].tolist() == [7] * 3
 
 
-def test_an_incomplete_group_of_validation_leaves_nothing(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        raise ValueError("bad prompt")
-
-    dispatcher = make(worker)
-    with pytest.raises(IncompleteRolloutError, match="bad prompt"):
-        dispatcher.collect(make_prompts(2), step=1, validate=True)
-    assert dispatcher.queue.list("val") == {}
-
-
 def test_the_replay_node_of_the_same_config_counts(make, make_prompts):
     async def worker(prompt, sampling, session):
         if session.uid == "u_1":

@@ -19,6 +19,7 @@ from rlskip.dispatch import (
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import RlskipError
 from rlskip.keys import split_session, split_trajectory
+from tests.clock import eventually
 
 
 def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, echo):
@@ -177,10 +178,7 @@ def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
     before = threading.active_count()
     with pytest.raises(OSError, match="no cluster"):
         Dispatcher(Closed(echo), queue)
-    deadline = time.monotonic() + 60
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= before
+    assert eventually(lambda: threading.active_count() <= before)
 
 
 def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -16,29 +15,7 @@ from rlskip.dispatch import (
     WorkerLostError,
 )
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
-
-
-def test_an_infrastructure_failure_is_retried_elsewhere(make_dispatcher, make_prompts, queue, echo):
-    runs, numbers = [], iter(range(9))
-
-    class Worker:
-        def __init__(self):
-            self.number = next(numbers)
-
-        async def __call__(self, prompt, sampling, session):
-            runs.append((session.session_id, session.attempt, self.number))
-            if session.session_id == 1 and session.attempt < 2:
-                raise ConnectionError("engine is gone")
-            return await echo(prompt, sampling, session)
-
-    report = make_dispatcher(Worker, max_retries=2).submit(make_prompts(1), step=1).result()
-    assert report.failed == {}
-    assert report.attempts == 6
-    places = [number for session, _, number in sorted(runs) if session == 1]
-    assert places[0] != places[1] != places[2]
-    assert queue.list("train")["u_0_sess1"]["attempt"] == 2
-    assert queue.list("train")["u_0_1_0"]["attempt"] == 2
-    assert len(queue.markers()) == 4
+from tests.clock import eventually
 
 
 def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
@@ -123,10 +100,6 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
         assert set(batch.result(60).failed.values()) == {"no worker is left"}
 
 
-def _threads(name):
-    return sum(thread.name == name for thread in threading.enumerate())
-
-
 def test_a_queue_that_never_answers_is_asked_three_times(
     make_dispatcher, make_prompts, queue, monkeypatch, echo
 ):
@@ -142,10 +115,9 @@ def test_a_queue_that_never_answers_is_asked_three_times(
     finally:
         released.set()
     dispatcher.close()
-    deadline = time.monotonic() + 60
-    while _threads("rlskip-queue") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert _threads("rlskip-queue") == 0
+    assert eventually(
+        lambda: "rlskip-queue" not in {thread.name for thread in threading.enumerate()}
+    )
 
 
 def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
@@ -193,8 +165,7 @@ def test_the_sessions_given_up_last_are_remembered(
 
     dispatcher = make_dispatcher(worker, n=1)
     batch = dispatcher.submit(make_prompts(2), step=1)
-    while len(started) < 2:
-        time.sleep(0.01)
+    assert eventually(lambda: len(started) == 2)
     batch.cancel()
     assert len(batch.result(30).failed) == 2
     hangs = False

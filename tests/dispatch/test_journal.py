@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -125,18 +124,6 @@ def test_sessions_of_two_identities_in_one_journal_stay(tmp_path):
     assert path.exists()
 
 
-def test_damage_in_the_middle_of_two_frames_is_kept(tmp_path, caplog):
-    path = tmp_path / "3.journal"
-    write(path, 4)
-    altered = bytearray(path.read_bytes())
-    for end in ends_of(bytes(altered))[1:3]:
-        altered[end - 30] ^= 1
-    path.write_bytes(altered)
-    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 3]
-    assert "damaged bytes" in caplog.text
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -220,21 +207,6 @@ def test_what_eight_processes_acknowledge_is_there(tmp_path, kills):
     found = SessionJournal(path, IDENTITY).entries.keys()
     assert acknowledged <= found
     assert len(found - acknowledged) <= 4  # written by a killed process, not yet acknowledged
-
-
-@pytest.mark.timeout(200)
-def test_a_full_disk_costs_nothing_that_was_acknowledged(tmp_path):
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mounted, capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not permitted")
-    try:
-        path = tmp_path / "3.journal"
-        acknowledged, failed = append_in_processes(path, 4, 60)
-        assert acknowledged
-        assert failed
-        assert acknowledged <= SessionJournal(path, IDENTITY).entries.keys()
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_journal_of_another_identity_is_quarantined(tmp_path, caplog):

@@ -10,6 +10,7 @@ import torch
 
 from rlskip.dispatch import InfrastructureFailure, RolloutDispatcher
 from rlskip.keys import split_trajectory
+from tests.clock import eventually
 
 ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
 
@@ -105,9 +106,7 @@ def make(monkeypatch, queue):
 
 
 def kill_first(ray):
-    deadline = time.monotonic() + 30
-    while not ray.actors and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert eventually(lambda: ray.actors)
     time.sleep(0.1)
     ray.actors[0].die()
 
@@ -128,9 +127,7 @@ def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queu
     ray, dispatcher = make(workers=1, room=1)
     dispatcher.broadcast("load", 7)
     ray.actors[0].die()
-    deadline = time.monotonic() + 30
-    while len(ray.actors) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert eventually(lambda: len(ray.actors) == 2)
     dispatcher.broadcast("load", 42)
     batch = dispatcher.submit(make_prompts(1), step=1)
     time.sleep(0.2)

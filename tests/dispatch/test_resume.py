@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import signal
-import socket
-import subprocess
-import tempfile
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,120 +107,27 @@ def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_
     assert journaled == [True]
 
 
-RUN = """
-    import json, sys, time, torch
-    from rlskip.dispatch import LocalPool, RolloutDispatcher
-    from rlskip.queue import MemoryQueue
-    from rlskip.keys import split_trajectory
-    from rlskip.store import StepStore
-
-    directory, stop_at = sys.argv[1], int(sys.argv[2])
-    ran = 0
-
-    async def worker(prompt, sampling, session):
-        global ran
-        if ran >= stop_at:
-            import asyncio
-            await asyncio.sleep(600)
-        ran += 1
-        generator = torch.Generator().manual_seed(session.seed)
-        return {"responses": torch.randint(0, 1000, (20,), generator=generator)}
-
-    prompts = [{"uid": f"{time.time_ns()}", "input_ids": torch.full((4,), i)} for i in range(10)]
-    queue = MemoryQueue()
-    config = {"dispatch": {"rollout_level": True, "n": 10, "journal": True,
-                           "max_concurrent_rollouts_per_worker": 2}}
-    dispatcher = RolloutDispatcher(LocalPool(worker, 2), queue, config, store=StepStore(directory))
-    batch = dispatcher.submit(prompts, step=5)
-    while batch.report().succeeded < min(stop_at, 100):
-        time.sleep(0.01)
-    print("there", flush=True)
-    report = batch.result()
-    uids = [prompt["uid"] for prompt in prompts]
-    rows = {k: queue.get([k], "train")["responses"][0].tolist()
-            for k in queue.list("train") if split_trajectory(k)}
-    by_place = {f"{uids.index(k.rsplit('_', 2)[0])}/{k.rsplit('_', 2)[1]}": v
-                for k, v in rows.items()}
-    print(json.dumps({"ran": ran, "resumed": report.resumed, "rows": by_place}))
-"""
-
-
-@pytest.fixture
-def run(python):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return lambda directory, stop_at: python.start(
-        "-c", textwrap.dedent(RUN), directory, stop_at, env=env, stderr=None
-    )
-
-
-def finish(process: subprocess.Popen) -> dict:
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return json.loads(out.splitlines()[-1])
-
-
-@pytest.mark.timeout(200)
-def test_a_step_killed_at_nine_tenths_resumes(run, tmp_path):
-    whole = run(tmp_path / "whole", 1000)
-    killed = run(tmp_path / "killed", 90)
-    assert killed.stdout.readline() == "there\n"
-    time.sleep(0.1)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait(timeout=30)
-    killed.stdout.close()
-
-    resumed = finish(run(tmp_path / "killed", 1000))
-    whole = finish(whole)
-    assert (resumed["resumed"], resumed["ran"]) == (90, 10)
-    assert (whole["resumed"], whole["ran"]) == (0, 100)
-    assert resumed["rows"] == whole["rows"]
-
-
 # -- faults ----------------------------------------------------------------------------------
 
 
-def directory(path):
-    path.mkdir()
+INSTEAD = {
+    "a directory": Path.mkdir,
+    "a link": lambda path: path.symlink_to(path.with_name("precious")),
+    "a FIFO": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a huge file": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    "noise": lambda path: path.write_bytes(os.urandom(100_000)),
+}
 
 
-def link(path):
-    target = path.with_name("precious")
-    target.write_bytes(b"keep me")
-    path.symlink_to(target)
-
-
-def fifo(path):
-    os.mkfifo(path)
-
-
-def device(path):
-    path.symlink_to("/dev/zero")
-
-
-def socket_(path):
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-
-
-def huge(path):
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-
-
-def unreadable(path):
-    path.write_bytes(os.urandom(100_000))
-
-
-@pytest.mark.parametrize("what", [directory, link, fifo, device, socket_, huge, unreadable])
-def test_a_journal_that_cannot_be_used_costs_one_warning(make_prompts, caplog, what):
-    with tempfile.TemporaryDirectory(prefix="r") as folder:  # a socket's path is short
-        what(Path(folder, "1.journal"))
-        _, report = dispatch(StepStore(folder), make_prompts(2), worker)
-        assert (report.succeeded, report.resumed) == (8, 0)
-        warnings = [r.message for r in caplog.records if "journal" in r.message]
-        assert len(warnings) == 1
-        if what is link:
-            assert Path(folder, "precious").read_bytes() == b"keep me"
+@pytest.mark.parametrize("what", INSTEAD)
+def test_a_journal_that_cannot_be_used_costs_one_warning(tmp_path, make_prompts, caplog, what):
+    (tmp_path / "precious").write_bytes(b"keep me")
+    INSTEAD[what](tmp_path / "1.journal")
+    _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker)
+    assert (report.succeeded, report.resumed) == (8, 0)
+    assert len([r for r in caplog.records if "journal" in r.message]) == 1
+    assert (tmp_path / "precious").read_bytes() == b"keep me"
 
 
 def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, make_prompts, caplog):

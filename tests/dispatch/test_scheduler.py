@@ -181,16 +181,6 @@ def test_round_robin_goes_on_where_the_last_batch_ended():
     assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 3]
 
 
-def test_a_free_slot_takes_the_next_session():
-    scheduler = Scheduler(2, least_loaded, per_worker=1)
-    scheduler.add(SessionGroup(0, 1, 4))
-    (first, unit), (second, _) = scheduler.next(), scheduler.next()
-    assert {first, second} == {0, 1}
-    assert scheduler.next() is None
-    scheduler.done(first, unit, 1.0)
-    assert scheduler.next()[0] == first
-
-
 def test_the_worker_that_runs_the_fewest_takes_the_next_session():
     scheduler = Scheduler(4, least_loaded)
     scheduler.add(SessionGroup(0, 1, 12))

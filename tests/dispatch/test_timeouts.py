@@ -21,6 +21,7 @@ from rlskip.dispatch import (
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
+from tests.clock import eventually
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -285,10 +286,7 @@ def test_a_worker_that_blocks_the_event_loop_fails_the_batch(make_prompts, queue
         assert batch.done()
         # Once it goes on, the markers follow, and the dispatcher works.
         released.set()
-        deadline = time.monotonic() + 30
-        while len(queue.markers()) < 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert len(queue.markers()) == 6
+        assert eventually(lambda: len(queue.markers()) == 6)
 
 
 def test_an_event_loop_that_goes_on_just_now_fails_nothing(make_prompts, queue, monkeypatch):

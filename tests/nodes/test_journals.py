@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlskip.dispatch.resume import Journals, WorkerJournal
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
+from tests.clock import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -112,13 +112,6 @@ def journaled(dumps: Path) -> set[tuple[str, int]]:
     return {(uid, key[-1]) for _, key, (_, _, uid) in read}
 
 
-def wait_for(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @functools.cache
 def undisturbed() -> dict[str, list[int]]:
     """The rows of the step by key."""
@@ -160,8 +153,10 @@ def test_a_kill_costs_what_was_not_journaled(
     run = start.options(resources={"first": 1}).remote(str(dumps), str(attempts), who_journals)
     sessions = {(f"u_{i}", session) for i in range(PROMPTS) for session in range(N)}
     early = {(uid, session) for uid, session in sessions if session < EARLY}
-    wait_for(lambda: len(begun(attempts)) == len(sessions))
-    wait_for(lambda: (dumps / f"{STEP}.journal").exists() and journaled(dumps) == early)
+    assert eventually(lambda: len(begun(attempts)) == len(sessions), 120)
+    assert eventually(
+        lambda: (dumps / f"{STEP}.journal").exists() and journaled(dumps) == early, 120
+    )
     before = begun(attempts)
     by_pid = Counter(pid for *_, pid in before)
     assert len(by_pid) == 2, "both nodes have a worker"
