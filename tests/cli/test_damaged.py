@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from tensordict import TensorDict
 
 from rlskip.store import StepStore
 
@@ -202,7 +203,30 @@ ODD: dict[str, Any] = {
         "response_ids": [[{"role": "user", "content": "a"}]] * 2, "completion_mask": [[1], [2, 2]],
     },
     "nothing": None,
+    "numbers": [10, 20, 30],
+    "rows of which one has more": [{"text": "a"}, {"text": "b", "more": 1}],
+    "names of SkyRL": {
+        "prompt_token_ids": [[1, 2], [3]], "response_ids": [[4], [5, 6]], "rewards": [0.5, 1.0],
+    },
+    "a note": {"note": "no rows at all"},
+    "a TensorDict of no row": TensorDict({"x": torch.zeros(0, 3)}, [0]),
+    "text": "just text",
 }  # fmt: skip
+UNUSUAL = {
+    "bfloat16": torch.arange(5).bfloat16(),
+    "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
+    "other float8": torch.arange(5.0).to(torch.float8_e5m2),
+    "complex": torch.arange(5).to(torch.complex64),
+    "unsigned": torch.arange(5).to(torch.uint16),
+    "two numbers each": torch.arange(10.0).reshape(5, 2),
+}
+for name, flat in UNUSUAL.items():
+    jagged = torch.nested.nested_tensor_from_jagged(flat, torch.tensor([0, 2, 5]))
+    columns = {name: flat, f"{name}, jagged": jagged}
+    if name in ("bfloat16", "complex", "two numbers each"):
+        parts = [flat[:2], flat[2:]]
+        columns[f"{name}, strided"] = torch.nested.nested_tensor(parts, layout=torch.strided)
+    ODD |= {layout: {"x": column, "response_ids": column} for layout, column in columns.items()}
 
 
 @pytest.mark.parametrize("which", list(ODD))
@@ -213,6 +237,9 @@ def test_rollouts_of_any_content_are_shown(
     StepStore(dumps / RUN).save(2, ODD[which])
     verbs = ("show", "compare", "export", "report")  # others look at no content
     check(rlskip, dumps, tmp_path / "out", which, verbs)
+    said = rlskip("show", 2, "-d", dumps / RUN)
+    assert (said.code, said.err) == (0, "")
+    assert rlskip("compare", 2, 2, "-d", dumps / RUN).code == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from rlskip.compare.rollouts import compare_rollouts
 from rlskip.config.steps import Steps
-from rlskip.jobs.records import Recorder
-from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
 from rlskip.runs.pruning import choose, remove
 from rlskip.store import StepStore
@@ -30,35 +27,6 @@ def run(tmp_path: Path) -> Run:
     for number in range(3):
         store.save(2, rows(number), part=number or None)
     return Run(directory)
-
-
-def test_calls_are_named_where_there_are_several(rlskip: Any, run: Run) -> None:
-    assert [dump.name for dump in run.dumps()] == ["1", "2/0", "2/1", "2/2"]
-    (listed,) = rlskip("ls", run.directory, "--json").json
-    assert [(one["dump"], one["part"]) for one in listed["dumps"]] == [
-        ("1", None), ("2/0", 0), ("2/1", 1), ("2/2", 2),
-    ]  # fmt: skip
-
-
-def test_each_call_has_its_own_hits(rlskip: Any, run: Run) -> None:
-    recorder = Recorder(run.dump_dir, "rollout")
-    for step, number in [(1, 0), (2, 0), (2, 2), (2, 2)]:
-        recorder.write("hit", run=run.name, step=step, part=number)
-    (listed,) = rlskip("ls", run.directory, "--json").json
-    hits = {one["dump"]: one["hits"] for one in listed["dumps"]}
-    assert hits == {"1": 1, "2/0": 1, "2/1": 0, "2/2": 2}
-    recorder.write("hit", run=run.name, step=2)  # as role rollout_tq: every part is replayed
-    (listed,) = rlskip("ls", run.directory, "--json").json
-    assert [one["hits"] for one in listed["dumps"]] == [1, 2, 1, 3]
-
-
-@pytest.mark.parametrize(("name", "found"), [("2/0", ["2/0"]), ("2/2", ["2/2"]), ("1", ["1"])])
-def test_a_call_can_be_selected(run: Run, name: str, found: list[str]) -> None:
-    for target in (
-        find_target(name, run.directory),
-        find_target(f"{run.directory}/{name}", Path()),
-    ):
-        assert [dump.name for dump in target.dumps()] == found
 
 
 def test_the_quarantined_calls_of_a_step_are_listed_and_pruned(run: Run) -> None:

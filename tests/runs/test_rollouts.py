@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.rollouts import Rollouts
@@ -32,28 +30,6 @@ def test_show_gives_rows_without_padding(rlskip: Any, run_dir: Path) -> None:
     shown = rlskip("show", run_dir / "2", "--sessions", 5).out
     assert "row 1, group s2p0, session 1, reward 1" in shown, "one of the best"
     assert {f"group s2p{i}" in shown for i in range(4)} == {True}, "one of every group"
-
-
-@pytest.mark.parametrize(
-    "rollouts",
-    [
-        [10, 20, 30],
-        [{"text": "a"}, {"text": "b", "more": 1}],
-        {"prompt_token_ids": [[1, 2], [3]], "response_ids": [[4], [5, 6]], "rewards": [0.5, 1.0]},
-        {"note": "no rows at all"},
-        TensorDict({"x": torch.zeros(0, 3)}, [0]),
-        TensorDict({"x": torch.tensor([float("nan"), float("inf")])}, [2]),
-        "just text",
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_show_takes_rollouts_of_any_shape(rlskip: Any, tmp_path: Path, rollouts: Any) -> None:
-    StepStore(tmp_path / "e_p" / "s").save(1, rollouts)
-    said = rlskip("show", 1, "-d", tmp_path)
-    assert (said.code, said.err) == (0, "")
-    assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["dump"] == "1"
-    assert rlskip("compare", 1, 1, "-d", tmp_path).code == 0
-    assert rlskip("export", 1, "-d", tmp_path, "--to", "jsonl").code == 0
 
 
 def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
@@ -143,34 +119,6 @@ print([text for _, text in prompts if "w88 w11" in text][0])
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "w88 w11 w29 w39 w24 w56"
-
-
-_OFFSETS = torch.tensor([0, 2, 5])
-_UNUSUAL = {
-    "bfloat16": torch.arange(5).bfloat16(),
-    "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
-    "other float8": torch.arange(5.0).to(torch.float8_e5m2),
-    "complex": torch.arange(5).to(torch.complex64),
-    "unsigned": torch.arange(5).to(torch.uint16),
-    "two numbers each": torch.arange(10.0).reshape(5, 2),
-}
-
-
-@pytest.mark.parametrize("layout", ["plain", "jagged", "strided"])
-@pytest.mark.parametrize("kind", list(_UNUSUAL))
-def test_every_tensor_is_shown(rlskip: Any, tmp_path: Path, kind: str, layout: str) -> None:
-    flat = _UNUSUAL[kind]
-    if layout == "jagged":
-        column = torch.nested.nested_tensor_from_jagged(flat, _OFFSETS)
-    elif layout == "strided" and kind in ("bfloat16", "complex", "two numbers each"):
-        column = torch.nested.nested_tensor([flat[:2], flat[2:]], layout=torch.strided)
-    else:
-        column = flat
-    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
-    StepStore(run).save(1, {"x": column, "response_ids": column})
-    assert rlskip("show", 1, "-d", run).code == 0
-    assert rlskip("report", run, "--html", tmp_path / "page.html").code == 0
-    assert rlskip("export", run / "1", "--to", "jsonl").code == 0
 
 
 def test_responses_that_are_text_are_shown_as_any_field(rlskip: Any, tmp_path: Path) -> None:
