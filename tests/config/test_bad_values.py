@@ -110,14 +110,11 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
     ("node", "problem"),
     [
         ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be a finite number, got nan"),
-        ({"skip": {"wait_s": float("inf")}}, "skip.wait_s: must be a finite number, got inf"),
-        ({"skip": {"wait_s": True}}, "skip.wait_s: expected float, got True (bool)"),
         ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
         ({"skip": {"steps": [10**5000]}}, "skip.steps: a step has more than 18 digits"),
         ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
         ({"skip": {"dump_dir": "a\0b"}}, "skip.dump_dir: 'a\\x00b' holds a null character"),
         ({"dispatch": {"session_timeout_s": float("nan")}}, "dispatch.session_timeout_s: must be"),
-        ({"replay": {"timeout_s": float("inf")}}, "replay.timeout_s: must be a finite number"),
     ],
 )
 def test_values_that_would_fail_later(node: dict[str, Any], problem: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,14 +116,6 @@ def test_defaults_without_a_host() -> None:
     )
 
 
-def test_a_relative_dump_dir_starts_at_the_working_directory(
-    monkeypatch: Any, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    role = rollout({"dump_dir": "dumps", "rollout": {"enable": True}})
-    assert role.dump_dir == os.path.join(os.getcwd(), "dumps")
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -209,7 +200,6 @@ def test_a_role_needs_no_class() -> None:
             "skip.rollout_val.enable: skip.validation turns it on\n  -> set skip.validation=replay",
         ),
         ({"max_size": "200GB"}, "skip.max_size: unknown key"),
-        ({"verify_share": 0.1}, "skip.verify_share: unknown key"),
         ({"stepz": 1}, "skip.stepz: unknown key\n  -> did you mean skip.steps?"),
         ({"rolout": {"enable": True}}, "did you mean skip.rollout?"),
         ({"reward": {"warmup": 3}}, "@register_skip('reward', config=...)"),
@@ -219,7 +209,6 @@ def test_a_role_needs_no_class() -> None:
         ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
         ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat"),
-        ({"rollout": {"action": "verify"}}, "'verify' is not one of cache, repeat"),
         ({"on_mismatch": "ignore"}, "'ignore' is not one of error, regenerate"),
         (
             {"critic": {"action": "repeat"}},

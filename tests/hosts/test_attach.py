@@ -118,24 +118,22 @@ def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
     assert "2 hits, 0 misses" in run.said
 
 
-def test_steps_are_looked_for_among_the_arguments(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    SkipManager.init(config(tmp_path, f"{name}:Loop.generate"))
-    module = importlib.import_module(name)
+def test_steps_are_looked_for_among_the_arguments(loop: Any, tmp_path: Any) -> None:
+    SkipManager.init(config(tmp_path, f"{loop.__name__}:Loop.generate"))
     with pytest.raises(StepNotSetError) as error:
-        module.Loop.generate([1], 7)
+        loop.Loop.generate([1], 7)
     assert error.value.where == "skip.attach.rollout.step"
     assert error.value.remedy.endswith('step:"step"}\'')
     state = types.SimpleNamespace(cur_step=np.int64(3), global_steps=2)
     accelerator = types.SimpleNamespace(step=1)  # of accumulated batches
     deep = {"steps": True, "global_step": "3", "state": state, "accelerator": accelerator}
-    SkipManager.init(config(tmp_path, f"{name}:generate"))
+    SkipManager.init(config(tmp_path, f"{loop.__name__}:generate"))
     with pytest.raises(StepNotSetError) as error:
-        module.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
+        loop.generate(1, {"ids": [1], **deep, "iteration": 4, "x": {"y": {"step": 5}}})
     assert 'step:"batch.state.global_steps"' in error.value.remedy
     assert error.value.remedy.endswith("also there: batch.iteration, batch.state.cur_step")
     with pytest.raises(StepNotSetError, match=r"<path of the step, or package\.module:function>"):
-        module.generate(1, {"ids": [1]})
+        loop.generate(1, {"ids": [1]})
 
 
 # -- without Hydra, in this process -----------------------------------------------------------
@@ -168,35 +166,39 @@ LOOP = """
 """
 
 
+@pytest.fixture
+def loop(third_party: Any) -> Any:
+    """A fresh module with the loop, imported."""
+    return importlib.import_module(third_party(LOOP))
+
+
 def config(tmp_path: Any, attached: Any, **skip: Any) -> dict[str, Any]:
     on = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
     return {"skip": {**on, "attach": {"rollout": attached}, **skip}}
 
 
-def test_own_loop_one_call(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    target = {"target": f"{name}:Loop.generate", "step": "step"}
+def test_own_loop_one_call(loop: Any, tmp_path: Any) -> None:
+    target = {"target": f"{loop.__name__}:Loop.generate", "step": "step"}
     for calls in ([1, 2], []):
         SkipManager.init(config(tmp_path, target))
-        module = importlib.import_module(name)
-        module.calls.clear()
+        loop.calls.clear()
         for step in (1, 2):
-            assert module.Loop.generate([step], step=step) == {"doubled": [2 * step]}
-        assert module.calls == calls
+            assert loop.Loop.generate([step], step=step) == {"doubled": [2 * step]}
+        assert loop.calls == calls
         SkipManager.reset()
-    module.Loop.generate([1], step=1)
-    assert module.calls == [1], "off means off"
+    loop.Loop.generate([1], step=1)
+    assert loop.calls == [1], "off means off"
 
 
-def test_a_stage_within_a_stage_is_part_of_it(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    both = [{"target": f"{name}:{cls}.generate", "step": "step"} for cls in ("Loop", "Special")]
+def test_a_stage_within_a_stage_is_part_of_it(loop: Any, tmp_path: Any) -> None:
+    both = [
+        {"target": f"{loop.__name__}:{cls}.generate", "step": "step"} for cls in ("Loop", "Special")
+    ]
     for calls in ([1], []):
         SkipManager.init(config(tmp_path, both, wait_s=1))
-        module = importlib.import_module(name)
-        module.calls.clear()
-        assert module.Special.generate([1], step=1) == {"doubled": [2]}
-        assert module.calls == calls
+        loop.calls.clear()
+        assert loop.Special.generate([1], step=1) == {"doubled": [2]}
+        assert loop.calls == calls
     # As a miss of its own, the inner call would have waited for the outer one to generate.
     counts = tally({"rollout": str(tmp_path / "dumps")}, job_id())["rollout"]
     assert (counts.misses, counts.hits) == (1, 1)
@@ -220,19 +222,17 @@ def test_a_function_of_the_script_itself(
     assert script.calls == [1]
 
 
-def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    target = f"{name}:generate"
+def test_prompts_and_identity_at_paths(loop: Any, tmp_path: Any) -> None:
+    target = f"{loop.__name__}:generate"
     entry = {"target": target, "step": "n.0", "prompts": "batch.ids", "identity": ["t", "s.x"]}
-    module = importlib.import_module(name)
 
     def call(ids: list[int], t: float, x: int, volatile: int) -> list[int]:
         SkipManager.init(config(tmp_path, entry))
-        module.calls.clear()
+        loop.calls.clear()
         settings = types.SimpleNamespace(x=x)
         batch = {"ids": ids, "seen": volatile}
-        assert module.generate(t, batch, n=(4,), s=settings) == [2 * i for i in ids]
-        return module.calls
+        assert loop.generate(t, batch, n=(4,), s=settings) == [2 * i for i in ids]
+        return loop.calls
 
     assert call([1], 0.5, 2, volatile=3) == [4]
     assert call([1], 0.5, 2, volatile=4) == []
@@ -272,69 +272,59 @@ def test_prompts_and_identity_at_paths(third_party: Any, tmp_path: Any) -> None:
     ],
 )
 def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
-    third_party: Any, tmp_path: Any, entry: dict[str, str], error: type[Exception], what: str
+    loop: Any, tmp_path: Any, entry: dict[str, str], error: type[Exception], what: str
 ) -> None:
-    name = third_party(LOOP)
-    entry = {key: value.replace("NAME", name) for key, value in entry.items()}
-    module = importlib.import_module(name)
+    entry = {key: value.replace("NAME", loop.__name__) for key, value in entry.items()}
 
     def run() -> None:
-        SkipManager.init(config(tmp_path, {"target": f"{name}:generate", **entry}))
-        module.most({"ids": [1]}) if "most" in str(entry) else module.generate(1, {"ids": [1]})
+        SkipManager.init(config(tmp_path, {"target": f"{loop.__name__}:generate", **entry}))
+        loop.most({"ids": [1]}) if "most" in str(entry) else loop.generate(1, {"ids": [1]})
 
     with pytest.raises(error, match=what):
         run()
-    assert module.calls == []
+    assert loop.calls == []
 
 
-def test_a_partial_can_be_attached_and_the_step_set(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    module = importlib.import_module(name)
+def test_a_partial_can_be_attached_and_the_step_set(loop: Any, tmp_path: Any) -> None:
     for _ in range(2):
-        SkipManager.init(config(tmp_path, {"target": f"{name}:part", "step": None}))
+        SkipManager.init(config(tmp_path, {"target": f"{loop.__name__}:part", "step": None}))
         SkipManager.set_step(1)
-        assert module.part({"ids": [1]}) == [2]
-    assert module.calls == [4]
+        assert loop.part({"ids": [1]}) == [2]
+    assert loop.calls == [4]
 
 
-def test_a_function_that_returns_no_step_bypasses_the_call(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    module = importlib.import_module(name)
-    entry = {"target": f"{name}:Loop.generate", "step": f"{name}:odd_only"}
+def test_a_function_that_returns_no_step_bypasses_the_call(loop: Any, tmp_path: Any) -> None:
+    entry = {"target": f"{loop.__name__}:Loop.generate", "step": f"{loop.__name__}:odd_only"}
     for _ in range(2):
         SkipManager.init(config(tmp_path, entry))
         for step in (1, 2):
-            assert module.Loop.generate([step], step) == {"doubled": [2 * step]}
-    assert module.calls == [1, 2, 2]
+            assert loop.Loop.generate([step], step) == {"doubled": [2 * step]}
+    assert loop.calls == [1, 2, 2]
 
 
 def test_a_role_that_is_off_attaches_nothing(
-    third_party: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+    loop: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = third_party(LOOP)
-    module = importlib.import_module(name)
     with caplog.at_level("INFO"):
-        SkipManager.init(config(tmp_path, f"{name}:generate", rollout={"enable": False}))
+        SkipManager.init(config(tmp_path, f"{loop.__name__}:generate", rollout={"enable": False}))
     assert "skip.attach.rollout has no effect: that role is off" in caplog.text
-    assert module.generate(1, {"ids": [1]}) == [2]
+    assert loop.generate(1, {"ids": [1]}) == [2]
 
 
-def test_init_again_attaches_again(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(LOOP)
-    given = config(tmp_path, f"{name}:generate")
-    module = importlib.import_module(name)
+def test_init_again_attaches_again(loop: Any, tmp_path: Any) -> None:
+    given = config(tmp_path, f"{loop.__name__}:generate")
     SkipManager.init({"skip": {**given["skip"], "enable": False}})
-    assert module.generate(1, {"ids": [1]}) == [2]
+    assert loop.generate(1, {"ids": [1]}) == [2]
     for _ in range(2):  # under the callback a trainer may do so by itself
         SkipManager.init(given)
         with pytest.raises(StepNotSetError):
-            module.generate(1, {"ids": [1]})
-    given = config(tmp_path, {"target": f"{name}:generate", "step": "batch.nope"})
+            loop.generate(1, {"ids": [1]})
+    given = config(tmp_path, {"target": f"{loop.__name__}:generate", "step": "batch.nope"})
     SkipManager.init(given)  # another source of the step in the next job of the process
     with pytest.raises(AttachError, match="batch has no 'nope'"):
-        module.generate(1, {"ids": [1]})
+        loop.generate(1, {"ids": [1]})
     SkipManager.reset()
-    assert module.generate(1, {"ids": [1]}) == [2]
+    assert loop.generate(1, {"ids": [1]}) == [2]
 
 
 def test_a_hook_of_an_earlier_job_does_nothing_in_the_next(third_party: Any, tmp_path: Any) -> None:

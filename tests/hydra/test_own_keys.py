@@ -163,16 +163,3 @@ def test_a_job_that_skips_beside_other_own_keys(make_app: Callable[..., Any]) ->
 )
 def test_what_sets_an_own_key(arguments: list[str], own: bool) -> None:
     assert sets_own_key(arguments) is own
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("+skip=rolout_cache", "Could not find 'skip/rolout_cache'"),
-        ("skip=rollout_cache", r"use \+skip=rollout_cache"),
-        ("~skip", "Could not delete"),
-    ],
-)
-def test_an_option_that_is_not_there_is_an_error(composed: Any, override: str, told: str) -> None:
-    with pytest.raises(Exception, match=told):
-        composed("a: 1\n", override)

@@ -118,10 +118,3 @@ def test_rank_0_alone_writes_the_summary(make_app: Callable[..., Any]) -> None:
     for rank in ("1", "0"):
         app.run("+record=stages", "record.dump_dir=dumps", RANK=rank)
         assert (app.folder / "out" / "rlskip_summary.json").exists() is (rank == "0")
-
-
-def test_a_typo_ends_the_job(make_app: Callable[..., Any]) -> None:
-    app = make_app(task="train(cfg)")
-    run = app.run("+record=stages", "record.stagez=[a]", fails=True)
-    assert "did you mean record.stages?" in run.said
-    assert app.generated == []
