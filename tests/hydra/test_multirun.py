@@ -31,19 +31,6 @@ def test_jobs_of_one_process_do_not_leak_into_each_other(app: Any) -> None:
     assert not (app.folder / "sweep" / "3" / "rlskip_summary.json").exists()
 
 
-def test_a_bad_config_ends_the_sweep(make_app: Callable[..., Any]) -> None:
-    app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
-    run = app.run(*ON, "skip.stepz=[1]", "skip.on_miss=never", fails=True)
-    for part in (
-        "2 problems in the configuration",
-        "skip.stepz: unknown key; did you mean skip.steps?",
-        "skip.on_miss: 'never' is not one of generate, error",
-    ):
-        assert part in run.err
-        assert run.said.count(part) == 1, "on the console once"
-    assert app.generated == [], "the task was started"
-
-
 def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
     """Hydra builds callbacks from a config without the swept choice, so without ours."""
     # What Hydra advises where `skip.dump_dir=dumps` is not in struct.
@@ -51,13 +38,6 @@ def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
     assert "with it, skip.KEY=VALUE needs no `+`" in run.err
     assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.err
     assert app.generated == []
-
-
-def test_a_swept_option_skips_if_the_callback_is_chosen(app: Any) -> None:
-    options = ("+skip=rollout_cache,rollout_repeat", "hydra/callbacks=rlskip")
-    run = app.run("-m", *options, "skip.dump_dir=dumps", "skip.steps=[1]")
-    assert table(run.out) == [["0", "rollout", "0", "1"], ["1", "rollout", "1", "0"]]
-    assert app.generated == [1, 2, 2]
 
 
 def test_the_advice_keeps_the_applications_own_callback(make_app: Callable[..., Any]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -148,11 +147,6 @@ def test_a_job_without_the_plug_in_refuses(app: Any) -> None:
     assert "+skip=rollout_cache was chosen for this job" in run.err
     assert "if Hydra does not list RlskipSearchPathPlugin under `--info plugins`" in run.err
     assert app.generated == []
-
-
-def test_the_callback_pickles() -> None:
-    copy = cloudpickle.loads(cloudpickle.dumps(SkipCallback()))
-    assert type(copy) is SkipCallback
 
 
 def test_a_job_cleans_up(
