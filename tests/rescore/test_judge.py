@@ -152,20 +152,6 @@ def test_an_async_function_stays_one(cached: Any) -> None:
     assert sorted(HOLDING["asked"]) == ["a", "bb"], "two calls at once ask once"
 
 
-def test_a_verdict_that_another_process_kept_meanwhile_is_taken(
-    cached: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = cached(verl)
-
-    def claim(handle: int, key: str) -> bool:
-        judge._rlskip_judge.verdicts.keep(key, 7.0)
-        return True
-
-    monkeypatch.setattr("rlskip.rescore.kept._claim", claim)
-    assert judge(**CALL) == 7.0
-    assert HOLDING["asked"] == []
-
-
 def test_it_passes_for_the_function(cached: Any) -> None:
     wrapped = cached(verl)
     assert (wrapped.__name__, inspect.signature(wrapped)) == ("verl", inspect.signature(verl))
