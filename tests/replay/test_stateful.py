@@ -144,6 +144,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert len(roots) == len(expected) if size else set(roots) == set(expected)
         assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
         assert batch.keys == [key for uid in roots for key in self.rows(uid)]
+        assert batch.partition_id == self.partition
+        assert batch.tags == [self.tags[key] for key in batch.keys]
         assert not self.delivered & set(batch.keys), "a row was sampled twice"
         assert all(self.enough(uid) for uid in roots), "a short group"
         self.sampled.update(roots)
