@@ -55,6 +55,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.running: list[tuple[int, object]] = []
         self.lost: set[int] = set()
         self.away: set[int] = set()
+        self.failed_on: dict[tuple[SessionGroup, int], int] = {}
         self.added = 0
 
     @rule(n=st.integers(1, 4), prompts=st.integers(1, 3), known=st.none() | st.floats(0, 9))
@@ -73,7 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert worker not in self.lost | self.away
         assert unit.session in self.expected[unit.group]
         assert all(unit.group is not u.group or unit.session != u.session for _, u in self.running)
-        if unit.avoid == worker:
+        if self.failed_on.get((unit.group, unit.session)) == worker:
             assert set(self.scheduler.alive) - self.away == {worker}
         self.running.append(found)
 
@@ -89,6 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.running:
             worker, unit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
             self.scheduler.retry(worker, unit)
+            self.failed_on[unit.group, unit.session] = worker
 
     @rule(data=st.data())
     def cancel(self, data):
