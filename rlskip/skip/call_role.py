@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
 
-    ``cache`` serves a call with the dump of its step that has its identity: the prompts (by
-    content), n, lengths and sampling parameters. ``repeat`` takes the dumps of the nearest step
-    that has some in their order, and checks no prompts. While the loop is at a step
+    ``cache`` serves a call with the dump of its step that has its identity
+    (:class:`~rlskip.store.identity.Identity`). ``repeat`` takes the dumps of the nearest step that
+    has some in their order, and compares no identity. While the loop is at a step
     (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
 
     Calls that have a step of their own run side by side, in threads already: their dumps are

@@ -313,7 +313,8 @@ class SkipManager:
             or after a step or another number of :data:`rlskip.skip.arguments.IGNORED`.
         identity
             What else must be equal for a dump to replace the call: a mapping, or a function of
-            the call's arguments that returns one. Plain JSON values.
+            the call's arguments that returns one. Its values are numbers, strings, arrays, or lists
+            and mappings of these.
         stage
             The name of the function in the identity of its dumps: no other function's dump
             replaces its calls. Default: its ``__qualname__``.

@@ -7,6 +7,7 @@ from rlskip.batch.row_fields import RowsError
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.call import StepNotSetError
 from rlskip.skip.role import RoleError, register_skip
+from rlskip.store import UnsupportedTypeError
 
 
 @SkipManager.annotate(role="rollout")
@@ -133,6 +134,16 @@ DIR/e_p/GBSany_Nany_inany_outany/1: the dump of step 1 was made for another call
 arguments.temperature: 0.5 now, absent in the dump
   -> choose one: skip.rollout.on_mismatch=regenerate runs the stage and replaces the dump (the old \
 one is quarantined); another skip.dump_dir or trainer.experiment_name starts from nothing""",
+    ),
+    (
+        "prompts that have only uids",
+        lambda folder: (start(folder), step(1, [{"uid": "a"}, {"uid": "b"}])),
+        UnsupportedTypeError,
+        "prompts",
+        """\
+prompts: nothing tells the prompts of <run_path>.generate apart: they have only uid, which no \
+replay compares
+  -> give them a field with their content, or name what does: annotate(prompts=lambda ...: ...)""",
     ),
     (
         "the first replay",
