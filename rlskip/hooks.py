@@ -28,10 +28,11 @@ from omegaconf import DictConfig
 from rlskip import stages
 from rlskip.config.check import look_up
 from rlskip.config.choices import chosen_options
-from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import refuse_legacy_flags, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
+from rlskip.config.origin import ORIGIN_VARIABLE, Origin
 from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 class SkipCallback(Callback):
     """Every option of `skip` and `record` adds it, under the key ``hydra.callbacks.rlskip``."""
 
+    _origin: Origin | None = None
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Turn legacy flags off: only here is `config` the object that the task gets."""
         # Not by read_skip: other keys may need the job's HydraConfig, which is not set yet.
@@ -55,6 +58,7 @@ class SkipCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._multirun_began = time.time()
+        self._origin = Origin.of(None)  # a launcher's worker has another script
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Install SkipManager and the recorder, or end the job."""
@@ -63,7 +67,11 @@ class SkipCallback(Callback):
                 os.environ.pop(JOB_VARIABLE, None)
             begin_job(lasts=True)
             os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
-            os.environ[APPLICATION_VARIABLE] = str(look_up(config, "hydra.job.name"))
+            os.environ.pop(ORIGIN_VARIABLE, None)  # of a job that started this application
+            origin = Origin.of(config)
+            if self._origin is not None:
+                origin = attrs.evolve(self._origin, name=origin.name)
+            os.environ[ORIGIN_VARIABLE] = origin.to_variable()
             settings = _read_skip(config)
             # Without the option, a key `record` is the application's own.
             recording = read_record(config if chosen_options(config, "record") else None)
@@ -98,7 +106,7 @@ class SkipCallback(Callback):
         uncalled = SkipManager._uncalled()
         SkipManager.reset()
         job = end_job()
-        for variable in (DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
+        for variable in (DIRECTORY_VARIABLE, ORIGIN_VARIABLE):
             os.environ.pop(variable, None)
         if not (roles or recorded):
             return

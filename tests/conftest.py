@@ -24,7 +24,8 @@ from typing import Any
 import attrs
 import pytest
 
-from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
+from rlskip.config.origin import ORIGIN_VARIABLE
 from rlskip.jobs.records import JOB_VARIABLE
 
 with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
@@ -84,7 +85,7 @@ def state_of_the_process() -> Iterator[None]:
         manager.SkipManager.reset()
     if (hydra_config := sys.modules.get("hydra.core.hydra_config")) is not None:
         hydra_config.HydraConfig.instance().cfg = None
-    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE):
+    for variable in (JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE):
         os.environ.pop(variable, None)
     logger.setLevel(level)
 

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rlskip.config.check import leaves, look_up, look_up_first
-from rlskip.config.dump_dir import application_name
 from rlskip.config.facts import HostFacts
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -105,7 +104,6 @@ def application_facts(config: Any) -> HostFacts:
         An interpolation does not resolve.
     """
     batch_sizes = ("data.gen_batch_size", "data.train_batch_size")
-    name = look_up_first(config, (_KEYS["experiment"], "hydra.job.name"), None)
     total = look_up(config, TOTAL_STEPS)
     shaping = _shaping(config)
     # The keys of val_kwargs replace those of the same name, and add `n`.
@@ -114,7 +112,7 @@ def application_facts(config: Any) -> HostFacts:
     aliases = {key: (name, look_up(config, name)) for key, name in _ALIASES.items()}
     return HostFacts(
         config,
-        experiment=name or application_name(),
+        experiment=look_up(config, _KEYS["experiment"]),
         project=look_up(config, "trainer.project_name"),
         prompts=look_up_first(config, batch_sizes, None),
         # verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size per fetch.

@@ -10,10 +10,8 @@ from rlskip.errors import ConfigError
 
 DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
 
-# For the processes that a job starts: the directory that a relative dump_dir refers to, and the
-# name of the Hydra application.
+# For the processes that a job starts: the directory that a relative dump_dir refers to.
 DIRECTORY_VARIABLE = "RLSKIP_DIRECTORY"
-APPLICATION_VARIABLE = "RLSKIP_APPLICATION"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -63,12 +61,3 @@ def parse_directory(value: str | Path, key: str) -> str:
     Raises what :func:`parse_dump_dir` raises.
     """
     return str(original_directory() / parse_dump_dir(value, key))
-
-
-def application_name() -> str | None:
-    """The name of the Hydra application that runs this job; None outside Hydra."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if HydraConfig.initialized():
-        return str(HydraConfig.get().job.name)
-    return os.environ.get(APPLICATION_VARIABLE)

@@ -15,6 +15,7 @@ import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.check import did_you_mean, leaves, look_up
+from rlskip.config.origin import Origin
 from rlskip.errors import ConfigError
 
 SHAPING_NAMES = (
@@ -41,7 +42,9 @@ class HostFacts:
         The host's whole config, in which ``skip.identity`` names keys. A copy of it is kept with
         the dumps.
     experiment, project
-        The two names of the run.
+        The two names of the run. Without them it is named after its `origin`.
+    origin
+        Its script and project, where that is not this process's.
     prompts
         Prompts a step.
     queued_prompts
@@ -89,6 +92,7 @@ class HostFacts:
     config: Any = None
     experiment: str | None = None
     project: str | None = None
+    origin: Origin | None = None
     prompts: int | None = None
     queued_prompts: int | None = None
     n: int | None = None

@@ -97,11 +97,11 @@ class RoleConfig:
     keep_last: int | None = field(default=None, metadata=_positive)
 
     # First half of the name of the run's directory; null: the host's name of the experiment, else
-    # the name of the Hydra application, else default_experiment_name.
+    # that of the Hydra job, else of the script, else of the working directory (a notebook, -c).
     experiment_name: str | None = None
 
     # Second half of the name of the run's directory; null: the host's name of the project, else
-    # default_project_name.
+    # that of the directory with .git, .hg, pyproject.toml or setup.py at or above the script.
     project_name: str | None = None
 
     # Prompts a step; null: the host's number (rollout_tq: of those that a step submits).

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.origin import is_own
 from rlskip.config.register import register
 from rlskip.doctor.finding import NOTE, Finding
 from rlskip.errors import RlskipError
@@ -68,6 +70,16 @@ class Command:
     def module(self) -> str | None:
         """The module that ``python -m`` runs; None for a script."""
         return self.start[-1] if self.start[-2:-1] == ["-m"] else None
+
+    @property
+    def script(self) -> Path | None:
+        """The file that it runs; None for an installed command or module."""
+        files = [self.start[-1]]
+        if self.module is not None:
+            path = self.module.replace(".", os.sep)
+            files = [os.path.join(folder, path) for folder in ("", *sys.path)]
+            files = [file + end for file in files for end in (".py", "/__main__.py")]
+        return next((Path(file) for file in map(os.path.abspath, files) if is_own(file)), None)
 
     def findings(self) -> list[Finding]:
         findings = [Finding("command", NOTE, self.note)] if self.note else []

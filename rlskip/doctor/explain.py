@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import find_node, look_up
@@ -18,6 +19,7 @@ from rlskip.config.choices import with_callback
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
+from rlskip.config.origin import Origin
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
@@ -48,6 +50,8 @@ def explain(command: Sequence[str]) -> list[Finding]:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)]
     findings += _sweep(config, split)
     settings, about = _settings(config)
+    origin = attrs.evolve(Origin.at(split.script), name=Origin.of(config).name)
+    settings = attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
     roles = settings.roles
     findings += _wiring(config, split, bool(roles))
     findings += about

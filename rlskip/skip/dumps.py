@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from rlskip.batch.meta import meta_of
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.facts import HostFacts
+from rlskip.config.origin import Origin
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.prompt_digests import digest_of_batch
@@ -76,9 +78,12 @@ class Dumps:
         self.role, self.local_config, self.facts = role, c, facts
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
-        names = (("experiment", c.experiment_name), ("project", c.project_name))
-        named = (f"default_{what}_name" if name is None else name for what, name in names)
-        self.directory = run_directory(c.dump_dir, *named, *shape)
+        origin = facts.origin or Origin.of(facts.config)
+        experiment = origin.name if c.experiment_name is None else c.experiment_name
+        project = origin.project if c.project_name is None else c.project_name
+        self.directory = run_directory(c.dump_dir, experiment, project, *shape)
+        # Who names the run shares its dumps on purpose.
+        self._place = origin.place if c.experiment_name is None else None
         if role not in TRAINING_ROLES:
             self.directory = role_directory(self.directory, role)
         # Read now, as the config is copied now: rlskip may change the config later.
@@ -238,7 +243,11 @@ class Dumps:
                 **{f"sampling.{name}": value for name, value in sampling.items()},
                 **{f"config.{key}": facts.value_at(key, where) for key in c.identity or ()},
             },
-            {"model": facts.model, **{f"versions.{name}": v for name, v in versions.items()}},
+            {
+                "model": facts.model,
+                **({"place": self._place} if self._place else {}),
+                **{f"versions.{name}": v for name, v in versions.items()},
+            },
         )
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
@@ -250,6 +259,10 @@ class Dumps:
             )  # fmt: skip
             return []
         differs, noteworthy = present.differences(meta.identity)
+        if not differs and (place := present.moved_from(meta.identity)):
+            what = "the dumps were made in %s, by the same function, and are replayed in %s"
+            here = present.noted["place"]
+            self.notices.once(f"place {place}", what, place, here, level=logging.INFO)
         if noteworthy:
             what = "; ".join(noteworthy)
             self.notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)

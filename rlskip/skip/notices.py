@@ -73,10 +73,10 @@ class Notices:
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
 
-    def once(self, topic: str, message: str, *values: Any) -> None:
-        """Warn, unless a warning of this topic was given before."""
+    def once(self, topic: str, message: str, *values: Any, level: int = logging.WARNING) -> None:
+        """Warn, unless a line of this topic was given before."""
         if self._is_new(topic):
-            log.warning(f"rlskip: role {self.role}: {message}", *values)
+            log.log(level, f"rlskip: role {self.role}: {message}", *values)
 
     def replayed(self, step: int, meta: DumpMeta, found: Found | str) -> None:
         """Name the dump that is replayed; the first time, say what a replay does not show.

@@ -200,12 +200,15 @@ def differences(
 
     `called_with` is that of :func:`unusable`.
     """
-    # The config decides a part of what is compared; the call adds the others.
+    # The config decides a part of what is compared; the call adds the others, its function's source
+    # among them.
     known = {f"identity.{name}": value for name, value in called_with.items()}
     known = {name: value for name, value in known.items() if name in made.compared}
     ours = dumps.conditions.adding(known)
     added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
-    return attrs.evolve(ours, compared={**added, **ours.compared}).differences(made)[0]
+    source = {"code": made.noted["code"]} if "code" in made.noted else {}
+    compared, noted = {**added, **ours.compared}, {**ours.noted, **source}
+    return attrs.evolve(ours, compared=compared, noted=noted).differences(made)[0]
 
 
 # -- what is refused -------------------------------------------------------------------------

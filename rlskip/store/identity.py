@@ -13,6 +13,7 @@ from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 _NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
+_PLACE, _CODE = "place", "code"
 
 
 def _names(instance: Identity, field: attrs.Attribute, value: Any) -> None:
@@ -36,7 +37,9 @@ class Identity:
         ``skip.identity``. Weights, step and learning rate do not count.
     noted
         A difference is only logged: ``model``, ``versions.NAME``. And ``defaults``, the names of
-        the arguments that have their default; without it the arguments are not known.
+        the arguments that have their default; without it the arguments are not known. ``place``,
+        of a run that was given no name, is where it comes from: another one, unless it has the same
+        ``code``, is no better than another name.
     ignored
         Names of arguments that are not compared now, whatever a dump has; ``*`` is all. No dump
         records them.
@@ -105,9 +108,15 @@ class Identity:
             if not self._passes(name, other)
             for line in differences(name, now.get(name, ABSENT), then.get(name, ABSENT))
         ]
+        code = self.noted.get(_CODE)
+        if (place := self.moved_from(other)) and (code is None or code != other.noted.get(_CODE)):
+            must.append(
+                f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
+                "source is not the same; skip.experiment_name=NAME names this run"
+            )
         warn = [
             line
-            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS})
+            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _PLACE})
             for line in differences(
                 name, self.noted.get(name, ABSENT), other.noted.get(name, ABSENT)
             )
@@ -116,6 +125,11 @@ class Identity:
         if given and _DEFAULTS not in other.noted:
             warn.append(f"the dump does not record {', '.join(sorted(given))}")
         return must, warn
+
+    def moved_from(self, other: Identity) -> Any:
+        """The place of `other`, a dump's, if both are known and it is another one than this."""
+        here, there = self.noted.get(_PLACE), other.noted.get(_PLACE)
+        return there if here and there and here != there else None
 
     def _given(self) -> set[str]:
         """The names of the arguments that do not have their default."""

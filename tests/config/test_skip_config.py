@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipAction, SkipManagerConfig
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.config.origin import Origin
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import SKIP_REGISTRY, role_specs
 from rlskip.errors import ConfigError
@@ -314,4 +315,4 @@ def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Pat
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
     monkeypatch.chdir(tmp_path)
     role = rollout({"dump_dir": "dumps", "rollout": {"enable": True}})
-    assert (role.dump_dir, role.experiment_name) == ("/started/here/dumps", "my_app")
+    assert (role.dump_dir, Origin.of({}).name) == ("/started/here/dumps", "my_app")

@@ -91,6 +91,20 @@ def save(*steps: int, temperature: float = 1.0, **compared: Any) -> None:
         StepStore(Path(DUMPS).absolute()).save(step, [step], identity=identity)
 
 
+def test_a_job_without_names_has_the_directory_that_doctor_names(
+    explain: Any, rlskip: Any, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = ("+skip=rollout_cache", "skip.dump_dir=dumps")
+    named = f"/dumps/app_{app.name}/GBSany_Nany_inany_outany"
+    assert named in said_of(explain(*on, config="a: 1\n"), "rollout")
+    for start in (["python", "app.py"], ["python", "-m", "app"], ["torchrun", "app.py"]):
+        assert command_module.Command.parse([*start, *on]).script == app / "app.py"
+    assert command_module.Command.parse(["python", "-m", "pytest"]).script is None
+    monkeypatch.chdir(app / "conf")
+    elsewhere = rlskip("doctor", "--json", "--", sys.executable, str(app / "app.py"), *on)
+    assert named in said_of(elsewhere, "rollout")
+
+
 # -- this environment --------------------------------------------------------------------------
 
 

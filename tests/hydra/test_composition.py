@@ -18,6 +18,7 @@ import rlskip_conf
 from rlskip import RoleConfig, SkipManagerConfig
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
+from rlskip.config.origin import Origin
 from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
@@ -49,7 +50,8 @@ def test_an_application_without_a_skip_node(composed: Compose) -> None:
     assert role.dump_dir == str(Path("~/.rlskip/rollout_dump").expanduser())
     assert (role.action, role.on_miss, role.on_mismatch) == ("cache", "generate", "error")
     # What Hydra names the application; compose() names it so.
-    assert (role.experiment_name, role.gbs) == (config.hydra.job.name, None) == ("app", None)
+    assert (role.experiment_name, role.gbs) == (None, None)
+    assert Origin.of(config).name == config.hydra.job.name == "app"
 
 
 @pytest.mark.parametrize(

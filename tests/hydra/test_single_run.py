@@ -17,10 +17,13 @@ from omegaconf import OmegaConf
 
 import rlskip
 from rlskip import SkipManager
-from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
+from rlskip.config.facts import HostFacts
+from rlskip.config.origin import ORIGIN_VARIABLE
 from rlskip.config.settings import read_skip
 from rlskip.hooks import SUMMARY, SkipCallback
 from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.skip.dumps import Dumps
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 
@@ -28,7 +31,7 @@ ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 def test_the_second_run_generates_nothing(app: Any) -> None:
     first = app.run(*ON)
     assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
-    assert (app.folder / "dumps" / "app_default_project_name").exists()
+    assert (app.folder / "dumps" / f"app_{app.folder.name}").exists()
     assert f"run it again to replay: {Path(sys.executable).name} app.py {' '.join(ON)}" in first.out
     assert "numexpr" not in first.said
     assert app.generated == [1, 2]
@@ -153,7 +156,7 @@ def test_a_job_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "rlskip_summary.json").mkdir()
-    variables = (JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE)
+    variables = (JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE)
     for variable in variables:
         monkeypatch.delenv(variable, raising=False)
     places = {"cwd": str(tmp_path), "output_dir": str(tmp_path)}
@@ -167,10 +170,10 @@ def test_a_job_cleans_up(
     # A process that the job starts finds the same directory, though its config has no `hydra`.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    alone = read_skip({"skip": skip}).roles["rollout"]
-    assert alone.dump_dir == str(tmp_path / "dumps")
-    assert alone.experiment_name == read_skip(config).roles["rollout"].experiment_name
-    assert alone.experiment_name == "my_app"
+    job = SkipManager.skip_instances["rollout"].directory
+    alone = Dumps("rollout", read_skip({"skip": skip}).roles["rollout"], HostFacts())
+    assert alone.directory == job
+    assert job.relative_to(tmp_path / "dumps").parts[0].startswith("my_app_")
     callback.on_job_end(config, JobReturn())
     assert "rlskip_summary.json could not be written" in caplog.text
     assert "rollout" not in SkipManager.skip_instances

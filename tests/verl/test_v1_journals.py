@@ -17,7 +17,7 @@ from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
 from tests.verl.test_v1_config import VERL
 
-RUN = "mine_default_project_name/GBS4_N4_in64_out16"
+RUN = "mine_project/GBS4_N4_in64_out16"
 MODE = "trainer.v1.trainer_mode"
 ON = "skip.rollout_tq.enable=true"
 ROLLOUT_LEVEL = ("dispatch.rollout_level=true", "dispatch.journal=true")
@@ -33,7 +33,8 @@ def verl(folder: Path, *more: str) -> DictConfig:
     """A config as the trainer gets it, with the roles that it switches on."""
     made = OmegaConf.from_dotlist(
         [
-            "trainer.experiment_name=mine", f"skip.dump_dir={folder}",
+            "trainer.experiment_name=mine", "trainer.project_name=project",
+            f"skip.dump_dir={folder}",
             "data.max_prompt_length=64", "data.max_response_length=16",
             "actor_rollout_ref.rollout.temperature=1.0", *more,
         ]

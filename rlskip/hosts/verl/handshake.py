@@ -39,7 +39,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlskip.config.dump_dir import APPLICATION_VARIABLE, DIRECTORY_VARIABLE
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
+from rlskip.config.origin import ORIGIN_VARIABLE
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.names import (
     MODULES_VARIABLE,
@@ -222,7 +223,7 @@ def unshared(job: str, dump_dirs: Mapping[str, str]) -> ConfigError | None:
 
 
 def _job_variables() -> dict[str, str]:
-    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, APPLICATION_VARIABLE)
+    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -1,0 +1,93 @@
+"""What names a run that was given no names: its script, and the project that this is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.config.check import look_up
+from rlskip.config.dump_dir import original_directory
+
+# For the processes that a job starts: their own script is another one.
+ORIGIN_VARIABLE = "RLSKIP_ORIGIN"
+
+_ROOTS = (".git", ".hg", "pyproject.toml", "setup.py")
+_INSTALLED = {"site-packages", "dist-packages"}
+# Ray copies a working_dir into a directory whose name is a hash of what is in it.
+_OF_RAY = "_ray_pkg_"
+
+
+@attrs.frozen
+class Origin:
+    """Where a run comes from.
+
+    Parameters
+    ----------
+    name
+        The name of its Hydra job, else of its script, else of the working directory.
+    project
+        The name of the project's root directory.
+    place
+        The script, else the working directory, in full.
+    """
+
+    name: str
+    project: str
+    place: str
+
+    @classmethod
+    def of(cls, config: Any) -> Origin:
+        """That of a run with this full config: its job may have started this process."""
+        inherited = os.environ.get(ORIGIN_VARIABLE)
+        found = cls(*json.loads(inherited)) if inherited else cls.at(_script())
+        job = look_up(config, "hydra.job.name") or _job_name()
+        return attrs.evolve(found, name=str(job)) if job else found
+
+    @classmethod
+    def at(cls, script: Path | None) -> Origin:
+        """That of a script, or of what has none: a notebook, ``-c``, an installed command."""
+        if script is None:
+            folder = place = Path(os.path.realpath(original_directory()))
+            name = _name(folder)
+        else:
+            folder = Path(os.path.realpath(script.parent))
+            place = folder / script.name
+            name = _name(folder) if script.stem == "__main__" else script.stem
+        above = (folder, *folder.parents)
+        root = next((f for f in above if any(os.path.exists(f / name) for name in _ROOTS)), folder)
+        parts = place.parts
+        copied = next((i for i, part in enumerate(parts) if part.startswith(_OF_RAY)), 0)
+        return cls(name, _name(root), os.path.join(*parts[copied:]))
+
+    def to_variable(self) -> str:
+        """As :data:`ORIGIN_VARIABLE` hands it to other processes."""
+        return json.dumps(attrs.astuple(self))
+
+
+def is_own(script: str) -> bool:
+    """Whether a file is a script of the user's, and not an installed command or module."""
+    path = Path(script)
+    in_environment = path.parent.name == "bin" and path.suffix != ".py"
+    return os.path.isfile(path) and not in_environment and _INSTALLED.isdisjoint(path.parts)
+
+
+def _script() -> Path | None:
+    # A worker of joblib's has its own `__main__`, and the arguments of the script.
+    files = (getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[0])
+    own = (os.path.abspath(file) for file in files if file and is_own(os.path.abspath(file)))
+    return next(map(Path, own), None)
+
+
+def _job_name() -> str | None:
+    from hydra.core.hydra_config import HydraConfig
+
+    return str(HydraConfig.get().job.name) if HydraConfig.initialized() else None
+
+
+def _name(folder: Path) -> str:
+    return "ray" if folder.name.startswith(_OF_RAY) else folder.name or "root"

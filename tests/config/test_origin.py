@@ -1,0 +1,218 @@
+"""What a run is named after that was given no names, and how alike two such runs must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlskip
+from rlskip.config.origin import Origin
+from rlskip.store import Identity
+
+SAY = """
+import json
+from rlskip.config.origin import Origin
+def say(*_):
+    return json.dumps(Origin.of(None).to_variable())
+"""
+SCRIPT = "from say import say\nprint(say())\n"
+JOBLIB = """
+from say import say
+from joblib import Parallel, delayed
+if __name__ == "__main__":
+    print(Parallel(2)(delayed(say)(i) for i in range(2))[0])
+"""
+SPAWNED = """
+from multiprocessing import get_context
+from say import say
+if __name__ == "__main__":
+    with get_context("spawn").Pool(1) as pool:
+        print(pool.map(say, [1])[0])
+"""
+TEST = "from say import say\ndef test():\n    print('\\n' + say())\n"
+NOTEBOOK = "import __main__; del __main__.__file__\n" + SCRIPT
+FILES = {
+    "proj/.git/HEAD": "",
+    "proj/train.py": SCRIPT,
+    "proj/pkg/sub/run.py": SCRIPT,
+    "proj/pkg/__main__.py": SCRIPT,
+    "proj/workers.py": JOBLIB,
+    "proj/spawned.py": SPAWNED,
+    "proj/test_it.py": TEST,
+    "proj/lib/site-packages/ipykernel_launcher.py": NOTEBOOK,
+    "proj/lib/site-packages/ray/default_worker.py": SCRIPT,
+    "proj/bin/installed": SCRIPT,
+    "alone/train.py": SCRIPT,
+    "session_1/_ray_pkg_0a1b/jobs/train.py": SCRIPT,
+    "session_1/_ray_pkg_0a1b/setup.py": "",
+}
+PYTEST = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_it.py"]
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+
+def origin(folder: Path, arguments: list[str], **env: str) -> tuple[str, str, str]:
+    """What a Python says that starts in `folder`."""
+    path = os.pathsep.join([str(Path(rlskip.__file__).parents[1]), env.pop("SAY")])
+    env = {**os.environ, "PYTHONPATH": path, **env}
+    run = [sys.executable, *arguments]
+    done = subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith('"['))
+    name, project, place = json.loads(json.loads(line))
+    return name, project, place
+
+
+@pytest.mark.parametrize(
+    ("cwd", "arguments", "env", "expected"),
+    [
+        ("proj", ["train.py"], {}, ("train", "proj", "proj/train.py")),
+        ("proj/pkg", ["../train.py"], {}, ("train", "proj", "proj/train.py")),
+        ("alone", ["train.py"], {}, ("train", "alone", "alone/train.py")),
+        ("proj", ["-m", "pkg.sub.run"], {}, ("run", "proj", "proj/pkg/sub/run.py")),
+        ("proj", ["-m", "pkg"], {}, ("pkg", "proj", "proj/pkg/__main__.py")),
+        ("proj/pkg", ["-c", SCRIPT], {}, ("pkg", "proj", "proj/pkg")),
+        ("alone", ["-c", SCRIPT], {}, ("alone", "alone", "alone")),
+        ("proj", ["lib/site-packages/ipykernel_launcher.py"], {}, ("proj", "proj", "proj")),
+        ("proj", PYTEST, {}, ("proj", "proj", "proj")),
+        ("proj/pkg", ["../bin/installed"], {}, ("pkg", "proj", "proj/pkg")),
+        ("proj", ["train.py"], TORCHRUN, ("train", "proj", "proj/train.py")),
+        ("proj", ["workers.py"], {}, ("workers", "proj", "proj/workers.py")),
+        ("proj", ["spawned.py"], {}, ("spawned", "proj", "proj/spawned.py")),
+        ("proj", ["lib/site-packages/ray/default_worker.py"], {}, ("proj", "proj", "proj")),
+        (
+            "session_1/_ray_pkg_0a1b", ["jobs/train.py"], {},
+            ("train", "ray", "_ray_pkg_0a1b/jobs/train.py"),
+        ),
+        ("session_1/_ray_pkg_0a1b", ["-c", SCRIPT], {}, ("ray", "ray", "_ray_pkg_0a1b")),
+    ],
+    ids=[
+        "script", "from elsewhere", "no project", "-m", "__main__", "-c", "-c, no project",
+        "notebook", "pytest", "installed", "torchrun", "joblib", "spawned", "ray worker",
+        "ray working_dir", "ray working_dir worker",
+    ],
+)  # fmt: skip
+def test_what_names_a_run(
+    tmp_path: Path, cwd: str, arguments: list[str], env: Any, expected: tuple[str, ...]
+) -> None:
+    for name, text in {**FILES, "say/say.py": SAY}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    name, project, place = origin(tmp_path / cwd, arguments, SAY=str(tmp_path / "say"), **env)
+    assert (name, project) == expected[:2]
+    assert place in (expected[2], str(tmp_path / expected[2]))
+
+
+MINE = {"place": "/a/train.py", "code": "1"}
+
+
+@pytest.mark.parametrize(
+    ("then", "differs"),
+    [
+        (MINE, False),
+        ({"place": "/a/train.py", "code": "2"}, False),
+        ({"place": "/b/train.py", "code": "1"}, False),
+        ({"place": "/b/train.py", "code": "2"}, True),
+        ({"place": "/b/train.py"}, True),
+        ({"code": "2"}, False),
+        ({}, False),
+    ],
+    ids=["same", "edited", "moved", "another", "of unknown source", "given a name", "nothing"],
+)
+def test_a_dump_of_another_place_is_replayed_for_the_same_source(
+    then: dict[str, str], differs: bool
+) -> None:
+    one, other = Identity.of({"n": 1}, MINE), Identity.of({"n": 1}, then)
+    for now, dump in ((one, other), (other, one)):
+        must, warn = now.differences(dump)
+        assert bool(must) is differs
+        assert not any("place" in line for line in warn)
+        if must:
+            assert "skip.experiment_name=" in must[0]
+            assert {now.noted["place"], dump.noted["place"]} == {"/a/train.py", "/b/train.py"}
+
+
+# -- two places ----------------------------------------------------------------------------------
+LOOP = """
+import logging, sys
+from rlskip import SkipManager
+
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts):
+    return ["WORD"] * len(prompts)
+
+
+names = dict(word.split("=") for word in sys.argv[2:])
+SkipManager.init({"skip": {"dump_dir": sys.argv[1], "rollout": {"enable": True}, **names}})
+SkipManager.set_step(1)
+print(*generate([1]))
+"""
+
+
+def test_two_projects_with_equal_scripts(tmp_path: Path, python: Any) -> None:
+    """One of them is the other's copy, or has the same names by chance."""
+
+    def run(project: str, word: str, *names: str) -> Any:
+        folder = tmp_path / project
+        (folder / ".git").mkdir(parents=True, exist_ok=True)
+        (folder / "train.py").write_text(LOOP.replace("WORD", word))
+        return python.run(str(folder / "train.py"), str(tmp_path / "dumps"), *names, cwd=folder)
+
+    assert run("a/proj", "mine").stdout == "mine\n"
+    assert (tmp_path / "dumps" / "train_proj").is_dir()
+    refused = run("b/proj", "theirs")
+    assert refused.returncode != 0
+    for said in ("/a/proj/train.py' in the dump", "/b/proj/train.py' now", "skip.experiment_name="):
+        assert said in refused.stderr
+    assert run("b/proj", "theirs", "experiment_name=b").stdout == "theirs\n"
+    assert run("a/other", "other").stdout == "other\n", "another project has another name"
+    # Who gives the name shares the dumps.
+    shared = run("b/proj", "theirs", "experiment_name=train")
+    assert shared.stdout == "mine\n", shared.stderr
+    assert run("a/proj", "mine").stdout == "mine\n"
+
+
+def test_a_project_that_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its function has the same source, so its dumps are replayed, and INFO says where from."""
+    from rlskip import SkipManager
+    from rlskip.skip.dumps import Dumps
+
+    conditions = Dumps._read_conditions
+
+    def with_source(self: Dumps) -> Identity:
+        made = conditions(self)
+        return Identity(made.compared, {**made.noted, "code": "the same"})
+
+    monkeypatch.setattr(Dumps, "_read_conditions", with_source)
+    made = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        made.append(prompts)
+        return prompts
+
+    for folder in ("a", "b"):
+        script = tmp_path / folder / "proj" / "train.py"
+        script.parent.mkdir(parents=True)
+        script.touch()
+        monkeypatch.setattr("rlskip.config.origin._script", lambda script=script: script)
+        assert Origin.of(None) == Origin("train", "proj", str(script))
+        skip = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
+        caplog.set_level("INFO")
+        SkipManager.init({"skip": skip})
+        SkipManager.set_step(1)
+        generate([1])
+    assert len(made) == 1
+    (line,) = [record for record in caplog.records if "/a/proj/train.py" in record.message]
+    assert line.levelname == "INFO"
+    assert "/b/proj/train.py" in line.message
