@@ -13,7 +13,7 @@ import tomllib
 import rlskip
 from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_TEACHERS
 from rlskip.config.attachments import AttachConfig
-from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
+from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
 from rlskip.skip.arguments import IGNORED
 from rlskip.skip.dumps import NEUTRAL_META
 
@@ -53,7 +53,7 @@ CONFIGS = (
 NAMES = {
     "compared": {**COMPARED, DISTILLATION: OF_TEACHERS},
     "not_compared": NOT_COMPARED,
-    "shaping": SHAPING_NAMES,
+    "shaping": (*SHAPING_NAMES, *SHAPING_PATTERNS),
     "others": sorted(OTHER_NODES),
     "ignored": IGNORED,
     "neutral": [name for name in NEUTRAL_META if name not in IGNORED],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
@@ -26,9 +27,34 @@ SHAPING_NAMES = (
 )  # fmt: skip
 """Names by which any application calls what shapes a rollout: the last names of a key."""
 
+SHAPING_PATTERNS = (
+    "model*", "base_model*", "pretrained*", "tokenizer*", "system*prompt*", "*template*",
+    "max_len*", "max_*len*", "max_*tokens*", "max_turns", "group*", "num_samples*", "n_samples*",
+    "*samples_per_prompt", "*thinking*",
+)  # fmt: skip
+"""What the last name of other keys looks like, for which only a change of the config is warned."""
+
+# What such a name may hold that concerns training, and how fast it is.
+_OF_TRAINING = ("dtype", "parallel", "per_gpu")
+
 # Nodes of what generates no rollouts of training, where the same names mean something else.
 OTHER_NODES = frozenset(
-    ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval")
+    (
+        "critic",
+        "reward",
+        "reward_model",
+        "judge",
+        "teacher",
+        "ref",
+        "val",
+        "validation",
+        "eval",
+        "logger",
+        "logging",
+        "wandb",
+        "mlflow",
+        "optimizer",
+    )
 )
 
 
@@ -73,7 +99,8 @@ class HostFacts:
         was made with others is a mismatch.
     noticed
         Nodes of `config` whose keys concern rollouts: a change of one that is not in `known` is
-        logged as a warning, and so is that of any key with a name of :data:`SHAPING_NAMES`.
+        logged as a warning, and so is that of any key with a name of :data:`SHAPING_NAMES`,
+        or of one like :data:`SHAPING_PATTERNS`.
     known
         Keys of `config`, each with all keys below it, whose changes are not logged: they are
         compared, or do not shape rollouts.
@@ -162,5 +189,9 @@ class HostFacts:
         """Whether a key shapes rollouts by its name, or is in a node that concerns them."""
         if any(key.startswith(f"{node}.") for node in self.noticed):
             return True
-        named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES)
+        last = key.rpartition(".")[2].lower()
+        named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES) or (
+            any(fnmatchcase(last, pattern) for pattern in SHAPING_PATTERNS)
+            and not any(word in last for word in _OF_TRAINING)
+        )
         return named and OTHER_NODES.isdisjoint(key.split("."))

@@ -237,6 +237,28 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
         run({"sampling.n": 2}, dump_dir=str(tmp_path / "own"), identity=identity)
 
 
+@pytest.mark.parametrize(
+    ("key", "warned"),
+    [
+        ("model", True), ("agent.system_prompt", True), ("data.prompt_template", True),
+        ("max_len", True), ("gen.max_prompt_length", True), ("group", True),
+        ("grpo.group_size", True), ("policy.model_revision", True), ("wandb.group", False),
+        ("critic.model", False), ("judge.template", False), ("model_parallel_size", False),
+        ("trainer.max_len_per_gpu", False), ("optim.warmup", False),
+    ],
+)  # fmt: skip
+def test_a_name_that_the_field_uses_for_what_shapes_rollouts_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, warned: bool
+) -> None:
+    run = Run(tmp_path, LOOP)
+    run({key: "old"})
+    caplog.set_level(logging.INFO)
+    run({key: "new"})
+    (line,) = [record for record in caplog.records if "changed since" in record.message]
+    assert line.levelname == ("WARNING" if warned else "INFO")
+    assert f"{key} ('old' then, 'new' now)" in line.message
+
+
 # -- keys that the user names --------------------------------------------------------------
 
 OWN = {"sampling": {"temperature": 1.0, "stop": ["a"]}, "seed": 1}
