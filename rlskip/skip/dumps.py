@@ -8,6 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +30,7 @@ from rlskip.format.prompt_digests import digest_of_batch
 from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.notices import Notices, flat_config, keep_config
+from rlskip.skip.notices import Notices, flat_config, keep_config, value_in
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
 from rlskip.skip.visit import Found
 from rlskip.store import (
@@ -40,7 +41,7 @@ from rlskip.store import (
     UnsupportedTypeError,
     run_directory,
 )
-from rlskip.store.comparable import comparable, differences
+from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 from rlskip.store.layout import role_directory
 
 
@@ -95,8 +96,34 @@ class Dumps:
     @functools.cached_property
     def store(self) -> StepStore:
         rank, world_size = self._shard()
-        keep_last = self.local_config.keep_last
-        return StepStore(self.directory, rank=rank, world_size=world_size, keep_last=keep_last)
+        return self.store_at(
+            self.directory,
+            rank=rank,
+            world_size=world_size,
+            keep_last=self.local_config.keep_last,
+        )
+
+    def store_at(self, directory: Path, **options: Any) -> StepStore:
+        """A store of the role's whose metas have what ``skip.identity`` names now.
+
+        A dump that was made before a key was named has its value in the config that is kept with
+        it.
+        """
+
+        def complete(meta: DumpMeta) -> DumpMeta:
+            made, compared = meta.identity, self.conditions.compared
+            keys = self.local_config.identity or ()
+            lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
+            kept = self.notices.kept_config(meta, directory) if lacking else {}
+            known = {}
+            for key in lacking:
+                then, now = (value_in(config, key) for config in (kept, self._config))
+                if then is not ABSENT:
+                    name = f"config.{key}"
+                    known[name] = compared.get(name) if canonical(then) == canonical(now) else then
+            return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
+
+        return StepStore(directory, complete=complete, **options)
 
     def dumped_calls(self) -> DumpedCalls:
         """What the records say was dumped here, as of now."""
@@ -170,7 +197,7 @@ class Dumps:
 
     def other_sizes(self) -> dict[str, StepStore]:
         """The dumps of the same run with other numbers of prompts a step."""
-        return {name: StepStore(path) for name, path in self.notices.other_sizes().items()}
+        return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
 
     # -- what makes two calls the same ---------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
 from rlskip.skip.visit import Found
 from rlskip.store import DumpError, DumpMeta, StepStore
+from rlskip.store.comparable import ABSENT
 from rlskip.store.layout import shape_of, steps_among
 
 log = logging.getLogger(__name__)
@@ -224,13 +226,7 @@ class Notices:
 
     def _changes(self, meta: DumpMeta, directory: Path) -> dict[str, str]:
         """By key what changed in the config since a dump was made, and is not compared."""
-        name = meta.info.get("config")
-        if not isinstance(name, str):
-            return {}
-        try:
-            then = _read_config(directory, name)
-        except (OSError, ValueError) as error:
-            log.info("rlskip: role %s: the config of the dump cannot be read: %s", self.role, error)
+        if not (then := self.kept_config(meta, directory)):
             return {}
         left_out = {*(self._local_config.identity or ()), "hydra", *NODES}
         return {
@@ -239,6 +235,16 @@ class Notices:
             if not self._facts.is_settled(key)
             and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
         }
+
+    def kept_config(self, meta: DumpMeta, directory: Path) -> dict[str, Any]:
+        """The config that is kept with a dump in the role's `directory`; empty without one."""
+        name = meta.info.get("config")
+        try:
+            return _read_config(directory, name) if isinstance(name, str) else {}
+        except (OSError, ValueError) as error:
+            what = "the config of the dump cannot be read: %s"
+            self.once(f"unread {name}", what, error, level=logging.INFO)
+            return {}
 
     def _typed(self, key: str) -> str:
         return as_given(key, self.role, self._local_config)
@@ -288,6 +294,13 @@ def flat_config(config: Any) -> dict[str, Any]:
     return found
 
 
+def value_in(flat: Mapping[str, Any], key: str) -> Any:
+    """A key or a node of such a config; ``ABSENT`` if it is not there, or masked."""
+    below = {k.removeprefix(f"{key}."): v for k, v in flat.items() if k.startswith(f"{key}.")}
+    value = flat.get(key, below or ABSENT)
+    return ABSENT if MASKED in str(value) else value
+
+
 def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
     """Write the config to the run's directory unless it is there; returns its hash.
 
@@ -307,6 +320,7 @@ def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
     return name
 
 
+@functools.lru_cache(maxsize=8)
 def _read_config(directory: Path, name: str) -> dict[str, Any]:
     """A kept config.
 

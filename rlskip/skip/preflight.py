@@ -75,7 +75,7 @@ def unusable(
         return dict.fromkeys(steps, "")
     # The role's own store makes the ranks agree; not all of them need ask here.
     rank, ranks = shard()
-    store = StepStore(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
+    store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
     part = skip.first_part
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":

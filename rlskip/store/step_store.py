@@ -57,6 +57,8 @@ class StepStore:
         the step just saved or one that is being read. None: keep all.
     quarantines
         Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
+    complete
+        Given each meta that is read, it returns it with what its dump records elsewhere.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         quarantines: bool = True,
+        complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
     ) -> None:
         self.directory = Path(directory)
-        self._quarantines = quarantines
+        self._quarantines, self._complete = quarantines, complete
         self.rank = rank
         self.world_size = world_size
         # While the directory's mtime, in ns, is the first, it holds exactly these steps. Threads
@@ -167,7 +170,8 @@ class StepStore:
 
     def _meta_there(self, step: int, part: int | None) -> DumpMeta | None:
         with self._opened(step, part) as here:
-            return here.read_meta() if here.is_complete(compare_all=False) else None
+            there = here.is_complete(compare_all=False)
+            return self._complete(here.read_meta()) if there else None
 
     # -- saving --------------------------------------------------------------------------
 
@@ -347,7 +351,7 @@ class StepStore:
         with self._reader(step, part) as (reader, meta):
             reader.expand_all()
             aside = rebuild(reader, "aside") if sidecar else None
-            return rebuild(reader, "rollouts"), meta, aside
+            return rebuild(reader, "rollouts"), self._complete(meta), aside
 
     def load_sidecar(self, step: int, *, part: int | None = None) -> Any:
         """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""

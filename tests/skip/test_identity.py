@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rlskip import RoleConfig, SkipManager, register_skip
 from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
 from rlskip.config.legacy import LegacyFlagWarning
-from rlskip.errors import ConfigError, MismatchError
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.store import StepStore, UnsupportedTypeError
@@ -230,11 +230,11 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
         assert part in warning.message
     assert "optim.lr (0.1 then, 0.2 now)" in info.message
     assert "skip.identity" not in info.message
-    # The advice works as it is.
+    # The advice works as it is, with the dumps that are there.
     identity = re.findall(r"identity=\[(.*)\]", warning.message)[0].split(",")
-    run(dump_dir=str(tmp_path / "own"), identity=identity)
+    assert run(identity=identity) == "generated"
     with pytest.raises(MismatchError, match=r"config\.sampling\.n: 2 now, 4 in the dump"):
-        run({"sampling.n": 2}, dump_dir=str(tmp_path / "own"), identity=identity)
+        run({"sampling.n": 2}, identity=identity)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +275,28 @@ def test_a_key_or_a_node_that_the_user_names_is_compared(tmp_path: Path) -> None
     run(identity=["sampling"], dump_dir=str(tmp_path / "node"))
     with pytest.raises(MismatchError, match=r"stop"):
         run(changes, identity=["sampling"], dump_dir=str(tmp_path / "node"))
+
+
+@pytest.mark.parametrize("policy", ["generate", "error"])
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_a_key_that_is_named_later_has_the_value_that_the_dump_recorded(
+    tmp_path: Path, match: str, policy: str
+) -> None:
+    """Whether it is the call that compares, or the look before the first step."""
+    mixed = {"group": {"size": 4, "names": ["a"], "rate": 1}, "api_key": "secret-of-mine"}
+    run, more = Run(tmp_path, mixed), {"match": match, "on_miss": policy}
+    run(rollout={"enable": True, "match": match})
+    for identity in (["group"], ["group.size", "group.names"], ["group.rate"]):
+        assert run(identity=identity, **more) == "generated"
+        assert SkipManager.will_replay("rollout", [1])
+    assert run({"group.rate": 1.0}, identity=["group.rate"], **more) == "generated"
+    with pytest.raises((MismatchError, ConfigError, MissError)) as caught:
+        run({"group.size": 8}, identity=["group.size"], **more)
+    assert match != "step" or "config.group.size: 8 now, 4 in the dump" in str(caught.value)
+    # What is masked, or was not there, is not known.
+    for identity in (["api_key"], ["new"]):
+        with pytest.raises((MismatchError, ConfigError, MissError)):
+            run({"new": 1}, identity=identity, **{**more, "on_miss": "error"})
 
 
 @pytest.mark.parametrize(
