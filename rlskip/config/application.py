@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rlskip.config.check import leaves, look_up, look_up_first
+from rlskip.config.check import leaves, look_up, look_up_first, readable
 from rlskip.config.facts import HostFacts
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -103,6 +103,7 @@ def application_facts(config: Any) -> HostFacts:
     ConfigError
         An interpolation does not resolve.
     """
+    config, given = readable(config), config
     batch_sizes = ("data.gen_batch_size", "data.train_batch_size")
     total = look_up(config, TOTAL_STEPS)
     shaping = _shaping(config)
@@ -111,7 +112,7 @@ def application_facts(config: Any) -> HostFacts:
     own = {name: value for name, value in of_validation if name and name != "_target_"}
     aliases = {key: (name, look_up(config, name)) for key, name in _ALIASES.items()}
     return HostFacts(
-        config,
+        given,
         experiment=look_up(config, _KEYS["experiment"]),
         project=look_up(config, "trainer.project_name"),
         prompts=look_up_first(config, batch_sizes, None),

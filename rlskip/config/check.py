@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import attrs
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
 from rlskip.config.choices import refuse_displaced
@@ -25,6 +27,9 @@ from rlskip.config.register import NODES
 from rlskip.errors import ConfigError, NotInstalledError
 
 T = TypeVar("T")
+
+_RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
+_KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version|rlskip\.steps)$")
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
@@ -71,8 +76,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     NotInstalledError
         The node is a plain string: Hydra knew no group of that name.
     ConfigError
-        The config or the node is not a mapping, an interpolation does not resolve, or the job chose
-        an option whose node is not here, or not alone.
+        The config or the node is not a mapping, an interpolation does not resolve, or only by the
+        application's own resolver, or the job chose an option whose node is not here, or not alone.
     """
     if config is not None and not _is_node(config):
         raise ConfigError(
@@ -84,7 +89,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         node = config
         if schema is None or not isinstance(config, schema):
             refuse_displaced(name, config)
-            node = _entry(config, name)
+            node = _entry(readable(config), name)
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
     node = _plain(node, name)
@@ -98,6 +103,30 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     if node is None or isinstance(node, dict):
         return node
     raise ConfigError(f"expected a mapping, got {node!r}", name, _if_own(name).removeprefix("; "))
+
+
+def calls_own_resolver(value: Any) -> bool:
+    """Whether a text has an interpolation by another resolver than OmegaConf's, Hydra's, rlskip's.
+
+    It may count or draw, so rlskip never calls it.
+    """
+    return isinstance(value, str) and not all(map(_KNOWN_RESOLVER.match, _RESOLVER.findall(value)))
+
+
+def readable(config: Any) -> Any:
+    """A config in which interpolations by the application's own resolvers are plain texts."""
+    known = all(map(_KNOWN_RESOLVER.match, getattr(BaseContainer, "_resolvers", ("unknown",))))
+    if known or not isinstance(config, DictConfig):
+        return config
+
+    def escaped(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: escaped(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [*map(escaped, value)]
+        return value.replace("${", r"\${") if calls_own_resolver(value) else value
+
+    return OmegaConf.create(escaped(OmegaConf.to_container(config, resolve=False)))
 
 
 def look_up(config: Any, key: str) -> Any:
@@ -172,6 +201,9 @@ def _plain(value: Any, at: str) -> Any:
         return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
     if isinstance(value, PurePath):
         return str(value)
+    if calls_own_resolver(value):
+        what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
+        raise ConfigError(what, at, f"give the value: {at}=...")
     if hasattr(value, "tolist"):  # of numpy or torch
         value = value.tolist()
     if isinstance(value, list | tuple | range):

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig
 
-from rlskip.config.check import did_you_mean, leaves, look_up
+from rlskip.config.check import did_you_mean, leaves, look_up, readable
 from rlskip.config.origin import Origin
 from rlskip.errors import ConfigError
 
@@ -164,18 +164,18 @@ class HostFacts:
         ConfigError
             The config has no such key.
         """
+        config = readable(self.config)
         above, _, name = key.rpartition(".")
-        node = look_up(self.config, above) if above else self.config
+        node = look_up(config, above) if above else config
         if dataclasses.is_dataclass(node):
             node = vars(node)
         if not isinstance(node, Mapping | DictConfig) or name not in node:
-            config = self.config
             if dataclasses.is_dataclass(config) and not isinstance(config, type):
                 config = dataclasses.asdict(config)
             there = [name for name, _ in leaves(config, resolve=False)]
             remedy = did_you_mean(key, there, otherwise="name a full key of the config")
             raise ConfigError(f"the config has no key {key}", where, remedy)
-        value = look_up(self.config, key)
+        value = look_up(config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
 
     def is_settled(self, key: str) -> bool:

@@ -16,7 +16,15 @@ import attrs
 
 from rlskip.config.application import application_facts
 from rlskip.config.attachments import AttachConfig, read_attach
-from rlskip.config.check import Problem, did_you_mean, find_node, look_up, raise_all, read
+from rlskip.config.check import (
+    Problem,
+    calls_own_resolver,
+    did_you_mean,
+    find_node,
+    look_up,
+    raise_all,
+    read,
+)
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import register_steps
 from rlskip.config.skip import (
@@ -102,7 +110,8 @@ class SkipSettings:
     def complete(self, facts: HostFacts) -> SkipSettings:
         """These settings for a host: each key of a role that is still null takes its fact.
 
-        The config stays the one that was read if `facts` has none.
+        The config stays the one that was read if `facts` has none. Raises ConfigError for a fact
+        that only the application's own resolver knows.
         """
         if facts.config is None:
             facts = attrs.evolve(facts, config=self.facts.config)
@@ -115,6 +124,10 @@ class SkipSettings:
             for key, fact in _FROM_HOST.items():
                 if getattr(role, key) is None:
                     setattr(role, key, getattr(facts, fact))
+                if calls_own_resolver(value := getattr(role, key)):
+                    what = f"the host's value, {value!r}, needs a resolver of the application's "
+                    what += "own, which rlskip does not call"
+                    raise ConfigError(what, f"skip.{key}", f"give the value: skip.{key}=...")
             if name == "rollout" and facts.samples_dynamically and not self.gives("match", name):
                 role.match = "run"
         return attrs.evolve(self, facts=facts, roles=roles)

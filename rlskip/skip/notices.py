@@ -27,7 +27,7 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip._human import age, short
-from rlskip.config.check import leaves
+from rlskip.config.check import leaves, readable
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
@@ -278,7 +278,7 @@ def flat_config(config: Any) -> dict[str, Any]:
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
-    found = {key: _plain(value) for key, value in leaves(config)}
+    found = {key: _plain(value) for key, value in leaves(readable(config))}
     raw = dict(leaves(config, resolve=False))
     masked = {
         key
