@@ -215,7 +215,7 @@ class SingleFlight:
             if go:
                 return lease
             if not logged and self._ranks.rank == 0:
-                logger.info(
+                logger.warning(  # the job seems to hang
                     "another job generates step %d; waiting for it, %g s at most",
                     step, self._wait_s,
                 )  # fmt: skip

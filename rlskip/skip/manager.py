@@ -13,7 +13,7 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES
+from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
@@ -93,6 +93,7 @@ class SkipManager:
         cls._start(config)
         if isinstance(config, SkipSettings):
             return  # a host's, which records by itself
+        cls._warn_of_idle_keys()
         try:
             recording = read_record_of(config)
         except ConfigError:
@@ -162,6 +163,19 @@ class SkipManager:
                 role, local.action, local.steps, local.dump_dir,
                 "; no function is decorated with it so far" if unknown else "",
             )  # fmt: skip
+
+    @classmethod
+    def _warn_of_idle_keys(cls) -> None:
+        """Warn if keys of `skip` are set, and no role that would take them is on."""
+        node = (cls.settings and cls.settings.node) or {}
+        usual = SkipManagerConfig()
+        given = [k for k in SHARED_KEYS if node.get(k) not in (None, getattr(usual, k))]
+        if given and not cls.skip_instances and node.get("enable") is not False:
+            log.warning(
+                "rlskip: NOTHING is skipped or cached: skip.%s is set, and no role is on; set "
+                "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
+                given[0],
+            )
 
     @classmethod
     def set_step(cls, step: int) -> None:

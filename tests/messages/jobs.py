@@ -29,7 +29,7 @@ CASES = [
     (
         "a job that waits",
         lambda folder: enter(folder, wait_s=3600),
-        logging.INFO,
+        logging.WARNING,
         LEASE,
         "another job generates step 1; waiting for it, 3600 s at most",
     ),

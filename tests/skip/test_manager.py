@@ -16,7 +16,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlskip import SkipManager
+from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
 from rlskip.skip.call import StepNotSetError
@@ -313,3 +313,27 @@ def test_a_task_of_a_loop_that_is_not_running_yet_is_dumped_and_replayed(
         assert loop.run_until_complete(stage([1])) == [1]
     loop.close()
     assert ran == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("skip", "key"),
+    [
+        ({"dump_dir": "x"}, "dump_dir"),
+        ({"steps": [1], "rollout": {"enable": False}}, "steps"),
+        ({"validation": "replay"}, "validation"),
+        ({"dump_dir": "x", "enable": False}, None),
+        ({"enable": True, "rollout": {}}, None),
+        ({"steps": "all"}, None),
+        ({"dump_dir": "x", "reward": {"enable": True}}, None),
+    ],
+)
+def test_keys_that_no_role_takes_are_a_warning(
+    tmp_path: Path, monkeypatch: Any, caplog: Any, skip: dict[str, Any], key: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SkipManager.init({"skip": skip})
+    SkipManager.init(SkipManagerConfig())
+    told = [r.message for r in caplog.records if "NOTHING is skipped" in r.message]
+    assert len(told) == (key is not None)
+    if key:
+        assert f"skip.{key} is set, and no role is on; set skip.rollout.enable=true" in told[0]
