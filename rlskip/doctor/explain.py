@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import sys
@@ -190,7 +191,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
-    bad = [dump.name for dump in dumps if not _is_sound(dump)]
+    bad = [dump.name for dump in dumps if _sound_meta(dump) is None]
     if bad:
         what = f"unusable: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
@@ -215,8 +216,12 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     }
     replayed = [step for step in replayed if step < min(ends.values(), default=step + 1)]
     if replayed:
-        what = f"steps {compact(replayed)} have dumps and would be replayed, if their "
-        yield Finding(name, OK, f"{what}prompts are the same (that is compared as the job runs)")
+        what = f"steps {compact(replayed)} have dumps and would be replayed, if prompts and "
+        yield Finding(name, OK, f"{what}arguments are the same (they are compared as the job runs)")
+        for dump in dumps:
+            if dump.step in replayed and (meta := _sound_meta(dump)) is not None:
+                for level, changes in skip.dumps.notices.changes(meta, skip.directory):
+                    yield Finding(name, WARNING if level == logging.WARNING else NOTE, changes)
     elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     for reason, steps in reasons.items():
@@ -231,11 +236,12 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, ERROR, what, f"generate it once with {to_generate(name, role)}")
 
 
-def _is_sound(dump: Any) -> bool:
+def _sound_meta(dump: Any) -> Any:
+    """The meta of a dump; None for one that cannot be used."""
     try:
-        return dump.full_meta() is not None
+        return dump.full_meta()
     except DumpError:
-        return False
+        return None
 
 
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:

@@ -203,6 +203,11 @@ class Notices:
                 yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
 
     def changed(self, meta: DumpMeta, directory: Path) -> None:
+        """Log :meth:`changes`."""
+        for level, what in self.changes(meta, directory):
+            log.log(level, "rlskip: role %s: %s", self.role, what)
+
+    def changes(self, meta: DumpMeta, directory: Path) -> Iterator[tuple[int, str]]:
         """Name the keys of the config that changed since the dump was made and are not compared.
 
         Once for each kept config, and without what was named before. `directory` is that of the
@@ -214,15 +219,15 @@ class Notices:
         changed = {key: text for key, text in changed.items() if self._is_new(text)}
         shaping = [key for key in changed if self._facts.seems_to_shape(key)]
         others = [text for key, text in changed.items() if key not in shaping]
-        what = "rlskip: role %s: changed since the dump was made, and not compared: %s%s"
+        what = "changed since the dump was made, and not compared: "
         if shaping:
             named = ",".join(key for key in shaping if key in self._config)
             advice = f"; {self._typed('skip.identity')}=[{named}] compares" if named else ""
-            log.warning(what, self.role, ", ".join(changed[key] for key in shaping), advice)
+            yield logging.WARNING, what + ", ".join(changed[key] for key in shaping) + advice
         if others:
             more = len(others) - _MAX_CHANGES
             ending = f" and {more} more" if more > 0 else ""
-            log.info(what, self.role, ", ".join(others[:_MAX_CHANGES]), ending)
+            yield logging.INFO, what + ", ".join(others[:_MAX_CHANGES]) + ending
 
     def _changes(self, meta: DumpMeta, directory: Path) -> dict[str, str]:
         """By key what changed in the config since a dump was made, and is not compared."""

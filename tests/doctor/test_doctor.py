@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rlskip import SkipManager
 from rlskip.doctor import command as command_module
 from rlskip.doctor import explain as explain_module
 from rlskip.store import Identity, StepStore
@@ -103,6 +104,29 @@ def test_a_job_without_names_has_the_directory_that_doctor_names(
     monkeypatch.chdir(app / "conf")
     elsewhere = rlskip("doctor", "--json", "--", sys.executable, str(app / "app.py"), *on)
     assert named in said_of(elsewhere, "rollout")
+
+
+def test_what_changed_since_the_dumps_were_made_is_listed(explain: Any, app: Path) -> None:
+    own = {"temperature": 1.0, "lr": 0.1}
+    skip = {"dump_dir": str(app / "dumps"), "experiment_name": "e", "rollout": {"enable": True}}
+    SkipManager.init({**own, "skip": {**skip, "project_name": "p"}})
+    SkipManager.set_step(1)
+    SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
+    SkipManager.reset()
+    on = ("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.experiment_name=e")
+    said = explain(
+        *on,
+        "skip.project_name=p",
+        "temperature=0.5",
+        "lr=0.2",
+        config="temperature: 1.0\nlr: 0.1\n",
+    )
+    found = {f["level"]: f["what"] for f in findings(said) if "changed since" in f["what"]}
+    assert (
+        "temperature (1.0 then, 0.5 now); skip.identity=[temperature] compares" in found["warning"]
+    )
+    assert "lr (0.1 then, 0.2 now)" in found["note"]
+    assert "if prompts and arguments are the same" in said_of(said, "rollout")
 
 
 # -- this environment --------------------------------------------------------------------------
