@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_dump_dir
 
 if TYPE_CHECKING:
     from rlskip.batch.decoding import Decoder
@@ -32,7 +32,7 @@ Success = Annotated[float, typer.Option(help="The reward from which a session su
 
 def dump_dir(directory: Path | None) -> Path:
     """The directory that --dir names."""
-    return (directory or Path(DEFAULT_DUMP_DIR)).expanduser()
+    return parse_dump_dir(directory or DEFAULT_DUMP_DIR, "--dir")
 
 
 def decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:

@@ -13,6 +13,7 @@ DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
 # For the processes that a job starts: the directory that a relative dump_dir refers to.
 DIRECTORY_VARIABLE = "RLSKIP_DIRECTORY"
 
+_MAX_NAME = 255  # bytes, on Linux's file systems
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -29,7 +30,8 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     Raises
     ------
     ConfigError
-        `value` is empty, a URL, holds a null character, or names the home of an unknown user.
+        `value` is empty, a URL, holds a null character or too long a name, or names the home of an
+        unknown user.
     """
     text = str(value)
     if not text.strip():
@@ -40,9 +42,15 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     if "\0" in text:
         raise ConfigError(f"{text!r} holds a null character", key, "name a directory")
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
     except RuntimeError as error:  # ~nobody
         raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
+    if long := [part for part in path.parts if len(os.fsencode(part)) > _MAX_NAME]:
+        what = (
+            f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes, and no file "
+        )
+        raise ConfigError(f"{what}system allows more than {_MAX_NAME}", key, "shorten it")
+    return path
 
 
 def original_directory() -> Path:

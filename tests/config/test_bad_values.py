@@ -114,6 +114,14 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
         ({"skip": {"steps": [10**5000]}}, "skip.steps: a step has more than 18 digits"),
         ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
         ({"skip": {"dump_dir": "a\0b"}}, "skip.dump_dir: 'a\\x00b' holds a null character"),
+        (
+            {"skip": {"dump_dir": f"/a/{'é' * 128}/b"}},
+            f"skip.dump_dir: the name {'é' * 40}... in it has 256 bytes, and no file system allows",
+        ),
+        (
+            {"skip": {"rollout": {"enable": True, "dump_dir": "x" * 256}}},
+            f"skip.rollout.dump_dir: the name {'x' * 40}... in it has 256 bytes",
+        ),
         ({"dispatch": {"session_timeout_s": float("nan")}}, "dispatch.session_timeout_s: must be"),
     ],
 )

@@ -151,6 +151,9 @@ def test_a_dump_dir_that_cannot_be(rlskip: Any) -> None:
     said = rlskip("doctor", "-d", "/proc/dumps", "--json")
     assert said.code == 1
     assert "not writable" in said_of(said, "dump dir")
+    long = rlskip("doctor", "-d", "x" * 256, "--json")
+    assert long.code != 0
+    assert f"--dir: the name {'x' * 40}... in it has 256 bytes" in long.out + long.err
 
 
 @pytest.mark.parametrize(
