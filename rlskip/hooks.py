@@ -121,7 +121,14 @@ class SkipCallback(Callback):
             one_of_many=config.hydra.get("mode") == RunMode.MULTIRUN,
         )
         for role, counts in tallies.items():
-            if counts.consulted:
+            local, typed = roles[role].local_config, f"skip.{role}.steps"
+            if counts.consulted and not (counts.hits or counts.misses):
+                log.warning(
+                    "rlskip: role %s: its function was called, but at no step that is listed: %s "
+                    "lists %s",
+                    role, typed if "steps" in local.given_keys else "skip.steps", local.steps,
+                )  # fmt: skip
+            elif counts.consulted:
                 level = logging.WARNING if counts.lost else logging.INFO
                 log.log(level, "rlskip: role %s: %s", role, counts)
             elif job_return.status == JobStatus.COMPLETED:
@@ -130,7 +137,11 @@ class SkipCallback(Callback):
                     "cached in this job: %s",
                     role, uncalled,
                 )  # fmt: skip
-        if any(counts.misses > counts.lost and not counts.hits for counts in tallies.values()):
+        never = any(
+            skip.dumps is not None and skip.dumps.is_named_by_time for skip in roles.values()
+        )
+        new = any(counts.misses > counts.lost and not counts.hits for counts in tallies.values())
+        if new and not never:
             log.info("rlskip: run it again to replay: %s", _command(config))
         if rank_of()[0] == 0:  # what others know is in the records of all
             _write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)

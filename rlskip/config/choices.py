@@ -67,15 +67,20 @@ def refuse_displaced(name: str, config: Any) -> None:
     Raises
     ------
     ConfigError
-        The option's node was put below another one, or it replaced a value of the application's.
+        The option's node was put below another one, or it replaced a value of the application's; or
+        two of the options are for one role.
     """
     if not (OmegaConf.is_dict(config) and "hydra" in config):
         config = hydra_config()
     if config is None:
         return
-    for option, package in chosen_options(config, name):
-        if option not in options(name):
-            continue
+    ours = [(o, package) for o, package in chosen_options(config, name) if o in options(name)]
+    roles: dict[str, str] = {}
+    for option, package in ours:
+        other = roles.setdefault(option.rpartition("_")[0], option)
+        if other != option and name == "skip":
+            what = f"{other} and {option} are options of one role"
+            raise ConfigError(what, name, f"choose one of them: +{name}={other}")
         if package not in ("", "_global_"):
             what = f"it puts the node below `{package}`, where it is not read"
             raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")

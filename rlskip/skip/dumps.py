@@ -30,7 +30,7 @@ from rlskip.format.prompt_digests import digest_of_batch
 from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.notices import Notices, flat_config, keep_config, value_in
+from rlskip.skip.notices import Notices, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
 from rlskip.skip.visit import Found
 from rlskip.store import (
@@ -62,6 +62,8 @@ class Dumps:
     ----------
     directory
         Where the dumps are.
+    is_named_by_time
+        Whether no later run will have the name of this one.
     conditions
         The part of the identity that the config decides.
     notices
@@ -91,6 +93,12 @@ class Dumps:
         self.conditions = self._read_conditions()
         self._config = flat_config(facts.config)
         self.notices = Notices(role, c, facts, self.directory, self._config)
+        self.is_named_by_time = holds_time(facts.config, self._config, experiment)
+        if self.is_named_by_time:
+            self.notices.once(
+                "time", "the experiment's name, %s, has the time in it (${now:}), so no later run "
+                "finds its dumps; set skip.experiment_name=NAME", experiment,
+            )  # fmt: skip
         self._shard = shard
 
     @functools.cached_property

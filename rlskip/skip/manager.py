@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, ClassVar, TypeVar
 
@@ -15,6 +18,7 @@ from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
 from rlskip.errors import ConfigError, RlskipError
+from rlskip.jobs.records import job_id, read_events
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
@@ -381,6 +385,21 @@ class SkipManager:
             return decorated(cls, staged)  # type: ignore[return-value]
 
         return decorate
+
+
+@atexit.register
+def _say_what_is_kept() -> None:
+    """After Ctrl-C no summary ends the job."""
+    if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        return
+    with contextlib.suppress(RlskipError, OSError):
+        SkipManager.flush()
+    for role, skip in SkipManager.skip_instances.items():
+        if skip.recorder is not None:
+            events = read_events(skip.local_config.dump_dir, job_id())
+            kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
+            what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
+            log.warning(what, role, len(kept), skip.directory or skip.local_config.dump_dir)
 
 
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -54,6 +54,7 @@ def _remedy(config: Any, chosen: str) -> str:
     """What to type, by what is missing in the command."""
     hydra = config.hydra
     removed = [o for o in overrides_of(config, "hydra") if o.startswith("~hydra.callbacks")]
+    removed += [o for o in overrides_of(config) if re.match(r"~skip\b", o)]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
     if re.match(r"\+?skip=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":

@@ -23,6 +23,7 @@ from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import BUILT_IN_ROLES
+from rlskip.errors import ConfigError
 from tests.hydra.conftest import compose_from
 
 CONF = Path(rlskip_conf.__file__).parent
@@ -331,3 +332,12 @@ def test_a_dataclass_needs_no_field_for_any_option(node: str) -> None:
         # Its own keys are checked as before.
         with pytest.raises(Exception, match="Could not override 'b'"):
             compose("rlskip_test_typed", [chosen, "b=2"])
+
+
+@pytest.mark.parametrize("other", ["rollout_repeat", "rollout_replay"])
+def test_two_options_of_one_role_are_refused(composed: Any, other: str) -> None:
+    config = composed("a: 1\n", f"+skip=[rollout_cache,{other}]")
+    with pytest.raises(ConfigError, match=f"rollout_cache and {other} are options of one role"):
+        read_skip(config)
+    both = read_skip(composed("a: 1\n", "+skip=[rollout_cache,async_rollout_cache]"))
+    assert [*both.roles] == ["rollout", "async_rollout"]

@@ -31,6 +31,7 @@ def generate(prompts: list[int]) -> list[int]:
             "~hydra.callbacks.rlskip",
             "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first",
         ),
+        (["+skip=rollout_cache", "~skip"], "", "remove ~skip, or call SkipManager.init(cfg) first"),
         (["+skip.rollout.enable=true"], "", "choose an option instead of single keys"),
         (["+skip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
     ],

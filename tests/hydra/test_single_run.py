@@ -215,3 +215,30 @@ def test_calls_are_counted_even_if_records_cannot_be_written(
     assert "role rollout: 2 hits, 0 misses" in caplog.text
     assert "NEVER CONSULTED" not in caplog.text
     assert caplog.text.count("no records can be written") == 1
+
+
+def test_steps_that_the_run_does_not_reach_are_a_warning(app: Any) -> None:
+    run = app.run(*ON, "skip.steps=0")
+    said = "its function was called, but at no step that is listed: skip.steps lists 0"
+    assert f"[WARNING] - rlskip: role rollout: {said}" in run.out
+    assert "0 hits" not in run.out
+
+
+def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="stamp: ${now:%Y-%m-%d_%H-%M-%S}\nother: run_${stamp}\n")
+    run = app.run(*ON, "skip.experiment_name=${other}")
+    assert "has the time in it (${now:}), so no later run finds its dumps" in run.out
+    assert "run it again" not in run.out
+    run = app.run(*ON, "skip.experiment_name=mine")
+    assert "${now:}" not in run.out
+    assert "run it again to replay" in run.out
+
+
+def test_after_ctrl_c_a_line_says_what_is_kept(make_app: Callable[..., Any]) -> None:
+    task = "train(cfg)\nimport signal\nsignal.raise_signal(signal.SIGINT)"
+    app = make_app(task=task)
+    run = app.run(*ON, flags=("-X", "utf8"), fails=True)
+    kept = f"{app.folder}/dumps/app_{app.folder.name}/GBSany_Nany_inany_outany"
+    said = f"rlskip: interrupted; role rollout: the rollouts of 2 steps are kept in {kept}"
+    assert run.said.count(said) == 1
+    assert "KeyboardInterrupt" in run.err
