@@ -13,7 +13,7 @@ import tomllib
 import rlskip
 from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_TEACHERS
 from rlskip.config.attachments import AttachConfig
-from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
+from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
 from rlskip.skip.arguments import IGNORED
 from rlskip.skip.dumps import NEUTRAL_META
 
@@ -54,6 +54,7 @@ NAMES = {
     "compared": {**COMPARED, DISTILLATION: OF_TEACHERS},
     "not_compared": NOT_COMPARED,
     "shaping": (*SHAPING_NAMES, *SHAPING_PATTERNS),
+    "words": sorted(NEUTRAL_WORDS),
     "others": sorted(OTHER_NODES),
     "ignored": IGNORED,
     "neutral": [name for name in NEUTRAL_META if name not in IGNORED],

@@ -36,6 +36,13 @@ SHAPING_PATTERNS = (
 
 # What such a name may hold that concerns training, and how fast it is.
 _OF_TRAINING = ("dtype", "parallel", "per_gpu")
+NEUTRAL_WORDS = frozenset(
+    ("accelerator", "callback", "callbacks", "checkpoint", "checkpoints", "ckpt", "counter",
+     "dir", "directory", "elapsed", "epoch", "epochs", "folder", "grad", "history", "log",
+     "logger", "logs", "loss", "losses", "lr", "metric", "metrics", "optimizer", "pbar",
+     "progress", "save", "step", "steps", "timer", "timings", "wandb")
+)  # fmt: skip
+"""Words by which attributes are named that shape no rollout, so that none is said to be left."""
 
 # Nodes of what generates no rollouts of training, where the same names mean something else.
 OTHER_NODES = frozenset(

@@ -73,8 +73,11 @@ class RoleConfig:
     match: str | None = field(default=None, metadata=_match)
 
     # Keys of the config whose values must be those the dump was made with, besides the host's own:
-    # [sampling.temperature].
+    # [sampling.temperature]; code: the code of the stage.
     identity: list[str] | None = None
+
+    # Names of arguments that are not compared, besides annotate(ignore=...): [tag,self.lr].
+    ignore: list[str] | None = None
 
     # Fields to leave out of a replayed result, so that the host computes them again: [rm_scores].
     # A field of a dataclass or a named tuple becomes None.
@@ -158,6 +161,7 @@ class SkipManagerConfig(RoleConfig):
     on_miss: str = field(default="generate", metadata=_on_miss)
     on_mismatch: str = field(default="error", metadata=_on_mismatch)
     identity: list[str] = field(default_factory=list)
+    ignore: list[str] = field(default_factory=list)
     drop_fields: list[str] = field(default_factory=list)
     background_write: Any = field(default="auto", metadata=_background)
     wait_s: float = field(default=3600.0, metadata={"min": 0})

@@ -145,6 +145,11 @@ class _Generation:
         self._seam = seam
         self._arguments = inspect.signature(generate)
         self._checked = False
+
+        @functools.wraps(generate)  # its code, and not this, is the stage's
+        def generate_and_record(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            return self._generate_and_record(*args, **kwargs)
+
         self._stages = {
             role: SkipManager.annotate(
                 role=role,
@@ -155,7 +160,7 @@ class _Generation:
                 rows={**seam.rows, **_padding(trainer)},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
-            )(self._generate_and_record)
+            )(generate_and_record)
             for role, n in _NUMBERS.items()
         }
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import enum
+import functools
 import inspect
 import numbers
 import os
 import re
-import types
 import uuid
-from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
+from omegaconf import DictConfig, ListConfig
 
-from rlskip.config.facts import SHAPING_NAMES
+from rlskip.skip.stored import (
+    NAMESPACES,
+    UNREAD,
+    attributes_of,
+    config_entries,
+    declared_fields,
+    kind_name,
+    type_of,
+)
 
 #: Arguments with these names never shape a rollout, so they are not compared.
 IGNORED = (
@@ -41,7 +48,6 @@ ALL = "*"
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
-_MAX_KEPT = 256  # fields of an object
 _DRAW = "seed"
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _OF_ARRAYS = ("dtype", "nbytes", "tolist")
@@ -49,8 +55,10 @@ _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
     datetime.timedelta,
 )  # fmt: skip
-_NAMESPACES = (types.SimpleNamespace, Namespace)
 _KINDS = inspect.Parameter
+# Fields of these have no class of their own.
+_BARE = (*NAMESPACES, Mapping)
+SINGLE = (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
@@ -76,28 +84,31 @@ class Arguments:
         `NOT_COMPARED`, so that it differs from a default.
     usual
         Names of those that have their default.
-    left_out
-        Those that are not plain data, by name: what each is. Of their parts only those count that
-        shape rollouts by their names (:data:`~rlskip.config.facts.SHAPING_NAMES`).
+    opaque
+        Those that are not compared as a whole: by name the value, and what it is.
     large
         Those of them that are left out for their size alone, such as a batch.
+    attributes
+        Those of objects that shape rollouts by their names, compared as well.
+    left
+        What is neither compared nor known to be neutral: what each is, by name.
+    changing
+        The names of compared attributes that change while stages run, so that no value is right.
     """
 
     values: dict[str, Any] = attrs.field(factory=dict)
     usual: set[str] = attrs.field(factory=set)
-    left_out: dict[str, str] = attrs.field(factory=dict)
+    opaque: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
     large: list[str] = attrs.field(factory=list)
-
-    @property
-    def compared(self) -> list[str]:
-        """The names of those whose values are compared."""
-        names = self.values.keys() - self.left_out.keys()
-        return sorted(name for name in names if not name.endswith(_TYPE))
+    attributes: dict[str, Any] = attrs.field(factory=dict)
+    left: dict[str, str] = attrs.field(factory=dict)
+    changing: list[str] = attrs.field(factory=list)
 
     @property
     def at_default(self) -> Arguments:
-        """Only those that have their default."""
-        return Arguments({n: v for n, v in self.values.items() if n in self.usual}, self.usual)
+        """Without the arguments that do not have their default."""
+        usual = {name: value for name, value in self.values.items() if name in self.usual}
+        return attrs.evolve(self, values=usual)
 
     def add(self, name: str, value: Any, is_usual: bool = False) -> None:
         self.values[name] = value
@@ -115,20 +126,15 @@ def read_arguments(
     ignored
         Names of arguments that do not; ``*`` is all names.
     holder
-        The argument that holds the prompts. Of what is beside them in it that counts which shapes
-        rollouts by its name.
+        The argument that holds the prompts.
     """
     found = Arguments()
     if ALL in ignored:
         return found
     for name, value, default in _each(bound, ignored):
-        if name in ignored or name in ("self", "cls"):
+        if name in ignored or name in ("self", "cls", holder):
             continue
-        if name == holder:
-            if value is not prompts:
-                inside = value if is_data(value) else getattr(value, "__dict__", {})
-                _add_parts(found, name, inside)
-        elif value is not prompts or is_single(value):
+        if value is not prompts or is_single(value):
             _add(found, name, value, default)
     return found
 
@@ -149,10 +155,22 @@ def _each(
 
 def is_single(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds no prompts beside others."""
-    if isinstance(value, (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)):
+    kind = type(value)
+    if value is None or issubclass(
+        kind, (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)
+    ):
         return True
-    of_array = not isinstance(value, Mapping) and all(hasattr(value, n) for n in _OF_ARRAYS)
-    return value is None or (of_array and not getattr(value, "shape", ()))
+    return is_array(value) and not getattr(value, "shape", ())
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array or a tensor, by its class: an object is not asked."""
+    return is_array_type(type_of(value))
+
+
+@functools.lru_cache(1 << 12)
+def is_array_type(kind: type) -> bool:
+    return not issubclass(kind, Mapping) and all(hasattr(kind, name) for name in _OF_ARRAYS)
 
 
 def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
@@ -161,23 +179,21 @@ def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[s
     for name, value in values.items():
         if name not in without:
             _add(found, str(name), value, _KINDS.empty)
-    return {name: found.values[name] for name in found.values.keys() - found.left_out.keys()}
+    return {name: found.values[name] for name in found.values.keys() - found.opaque.keys()}
 
 
 def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
-    from rlskip.batch.columns import is_data_proto  # needs numpy
     from rlskip.store.comparable import canonical, comparable  # needs torch
 
     reading, usual = _Reading(), _Reading()
     try:
         data = reading.read(value)
     except _NotPlain as error:
-        found.left_out[name] = str(error)
+        found.opaque[name] = value, str(error)
         if is_data(value):
-            if isinstance(error, _TooLarge) or is_data_proto(value):
+            if isinstance(error, _TooLarge) or _is_data_proto(value):
                 found.large.append(name)
             found.add(name, NOT_COMPARED, is_usual=value is default)
-        _add_parts(found, name, value)
         return
     is_default = False
     if default is not _KINDS.empty:
@@ -189,51 +205,45 @@ def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
         found.add(f"{name}{_TYPE}", comparable(sorted(reading.types), name), same)
 
 
-def _add_parts(found: Arguments, name: str, value: Any) -> None:
-    """Add what shapes rollouts in a value that is not compared as a whole."""
-    for inner, part in _shaping_parts(value):
-        _add(found, f"{name}.{inner}", part, _KINDS.empty)
+def part_of(value: Any) -> tuple[Any, str]:
+    """A part of an object as plain JSON; or what it is, where it is not plain."""
+    if type(value) in (bool, float) and value == value:  # the most, and the quickest
+        return value, ""
+    try:
+        return _Reading().read(value), ""
+    except _NotPlain as error:
+        return None, str(error)
 
 
-def _shaping_parts(value: Any, levels: int = 3) -> Iterator[tuple[str, Any]]:
-    """By dotted name what shapes rollouts in a value that is not plain as a whole.
-
-    Sampling parameters may hold a callback, say, and still have a temperature.
-    """
-    fields: Any = None
-    with contextlib.suppress(Exception):  # an object of the user's raises anything
-        fields = _fields_of(value)
-    small = isinstance(fields, Mapping) and len(fields) <= _MAX_KEPT
-    if small and _WHOLE_CONFIG.isdisjoint(key for key in fields if isinstance(key, str)):
-        for name, part in fields.items():
-            if name in SHAPING_NAMES:
-                yield name, part
-            elif levels and isinstance(name, str):
-                yield from ((f"{name}.{i}", p) for i, p in _shaping_parts(part, levels - 1))
-
-
-def _is_whole_config(fields: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is the application's config: it has a node of rlskip's or Hydra's."""
-    return any(isinstance(fields.get(key), Mapping) for key in _WHOLE_CONFIG)
+def is_whole_config(fields: Any) -> bool:
+    """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
+    if not issubclass(type(fields), dict):
+        return False
+    return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
 
 def is_data(value: Any) -> bool:
     """Whether a value that is left out holds data, as an engine or a callable does not."""
-    from rlskip.batch.columns import is_data_proto
     from rlskip.batch.tables import loaded
 
     with contextlib.suppress(Exception):  # an object of the user's raises anything
         fields = _fields_of(value)
-        if isinstance(fields, Mapping):
-            return not _is_whole_config(fields)
+        if issubclass(type(fields), Mapping):
+            return not is_whole_config(fields)
+        kind = type(value)
         return (
-            (isinstance(fields, Sequence | Set) and not isinstance(value, str) and len(fields) > 0)
-            or isinstance(fields, bytes | bytearray)
-            or isinstance(value, loaded("PIL.Image", "Image"))
-            or all(hasattr(value, name) for name in _OF_ARRAYS)
-            or is_data_proto(value)
+            (issubclass(kind, Sequence | Set) and not issubclass(kind, str) and len(value) > 0)
+            or issubclass(kind, bytes | bytearray)
+            or issubclass(kind, loaded("PIL.Image", "Image"))
+            or is_array(value)
+            or _is_data_proto(value)
         )
     return False
+
+
+def _is_data_proto(value: Any) -> bool:
+    """Whether a value has the parts of verl's DataProto, which are stored."""
+    return {"batch", "non_tensor_batch"} <= attributes_of(value).keys()
 
 
 @attrs.define
@@ -275,59 +285,51 @@ class _Reading:
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise _TooLarge("large data")
-        if isinstance(value, enum.Enum):
-            return Marked(f"<{type(value).__qualname__}.{value.name}>")
-        if value is None or isinstance(value, bool | int | float | str):
+        kind = type(value)  # isinstance would ask the object for its class
+        if issubclass(kind, enum.Enum):
+            return Marked(f"<{kind.__qualname__}.{value.name}>")
+        if value is None or issubclass(kind, bool | int | float | str):
             return value
-        if isinstance(value, os.PathLike):
+        if issubclass(kind, os.PathLike):
             return os.fspath(value)
-        # No mapping is asked: a DictConfig takes long to say that it has no such attribute.
-        if not isinstance(value, Mapping) and all(hasattr(value, name) for name in _OF_ARRAYS):
+        if is_array(value):
+            if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+                raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
             if not getattr(value, "shape", ()):
                 return value.tolist()
             if value.nbytes > _MAX_ARRAY:
                 raise _TooLarge(f"an array of {value.nbytes} bytes")
             return value
-        if isinstance(value, re.Pattern):  # its own repr shows 200 characters
+        if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
             return Marked(f"<pattern {value.pattern!r} {value.flags}>")
-        if isinstance(value, _AS_TEXT) or type(value).__name__.lower().endswith("dtype"):
+        if issubclass(kind, _AS_TEXT) or kind.__name__.lower().endswith("dtype"):
             return Marked(f"<{value!r}>")
-        if isinstance(value, bytes | bytearray) and len(value) <= _MAX_ARRAY:
+        if issubclass(kind, bytes | bytearray) and len(value) <= _MAX_ARRAY:
             return value
         fields = _fields_of(value)
-        named = isinstance(value, tuple) and hasattr(value, "_fields")
-        if named or (fields is not value and not isinstance(value, _NAMESPACES)):
-            self.types.append(f"{place}: {type(value).__qualname__}".removeprefix(": "))
-        if isinstance(fields, Mapping):
-            if _is_whole_config(fields):
+        named = issubclass(kind, tuple) and hasattr(kind, "_fields")
+        if named or (type(fields) is dict and not issubclass(kind, _BARE)):
+            self.types.append(f"{place}: {kind_name(kind)}".removeprefix(": "))
+        if issubclass(type(fields), Mapping):
+            if is_whole_config(fields):
                 raise _NotPlain("the application's config")
+            if any(part is UNREAD for part in fields.values()):
+                raise _NotPlain(f"a {kind.__qualname__} that computes a value")
             # Which sample is drawn does not count.
             return {key: part for key, part in fields.items() if key != _DRAW}
-        is_bytes = isinstance(fields, bytes | bytearray | memoryview)
-        if isinstance(fields, Sequence | Set) and not is_bytes:
+        is_bytes = issubclass(kind, bytes | bytearray | memoryview)
+        if issubclass(type(fields), Sequence | Set) and not is_bytes:
             return fields
-        raise _NotPlain(f"a {type(value).__qualname__}")
+        raise _NotPlain(f"a {kind.__qualname__}")
 
 
 def _fields_of(value: Any) -> Any:
-    """The fields of an object whose class says which it has, by name; else `value` itself.
-
-    Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
-    SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
-    """
+    """The fields of an object whose class says which it has, by name; else `value` itself."""
     kind = type(value)
-    if isinstance(value, type | Mapping):
+    if issubclass(kind, DictConfig | ListConfig):
+        entries = config_entries(value)
+        return entries if issubclass(kind, DictConfig) else [*entries.values()]
+    if issubclass(kind, type | Mapping):
         return value
-    if isinstance(value, _NAMESPACES):
-        return vars(value)
-    if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if attrs.has(kind):
-        return {field.name: getattr(value, field.name) for field in attrs.fields(kind)}
-    if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):
-        return {name: getattr(value, name) for name in names}
-    for method in ("model_dump", "to_dict"):
-        if callable(getattr(kind, method, None)):
-            fields = getattr(value, method)()
-            return {name: part for name, part in fields.items() if name != "transformers_version"}
-    return value
+    fields = declared_fields(value)
+    return value if fields is None else fields

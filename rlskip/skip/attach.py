@@ -153,7 +153,7 @@ class _Attachment:
             func,
             self.role,
             config.prompts and self._reader(func, "prompts", config.prompts),
-            lambda *args, **kwargs: {k: read(*args, **kwargs) for k, read in identity.items()},
+            functools.partial(_read_all, identity) if identity else None,
             named(func).__qualname__,
             rows=config.rows,
             options=options,
@@ -203,6 +203,12 @@ class _Attachment:
 
     def _where(self, key: str) -> str:
         return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"
+
+
+def _read_all(
+    readers: Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    return {path: read(*args, **kwargs) for path, read in readers.items()}
 
 
 def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:

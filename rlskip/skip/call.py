@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 import time
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,8 @@ from rlskip.skip.arguments import (
     is_single,
     read_arguments,
 )
+from rlskip.skip.code import digest_of, innermost
+from rlskip.skip.hidden import SELF, FirstValues, add_hidden
 from rlskip.skip.signatures import bind, by_name, holds, likely_prompts, named, signature_of
 
 if TYPE_CHECKING:
@@ -77,10 +80,15 @@ class Stage:
     def _signature(self) -> inspect.Signature:
         return signature_of(self.func)
 
-    def ignored_of(self, call: Call) -> frozenset[str]:
+    @functools.cached_property
+    def code(self) -> str | None:
+        """A digest of its code; None where that is not known."""
+        return digest_of(self.func)
+
+    def ignored_of(self, call: Call, more: Collection[str] = ()) -> frozenset[str]:
         """The names of the arguments of a call that are not compared."""
         whole = [] if callable(self.prompts) else [self._holder(call)]
-        return frozenset((*IGNORED, *(self.ignore or ()), *whole))
+        return frozenset((*IGNORED, *(self.ignore or ()), *more, *whole))
 
     @functools.cached_property
     def _whole_signature(self) -> inspect.Signature:
@@ -88,8 +96,13 @@ class Stage:
         func = self.func
         return signature_of(func.func if isinstance(func, functools.partial) else func)
 
-    def arguments_of(self, call: Call) -> Arguments | None:
-        """The arguments of a call that count besides its prompts; None where they are not known."""
+    def arguments_of(
+        self, call: Call, ignored: Collection[str], first: FirstValues
+    ) -> Arguments | None:
+        """What counts of a call besides its prompts: arguments, and attributes that shape rollouts.
+
+        None where they are not known.
+        """
         if self.ignore is None:
             return None
         func, args, kwargs = self.func, call.args, call.kwargs
@@ -97,7 +110,16 @@ class Stage:
             args, kwargs = (*func.args, *args), {**func.keywords, **kwargs}
             func = func.func
         bound, holder = bind(self._whole_signature, func, args, kwargs), self._holder(call)
-        found = read_arguments(bound, self.ignored_of(call), call.prompts, holder)
+        found = read_arguments(bound, ignored, call.prompts, holder)
+        if ALL not in ignored:
+            roots = {n: v for n, v in by_name(bound).items() if n in (*SELF, holder)}
+            if (owner := getattr(func, "__self__", None)) is not None:
+                func, roots["self"] = getattr(func, "__func__", func), owner
+            elif not isinstance(func, types.FunctionType):
+                roots["self"] = func
+            if roots.get(holder) is call.prompts:
+                del roots[holder]
+            add_hidden(found, roots, func, call.prompts, ignored, first)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])
         return found
@@ -118,7 +140,9 @@ class Stage:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        if unknown := [name for name in names if name not in (ALL, *parameters)]:
+        cells = getattr(getattr(innermost(self.func), "__code__", None), "co_freevars", ())
+        known = (ALL, *SELF, *parameters, *cells)
+        if unknown := [name for name in names if name.partition(".")[0] not in known]:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(unknown)}",
                 f"SkipManager.annotate(role={self.role!r}, ignore=...)",

@@ -137,7 +137,7 @@ class CallRole(Role):
             raise
         call.awaited = str(meta.info.get("awaited", ""))
         found = call.found if isinstance(call.found, Found) else str(call.found)
-        self.dumps.notices.replayed(call.step, meta, found)
+        self.dumps.replayed(call, meta, found)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,7 @@ from rlskip.format.prompt_digests import digest_of_batch
 from rlskip.jobs.records import DumpedCalls, job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
+from rlskip.skip.hidden import FirstValues
 from rlskip.skip.notices import Notices, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
 from rlskip.skip.visit import Found
@@ -43,6 +44,9 @@ from rlskip.store import (
 )
 from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 from rlskip.store.layout import role_directory
+
+#: In ``skip.identity``: the code of the stage.
+_CODE = "code"
 
 
 class Dumps:
@@ -100,6 +104,7 @@ class Dumps:
                 "finds its dumps; set skip.experiment_name=NAME", experiment,
             )  # fmt: skip
         self._shard = shard
+        self._first: dict[str, FirstValues] = {}
 
     @functools.cached_property
     def store(self) -> StepStore:
@@ -236,16 +241,38 @@ class Dumps:
         compared = {**self.conditions.compared, **named, **asked}
         if arguments is None:
             return attrs.evolve(self.conditions, compared=compared)
-        compared |= {f"arguments.{name}": value for name, value in arguments.values.items()}
+        values = {**arguments.values, **arguments.attributes}
+        compared |= {f"arguments.{name}": value for name, value in values.items()}
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
-        return Identity(compared, noted, call.stage.ignored_of(call))
+        if arguments.changing:
+            noted["changing"] = arguments.changing
+        if (code := call.stage.code) is not None:
+            noted["code"] = code
+            if _CODE in (self.local_config.identity or ()):
+                compared["code"] = code
+        return Identity(compared, noted, self._ignored_of(call))
+
+    def _ignored_of(self, call: Call) -> Collection[str]:
+        return call.stage.ignored_of(call, self.local_config.ignore or ())
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""
-        arguments = call.stage.arguments_of(call)
-        if arguments is not None:
-            self.notices.arguments(call.stage.name, arguments)
+        first = self._first.setdefault(call.stage.name, FirstValues())
+        arguments = call.stage.arguments_of(call, self._ignored_of(call), first)
+        if arguments is not None and call.stage.identity is None:
+            self.notices.leave(call.stage.name, arguments.left, arguments.changing)
         return arguments
+
+    def replayed(self, call: Call, meta: DumpMeta, found: Found | str) -> None:
+        """Say what is replayed, and learn which attributes change while stages run."""
+        now, then = call.identity, meta.identity
+        if isinstance(now, Identity) and then is not None:
+            changing = {name for name in then.changing if f"arguments.{name}" in now.compared}
+            if changing:
+                self._first[call.stage.name].changing |= changing
+            if call.stage.identity is None:
+                self.notices.leave(call.stage.name, {}, changing)
+        self.notices.replayed(call.step, meta, found)
 
     def asked_of(self, call: Call) -> dict[str, Any]:
         """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
@@ -276,7 +303,11 @@ class Dumps:
                 "prompt_len": c.prompt_len,
                 "response_len": c.response_len,
                 **{f"sampling.{name}": value for name, value in sampling.items()},
-                **{f"config.{key}": facts.value_at(key, where) for key in c.identity or ()},
+                **{
+                    f"config.{key}": facts.value_at(key, where)
+                    for key in c.identity or ()
+                    if key != _CODE
+                },
             },
             {
                 "model": facts.model,
@@ -298,9 +329,13 @@ class Dumps:
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
             here = present.noted["place"]
             self.notices.once(f"place {place}", what, place, here, level=logging.INFO)
-        if noteworthy:
-            what = "; ".join(noteworthy)
+        code = [line for line in noteworthy if line.startswith("code: ")]
+        if others := [line for line in noteworthy if line not in code]:
+            what = "; ".join(others)
             self.notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
+        if code:
+            name = present.noted["code"].partition(",")[0]
+            self.notices.code_changed(name)
         return differs
 
     def in_words(self, call: Call, found: Found, differs: list[str]) -> list[str]:

@@ -31,7 +31,6 @@ from rlskip.config.check import leaves, readable
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
-from rlskip.skip.arguments import Arguments
 from rlskip.skip.call import Call
 from rlskip.skip.visit import Found
 from rlskip.store import DumpError, DumpMeta, StepStore
@@ -75,6 +74,7 @@ class Notices:
     _directory: Path
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
+    _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
 
     def once(self, topic: str, message: str, *values: Any, level: int = logging.WARNING) -> None:
         """Warn, unless a line of this topic was given before."""
@@ -109,6 +109,8 @@ class Notices:
             self.once("off-policy", what)
         elif self.role in TRAINING_ROLES:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
+        if self._local_config.action != SkipAction.REPEAT:  # which compares no prompts either
+            self._say_left()
         self.changed(meta, self._directory)
 
     def generated(self, call: Call, why: str) -> None:
@@ -116,16 +118,35 @@ class Notices:
         what = "rlskip: role %s: step %d, call %d is generated: %s"
         log.info(what, self.role, call.step, call.place, why)
 
-    def arguments(self, stage: str, arguments: Arguments) -> None:
-        """Name once what is compared of a stage's arguments, and what is not."""
-        compared, left_out = arguments.compared, arguments.left_out
-        if (compared or left_out) and self._is_new(f"arguments of {stage}"):
-            log.info(
-                "rlskip: role %s: %s: besides the prompts these arguments are compared: %s%s",
-                self.role, stage, ", ".join(compared) or "none",
-                "; not compared, because they are not plain data: " * bool(left_out)
-                + ", ".join(f"{name} ({what})" for name, what in sorted(left_out.items())),
-            )  # fmt: skip
+    def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
+        """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
+        noted = self._left.setdefault(stage, {})
+        if f"left of {stage}" not in self._given:
+            noted.update(left)
+        noted.update(dict.fromkeys(changing, "it changes while stages run"))
+
+    def _say_left(self) -> None:
+        """Warn once of what no replay of a stage compares; of what changes, when it first does."""
+        for stage, left in list(self._left.items()):
+            names = [name for name in sorted(left) if self._is_new(f"left of {stage}: {name}")]
+            if names:
+                more = f" and {len(names) - _MAX_CHANGES} more" * (len(names) > _MAX_CHANGES)
+                del names[_MAX_CHANGES:]
+                log.warning(
+                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s%s"
+                    "; annotate(identity=...) compares what shapes rollouts; "
+                    "annotate(ignore=[...]) or '%s=[%s]' says what does not",
+                    self.role, stage, ", ".join(f"{name} ({left[name]})" for name in names), more,
+                    self._typed("skip.ignore"), ",".join(names),
+                )  # fmt: skip
+            self._given.add(f"left of {stage}")
+
+    def code_changed(self, function: str) -> None:
+        """Warn that a stage's code is not that by which a dump was made."""
+        self.once(
+            f"code of {function}", "replayed although the code of %s has changed since the dump "
+            "was made; %s=[code] compares it", function, self._typed("skip.identity"),
+        )  # fmt: skip
 
     def dropped(self, unwanted: Iterable[str], there: set[str], scores: Sequence[str]) -> None:
         """Warn of names in ``drop_fields`` that no field has, and of scores that are replayed."""

@@ -13,7 +13,7 @@ from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 _NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
-_PLACE, _CODE = "place", "code"
+_PLACE, _CODE, _CHANGING = "place", "code", "changing"
 
 
 def _names(instance: Identity, field: attrs.Attribute, value: Any) -> None:
@@ -34,12 +34,13 @@ class Identity:
         What must be equal: ``prompts`` (their hash), ``role``, ``stage``, ``n``, ``prompt_len``,
         ``response_len``, ``sampling.NAME``, ``arguments.NAME`` of the stage, ``meta_info.NAME`` of
         the prompts, ``identity.NAME`` of ``annotate(identity=...)``, and ``config.KEY`` of
-        ``skip.identity``. Weights, step and learning rate do not count.
+        ``skip.identity``, or ``code`` of it. Weights, step and learning rate do not count.
     noted
-        A difference is only logged: ``model``, ``versions.NAME``. And ``defaults``, the names of
-        the arguments that have their default; without it the arguments are not known. ``place``,
-        of a run that was given no name, is where it comes from: another one, unless it has the same
-        ``code``, is no better than another name.
+        A difference is only logged: ``model``, ``versions.NAME``, ``code`` (a digest of the
+        stage's). And ``defaults``, the names of the arguments that have their default; without it
+        the arguments are not known. ``changing``: of those that change while stages run, of which
+        no value is right. ``place``, of a run that was given no name, is where it comes from:
+        another one, unless it has the same ``code``, is no better than another name.
     ignored
         Names of arguments that are not compared now, whatever a dump has; ``*`` is all. No dump
         records them.
@@ -89,6 +90,11 @@ class Identity:
         """The hash of the prompts; None if they are not compared."""
         return self.compared.get("prompts")
 
+    @property
+    def changing(self) -> set[str]:
+        """The names of arguments that change while stages run."""
+        return {*self.noted.get(_CHANGING, ())}
+
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
         """What makes `other`, a dump's, unfit for this call, and what is only logged.
 
@@ -101,6 +107,8 @@ class Identity:
             Readable lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
         """
         now, then = self.compared, other.compared
+        if _CODE in now and _CODE in other.noted:  # every dump notes it
+            then = {_CODE: other.noted[_CODE], **then}
         names = sorted({*now, *then}, key=lambda name: (name != "prompts", name))
         must = [
             line
@@ -116,7 +124,8 @@ class Identity:
             )
         warn = [
             line
-            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _PLACE})
+            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE})
+            if name != _CODE or self._code_kind() == other._code_kind()
             for line in differences(
                 name, self.noted.get(name, ABSENT), other.noted.get(name, ABSENT)
             )
@@ -131,6 +140,11 @@ class Identity:
         here, there = self.noted.get(_PLACE), other.noted.get(_PLACE)
         return there if here and there and here != there else None
 
+    def _code_kind(self) -> str:
+        """Whether its code is that of a source or of Python's; empty: none is known."""
+        words = str(self.noted.get(_CODE, "")).split(" ")
+        return " ".join(words[-2:-1])
+
     def _given(self) -> set[str]:
         """The names of the arguments that do not have their default."""
         usual = {f"{_ARGUMENTS}{name}" for name in self.noted.get(_DEFAULTS, ())}
@@ -139,10 +153,15 @@ class Identity:
     def _passes(self, name: str, other: Identity) -> bool:
         """Whether a name is not compared with `other`."""
         lacking = [one for one in (self, other) if name not in one.compared]
+        if name == _CODE:
+            return self in lacking
         if not name.startswith(_ARGUMENTS):
             return bool(lacking) and name in ("role", "stage")
         argument = name.removeprefix(_ARGUMENTS)
-        if not {"*", argument.partition(".")[0]}.isdisjoint(self.ignored):
+        above = argument
+        while above not in self.ignored and above:
+            above = above.rpartition(".")[0]
+        if above or "*" in self.ignored or argument in self.changing | other.changing:
             return True
         if not (_DEFAULTS in self.noted and _DEFAULTS in other.noted):
             return True
@@ -171,8 +190,10 @@ class Identity:
         if not isinstance(data, Mapping) or data.keys() != {"compared", "noted"}:
             raise ValueError("not an identity")
         made = cls(data["compared"], data["noted"])
-        prompts, usual = made.prompts, made.noted.get(_DEFAULTS, [])
+        prompts, names = made.prompts, [made.noted.get(key, []) for key in (_DEFAULTS, _CHANGING)]
         is_named = prompts is None or isinstance(prompts, str)
-        if not is_named or not isinstance(usual, list) or not all(type(n) is str for n in usual):
+        if not is_named or not all(
+            isinstance(some, list) and all(type(name) is str for name in some) for some in names
+        ):
             raise ValueError("an identity with entries of other types")
         return made

@@ -91,6 +91,7 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     rows = first.step(1, prompts("a"))
     assert {row["key"][0] for row in rows} == {0, 2}
     second = run(model, viable)
+    second.n = 3
     SkipManager.set_step(1)
     batch = prompts("a")
     second.submit(batch)

@@ -317,6 +317,7 @@ def _annotate(role: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..
             return stage
         queue = {"queue": lambda *_, **__: run_queue()}
         options: dict[str, Any] = queue if role == "rollout_tq" else {}
-        return SkipManager.annotate(role, **options)(stage)
+        # Of what its object holds verl's config is compared.
+        return SkipManager.annotate(role, ignore=["self"], **options)(stage)
 
     return decorate

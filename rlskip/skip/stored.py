@@ -1,0 +1,137 @@
+"""What objects store, read without running any code of theirs.
+
+No property, ``__getattr__`` or method is called, and no resolver of a config: what one of them
+would return is :data:`UNREAD`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import types
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from omegaconf import DictConfig, ListConfig
+
+UNREAD = object()
+"""Stands for a value that only code of the user's returns."""
+
+type_of: Callable[[Any], Any] = type
+
+NAMESPACES = (types.SimpleNamespace, Namespace)
+MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+_KEY = re.compile(r"\$\{(\.*)([^\s:${}\[\]]+)\}")
+_MAX_HOPS = 16
+_EXTRA = "__pydantic_extra__"
+# What a subclass may have and be no other kind of object.
+_NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
+
+
+def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
+    """A class and its bases but `object`, each with what it defines itself."""
+    return [(cls, vars(cls)) for cls in kind.__mro__[:-1]]
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes that an instance has itself: its ``__dict__`` and its slots."""
+    found: dict[str, Any] = {}
+    where = None
+    for _, own in classes_of(type(value)):
+        where = where or own.get("__dict__")
+        if "__slots__" in own or "__struct_fields__" in own:
+            for name, member in own.items():
+                if type(member) is types.MemberDescriptorType:
+                    with contextlib.suppress(AttributeError):  # it was never set
+                        found.setdefault(name, member.__get__(value))
+    if type(where) in MEMBERS:
+        found |= where.__get__(value)  # type: ignore[union-attr]
+    extra = found.get(_EXTRA)
+    return {**found, **extra} if isinstance(extra, dict) else found
+
+
+def declared_fields(value: Any) -> dict[str, Any] | None:
+    """The fields that the class of an object declares; None if it declares none.
+
+    Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
+    SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
+    """
+    kind = type_of(value)
+    if (names := declared_names(kind)) is None:
+        return None
+    stored = attributes_of(value)
+    if issubclass(kind, NAMESPACES):
+        return stored
+    if not names:
+        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
+    usual = {k: v for _, own in reversed(classes_of(kind)) for k, v in own.items() if k in names}
+    usual = {k: UNREAD if hasattr(type(v), "__get__") else v for k, v in usual.items()}
+    return {name: stored.get(name, usual.get(name, UNREAD)) for name in names}
+
+
+@functools.lru_cache(1 << 12)
+def declared_names(kind: type) -> list[str] | None:
+    """The names that a class declares; an empty list: all that an object of it stores."""
+    if issubclass(kind, NAMESPACES):
+        return []
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    if attrs.has(kind):
+        return [field.name for field in attrs.fields(kind)]
+    if isinstance(names := getattr(kind, "__struct_fields__", None), tuple):
+        return list(names)
+    theirs = {"BaseModel": "pydantic", "GenerationConfig": ""}
+    named = [c for c in kind.__mro__ if c.__name__ in theirs]
+    return [] if any(c.__module__.startswith(theirs[c.__name__]) for c in named) else None
+
+
+def kind_name(kind: type) -> str:
+    """The name of a class; for a subclass that adds nothing that of its base."""
+    for cls, own in classes_of(kind):
+        ours = {name for name in own if not _NEUTRAL_METHODS.fullmatch(name)}
+        if cls.__base__ is object or ours - {"__annotations__"} or own.get("__annotations__"):
+            return cls.__qualname__
+    return kind.__qualname__
+
+
+def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
+    """The entries of a node of OmegaConf; what lies behind a resolver is `UNREAD`."""
+    content = node._content
+    if isinstance(content, dict):
+        return {key: _read(child) for key, child in content.items()}
+    return {i: _read(child) for i, child in enumerate(content)} if isinstance(content, list) else {}
+
+
+def _read(child: Any) -> Any:
+    target = None
+    with contextlib.suppress(Exception):  # an interpolation that leads nowhere
+        target = _target(child, _MAX_HOPS)
+    if target is None:
+        return UNREAD
+    if isinstance(target, DictConfig | ListConfig) and not (
+        target._is_none() or target._is_missing()
+    ):
+        return target
+    return target._value()
+
+
+def _target(node: Any, hops: int) -> Any:
+    """Where interpolations of other keys lead; None: not to a value, or through a resolver."""
+    if node is None or not node._is_interpolation():
+        return node
+    match = _KEY.fullmatch(node._value())
+    if match is None or not hops:
+        return None
+    at = node if match[1] else node._get_root()
+    for _ in match[1]:
+        at = at._get_parent()
+    for name in match[2].split("."):
+        at = _target(at, hops - 1)
+        is_list = isinstance(at, ListConfig)
+        at = None if at is None else at._get_node(int(name) if is_list else name)
+    return _target(at, hops - 1)

@@ -1,0 +1,399 @@
+"""Sampling that hides in objects is compared or named; nothing of the user's runs for that."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from rlskip import SkipManager
+from rlskip.errors import MismatchError
+from tests.skip.trainers import visit
+
+
+class Plain:
+    def __init__(self, temperature: float, **more: Any) -> None:
+        self.temperature = temperature
+        vars(self).update(more)
+
+
+class Bare(Plain):
+    pass
+
+
+class Slotted:
+    __slots__ = ("_temperature",)
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+
+class Private:
+    def __init__(self, temperature: float) -> None:
+        self.__temperature = temperature
+
+
+class Forwarding:
+    """All that it is asked for is computed, and counted."""
+
+    asked = 0
+
+    def __init__(self, temperature: float) -> None:
+        self._inner = Plain(temperature)
+
+    def __getattr__(self, name: str) -> Any:
+        Forwarding.asked += 1
+        raise AttributeError(name)
+
+    def __getattribute__(self, name: str) -> Any:
+        Forwarding.asked += 1
+        return object.__getattribute__(self, name)
+
+
+class Computed:
+    asked = 0
+
+    def __init__(self, temperature: float) -> None:
+        self.t = temperature
+
+    @property
+    def temperature(self) -> float:
+        Computed.asked += 1
+        return self.t
+
+
+@dataclass
+class Declared:
+    temperature: float
+    hook: Any = print
+
+
+@dataclass
+class Added(Declared):
+    pass
+
+
+class Options(NamedTuple):
+    temperature: float
+    hook: Any
+
+
+class Policy(torch.nn.Module):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.generation_config = Plain(temperature)
+
+
+def classwide(value: float) -> Any:
+    return type("Classwide", (), {"temperature": value})()
+
+
+def closing(temperature: float) -> Any:
+    return lambda: temperature
+
+
+def sampled(prompts: Any, temperature: float) -> None: ...
+
+
+def resolved(temperature: float) -> Any:
+    return OmegaConf.create({"s": {"temperature": "${t}"}, "t": temperature, "f": "${counted:}"})
+
+
+HIDING: dict[str, Callable[[float], Any]] = {
+    "object": Plain,
+    "slots": Slotted,
+    "private": Private,
+    "forwarding": Forwarding,
+    "property": Computed,
+    "class": classwide,
+    "module": Policy,
+    "declared": Declared,
+    "nested": lambda t: Plain(0, inner=Plain(0, inner=SimpleNamespace(top_p=t, f=print))),
+    "list": lambda t: [{"temperature": t}, print],
+    "tuple": lambda t: (print, t),
+    "mapping in a list": lambda t: [[{"x": Plain(t)}]],
+    "partial": lambda t: functools.partial(sampled, temperature=t),
+    "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
+    "closure": closing,
+    "config": resolved,
+    "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
+}
+"""Makers of a value that hides a temperature."""
+
+
+def own_loop(value: Any, ran: list[int]) -> None:
+    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    def generate(prompts: Any, sampler: Any, ran: list[int]) -> None:
+        ran.append(1)
+
+    generate([1], value, ran)
+
+
+def rest(value: Any, ran: list[int]) -> None:
+    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    def generate(prompts: Any, *args: Any, ran: list[int]) -> None:
+        ran.append(1)
+
+    generate([1], value, ran=ran)
+
+
+def coroutine(value: Any, ran: list[int]) -> None:
+    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    async def generate(prompts: Any, sampler: Any, ran: list[int]) -> None:
+        ran.append(1)
+
+    asyncio.run(generate([1], value, ran))
+
+
+def method(value: Any, ran: list[int]) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.sampler = value
+
+        @SkipManager.annotate("rollout", ignore=["ran"])
+        def generate(self, prompts: Any, ran: list[int]) -> None:
+            ran.append(1)
+
+    Trainer().generate([1], ran)
+
+
+def partial(value: Any, ran: list[int]) -> None:
+    def generate(sampler: Any, prompts: Any, ran: list[int]) -> None:
+        ran.append(1)
+
+    annotate = SkipManager.annotate("rollout", "prompts", stage="generate", ignore=["ran"])
+    annotate(functools.partial(generate, value))([1], ran=ran)
+
+
+def owned(value: Any, ran: list[int]) -> None:
+    class Trainer:
+        sampler: Any
+
+        def generate(self, prompts: Any, ran: list[int]) -> None:
+            ran.append(1)
+
+    trainer = Trainer()
+    trainer.sampler = value
+    annotate = SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    annotate(trainer.generate)([1], ran)
+
+
+def closure(value: Any, ran: list[int]) -> None:
+    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    def generate(prompts: Any, ran: list[int]) -> Any:
+        ran.append(1)
+        return value and None
+
+    generate([1], ran)
+
+
+LOOPS = (own_loop, rest, coroutine, method, partial, owned, closure)
+
+
+@pytest.fixture
+def run(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> Callable[..., str]:
+    """``run(loop, value)``: a new run's call; what it warns of, "generated", or a mismatch."""
+
+    def call(loop: Any, value: Any, **skip: Any) -> str:
+        ran: list[int] = []
+        init(wait_s=0, **skip)
+        visit(1)
+        caplog.clear()
+        try:
+            loop(value, ran)
+        except MismatchError as error:
+            return error.what
+        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        ours = [line for line in lines if "not compared, so" in line or "the code of" in line]
+        return "generated" if ran else "\n".join(ours)
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def resolver() -> Any:
+    asked: list[int] = []
+    OmegaConf.register_new_resolver("counted", lambda: asked.append(1))
+    yield asked
+    OmegaConf.clear_resolver("counted")
+    assert not asked
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=[loop.__name__ for loop in LOOPS])
+@pytest.mark.parametrize("place", HIDING)
+def test_what_hides_is_a_mismatch_or_named(run: Any, loop: Any, place: str) -> None:
+    make = HIDING[place]
+    first, equal, other = make(0.5), make(0.5), make(0.6)
+    Forwarding.asked = Computed.asked = 0
+    assert run(loop, first) == "generated"
+    said = run(loop, equal)
+    again = run(loop, other)
+    if ": 0.6 now, 0.5 in the dump" not in again:
+        assert said == again
+        where = {rest: "args", method: "self.", owned: "self.", closure: "value"}
+        assert where.get(loop, "sampler") in said
+    assert Forwarding.asked == Computed.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
+        (logging.getLogger("a"), logging.getLogger("b")),
+        (print, len),
+        (type("MyCallback", (), {"n": 1})(), type("MyCallback", (), {"n": 2})()),
+        (torch.device("cpu"), torch.device("meta")),
+        (threading.Lock(), threading.Lock()),
+        (torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)),
+        (torch.optim.SGD([torch.ones(1)], lr=1), torch.optim.SGD([torch.ones(1)], lr=2)),
+        (Plain(1.0), Bare(1.0)),
+        (Plain(1.0, n=1, top_p=2), Plain(1.0, top_p=2, n=1)),
+        (Declared(1.0), Added(1.0)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (Plain(1.0, save_dir="a", logger=1), Plain(1.0, save_dir="b", logger=2)),
+        (Plain(1.0, step=1, epoch=2), Plain(1.0, step=2, epoch=3)),
+        (type("PreTrainedTokenizerBase", (), {"n": 1})(), print),
+    ],
+)
+@pytest.mark.parametrize("loop", [own_loop, method, closure])
+def test_what_is_neutral_is_no_mismatch_and_not_named(
+    run: Any, loop: Any, first: Any, second: Any
+) -> None:
+    assert run(loop, first) == "generated"
+    said = run(loop, second)
+    # A whole mapping is compared as an argument, and named elsewhere.
+    assert not said or (isinstance(first, dict) and loop is not own_loop)
+
+
+def test_what_is_left_is_said_once_with_what_to_type(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loop(sampler: Any, ran: list[int]) -> None:
+        own_loop(sampler, ran)
+        visit(2)
+        own_loop(sampler, ran)
+
+    run(loop, Plain(1.0, style="a", tone="b"))
+    said = run(loop, Plain(1.0, style="c", tone="d"))
+    assert len(said.splitlines()) == 1
+    assert "not compared, so other values replay the same dump: " in said
+    assert "sampler.style (a str), sampler.tone (a str); annotate(identity=...)" in said
+    assert "'skip.ignore=[sampler.style,sampler.tone]'" in said
+    assert run(loop, Plain(1.0, style="c"), ignore=["sampler.style"]) == ""
+    assert run(loop, Plain(0.0, style="c"), ignore=["sampler"]) == ""
+    assert run(loop, Plain(0.0, style="c"), own={"ignore": ["*"]}) == ""
+
+
+def test_ignore_and_identity_of_the_stage_silence_it(run: Any) -> None:
+    def loop(options: Any, ran: list[int]) -> None:
+        @SkipManager.annotate("rollout", stage="generate", **options)
+        def generate(prompts: Any, sampler: Any) -> None:
+            ran.append(1)
+
+        generate([1], Plain(1.0, style="a"))
+
+    assert run(loop, {"ignore": ["ran"]}) == "generated"
+    assert "sampler.style" in run(loop, {"ignore": ["ran"]})
+    assert run(loop, {"ignore": ["ran", "sampler.style"]}) == ""
+    assert run(loop, {"ignore": ["ran"], "identity": {}}) == ""
+
+
+class Decaying:
+    """A trainer whose temperature decays in the stage, in the loop, or in an object it holds."""
+
+    def __init__(self, where: str, temperature: float) -> None:
+        self.where, self.temperature = where, temperature
+        self.sampler = Plain(temperature)
+
+    def decay(self, where: str) -> None:
+        if self.where == where:
+            self.temperature *= 0.9
+        if self.where == f"{where}, replaced":
+            self.sampler = Plain(self.sampler.temperature * 0.9)
+
+    @SkipManager.annotate("rollout", ignore=["ran"])
+    def generate(self, prompts: Any, ran: list[int]) -> None:
+        ran.append(1)
+        self.decay("stage")
+
+
+@pytest.mark.parametrize("where", ["stage", "loop", "stage, replaced", "loop, replaced"])
+def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str) -> None:
+    def loop(steps: range, ran: list[int], temperature: float = 1.0) -> None:
+        trainer = Decaying(where, temperature)
+        for _ in range(1, steps.start):
+            trainer.decay(where.partition(",")[0])
+        for step in steps:
+            visit(step)
+            trainer.generate([step], ran)
+            trainer.decay("loop")
+
+    assert run(loop, range(1, 4)) == "generated"
+    name = "self.sampler.temperature" if "replaced" in where else "self.temperature"
+    assert f"{name} (it changes while stages run)" in run(loop, range(1, 4))
+    # From a checkpoint, and on from there.
+    assert run(loop, range(3, 4)) != "generated"
+    assert run(loop, range(3, 6)) == "generated"
+    assert run(loop, range(1, 6)) != "generated"
+    edited = run(functools.partial(loop, temperature=0.5), range(1, 4))
+    assert "temperature: 0.5 now, 1.0 in" in edited
+
+
+def write(folder: Path, body: str) -> Any:
+    file = folder / "stage_code.py"
+    file.write_text(f"def generate(prompts, ran):\n    {body}\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    return namespace["generate"]
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_other_code_is_said_or_refused(run: Any, tmp_path: Path, has_source: bool) -> None:
+    import linecache
+
+    def loop(body: str, ran: list[int]) -> None:
+        func = write(tmp_path, body)
+        if not has_source:
+            (tmp_path / "stage_code.py").unlink()
+        linecache.checkcache()
+        SkipManager.annotate("rollout", stage="generate", ignore=["ran"])(func)([1], ran)
+
+    assert run(loop, "ran.append(1)") == "generated"
+    assert run(loop, "ran.append(1)  # the same") == ""
+    assert run(loop, "ran.append(1)", identity=["code"]) == ""
+    said = run(loop, "ran.append(2)")
+    assert "replayed although the code of generate has changed" in said
+    assert "skip.identity=[code] compares it" in said
+    assert "code: 'generate, " in run(loop, "ran.append(2)", identity=["code"])
+
+
+def test_a_named_tuple_and_a_decaying_closure(run: Any) -> None:
+    def loop(start: float, ran: list[int]) -> None:
+        temperature = start
+
+        @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+        def generate(prompts: Any, options: Any) -> None:
+            nonlocal temperature
+            ran.append(1)
+            temperature *= 0.9
+
+        for step in (1, 2):
+            visit(step)
+            generate([step], Options(start, print))
+
+    assert run(loop, 0.5) == "generated"
+    assert "temperature (it changes while stages run)" in run(loop, 0.5)
+    differs = run(loop, 0.6)
+    assert "arguments.temperature: 0.6 now, 0.5 in" in differs
+    assert "arguments.options.temperature: 0.6 now, 0.5 in" in differs
