@@ -156,11 +156,11 @@ def _steps(
 def _of_dump(dump: Dump, tallies: StepTallies) -> Line:
     """`hits` counts those of its call, and those that replayed the step as a whole."""
     meta = dump.meta
-    own = (tallies.get((dump.step, part), Tally()) for part in (dump.call, None))
+    own = (tallies.get((dump.step, call), Tally()) for call in (dump.place.call, None))
     return {
         "dump": dump.name,
         "step": dump.step,
-        "part": dump.call if dump.is_one_of_several else dump.place.part,
+        "call": dump.call if dump.is_one_of_several else None,
         "size": dump.size,
         "nbytes": meta.nbytes if meta else None,
         "written": dump.written,

@@ -63,7 +63,7 @@ def prune(
     total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
     data = [
-        attrs.asdict(one, recurse=False)
+        attrs.asdict(one, recurse=False, filter=lambda field, _: field.name != "paths")
         | {"run": one.run.name, "directory": str(one.run.directory)}
         for one in old
     ]

@@ -14,11 +14,11 @@ from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison
 from rlskip.config.steps import Steps, compact
 from rlskip.jobs.records import SUMMARY, read_events
-from rlskip.runs.on_disk import dumps_of, folder_names
+from rlskip.runs.on_disk import dumps_of, families
 from rlskip.runs.opened import NoSuchPlaceError, Run
 from rlskip.runs.rollouts import Decode
 from rlskip.stages.parts import MARK
-from rlskip.store.layout import STAGES, steps_among
+from rlskip.store.layout import STAGES
 
 
 @attrs.frozen
@@ -38,7 +38,7 @@ class Side:
 
     def steps(self) -> list[int]:
         """The steps that were recorded, ascending."""
-        return steps_among(folder_names(self.directory))
+        return sorted(families(self.directory))
 
     def records(self, step: int) -> StepRecords:
         """What was recorded at a step; raises DumpError."""
@@ -92,8 +92,9 @@ def run_of(side: Side, decode: Decode | None = None) -> Run | None:
 
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
-    steps = steps_among(folder_names(directory))
-    metas = (dump.meta for step in steps for dump in dumps_of(directory, step))
+    metas = (
+        dump.meta for step in sorted(families(directory)) for dump in dumps_of(directory, step)
+    )
     first = next((meta for meta in metas if meta is not None), None)  # others are damaged
     return first is not None and MARK in first.info
 

@@ -36,6 +36,7 @@ from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Unjournaled, as_rows
 from rlskip.dispatch.units import Session
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
@@ -127,10 +128,7 @@ class Journals:
     _max_span: int | None = None
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
-    _begun: set[int] = attrs.field(factory=set, init=False)
     _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
-    # How many prompts of each content each of the steps had that were submitted last.
-    _copies: dict[int, Counter[str]] = attrs.field(factory=dict, init=False)
 
     @property
     def directory(self) -> Path:
@@ -158,8 +156,10 @@ class Journals:
         there = [step for step in self.steps() if step < before]
         if not there:
             return
-        whole, parts = set(self._store.steps()), set(self._store.steps(part=0))
-        done = {step for step in there if step in parts or step <= self._checkpoint} - whole
+        metas = {step: self._store.read_meta(step) for step in there}
+        # Of a queue's step single groups are dumped: others of it may still be generated.
+        whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
+        done = {step for step in there if metas[step] or step <= self._checkpoint} - whole
         for partition in tuple(self._partitions) if done else ():
             tags = self._queue.list(partition).values()
             done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
@@ -198,20 +198,23 @@ class Journals:
         journaled.
         """
         self._partitions.add(batch.partition)
-        if batch.step in self._begun and batch.step not in self._copies:
-            return
-        self._copies[batch.step] = copies = self._copies.pop(batch.step, Counter())
-        for old in list(self._copies)[:-_OPEN]:
-            del self._copies[old]
-        for prompt in batch.prompts:
-            if prompt.content is not None:
-                prompt.journal_key = prompt.content, copies[prompt.content]
-                copies[prompt.content] += 1
+        ledger = ledger_of(self.directory)
+        with ledger.lock:  # dispatchers of one store may submit side by side
+            if batch.step in ledger.journaled and batch.step not in ledger.copies:
+                return
+            ledger.copies[batch.step] = copies = ledger.copies.pop(batch.step, Counter())
+            for old in list(ledger.copies)[:-_OPEN]:
+                del ledger.copies[old]
+            for prompt in batch.prompts:
+                if prompt.content is not None:
+                    prompt.journal_key = prompt.content, copies[prompt.content]
+                    copies[prompt.content] += 1
 
     def is_new(self, step: int) -> bool:
         """Whether this is the first batch of `step`."""
-        is_new = step not in self._begun
-        self._begun.add(step)
+        journaled = ledger_of(self.directory).journaled
+        is_new = step not in journaled
+        journaled.add(step)
         return is_new
 
     def of_worker(self, seconds: float) -> WorkerJournal:

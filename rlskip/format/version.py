@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlskip.format.dump_errors import CorruptDumpError, OtherFormatError
 
-VERSION = 2
+VERSION = 3
 
 
 def check_version(version: object, where: str) -> None:

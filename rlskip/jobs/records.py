@@ -28,7 +28,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ class Event:
         The role's directory below the dump_dir; None where it has none.
     step
         The step whose dump was replayed (a hit), or that was generated.
-    part
-        The number of the call whose dump was replayed or written. None where an event concerns
+    call
+        The name of the call whose dump was replayed or written. None where an event concerns
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's files, read (a hit) or written.
@@ -167,7 +167,7 @@ class Event:
     kind: str
     run: str | None = None
     step: int | None = None
-    part: int | None = None
+    call: str | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
     time: float = 0.0
@@ -184,6 +184,7 @@ class Event:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Event | None:
         role, kind, run = record.get("role"), record.get("event"), record.get("run")
+        call = record.get("call")
         if not isinstance(role, str) or not isinstance(kind, str):
             return None
         return cls(
@@ -191,7 +192,7 @@ class Event:
             kind,
             run if isinstance(run, str) else None,
             _count(record.get("source", record.get("step"))),
-            _count(record.get("part")),
+            call if isinstance(call, str) else None,
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
             _seconds(record.get("time")),
@@ -278,32 +279,8 @@ class Tally:
         )
 
 
-class DumpedCalls:
-    """Which calls jobs have dumped in one run, by their records. Each job's are read once.
-
-    A dump that was deleted leaves no other trace than these.
-    """
-
-    def __init__(self, dump_dir: str | Path, run: str) -> None:
-        self._dump_dir, self._run = dump_dir, run
-        self._jobs: dict[str, dict[int, list[Event]]] = {}
-
-    def count(self, step: int, jobs: Iterable[str], since: float) -> int:
-        """How many calls of `step` there were at least that `jobs` dumped from `since` on."""
-        dumped = (event for job in jobs for event in self._of(job).get(step, ()))
-        return max((1 + (e.part or 0) for e in dumped if e.time >= since), default=0)
-
-    def _of(self, job: str) -> dict[int, list[Event]]:
-        if job not in self._jobs:
-            of_job = self._jobs[job] = {}
-            for event in read_events(self._dump_dir, job):
-                if event.kind == "dumped" and event.run == self._run and event.step is not None:
-                    of_job.setdefault(event.step, []).append(event)
-        return self._jobs[job]
-
-
-#: By step and part; a part of None is the whole step (see :class:`Event`).
-StepTallies = dict[tuple[int, int | None], Tally]
+#: By step and call; a call of None is the whole step (see :class:`Event`).
+StepTallies = dict[tuple[int, str | None], Tally]
 
 
 class Recorder:
@@ -378,12 +355,12 @@ def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
 
 
 def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
-    """The hits and misses of all jobs in a dump_dir by run, and by step and part of it."""
+    """The hits and misses of all jobs in a dump_dir by run, and by step and call of it."""
     steps: dict[str, StepTallies] = {}
     for event in read_events(dump_dir):
         if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
             continue
         of_run = steps.setdefault(event.run, {})
-        key = event.step, event.part
+        key = event.step, event.call
         of_run[key] = of_run.get(key, Tally()) + Tally.of(event)
     return steps

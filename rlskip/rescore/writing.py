@@ -81,7 +81,7 @@ class RescoredRun:
         except WriteError as error:
             raise WriteError(error.what, f"step {place.step}", error.remedy) from error
         for there in dumps_of(directory, place.step):
-            same = (there.place.part, there.place.rank) == (place.part, place.rank)
+            same = there.place.name == place.name
             if same and there.meta is not None:
                 _refuse_other(there, note, scored)
                 return
@@ -92,7 +92,7 @@ class RescoredRun:
             identity=dump.full_meta().identity,
             info={**dump.meta.info, NOTE: note},
             sidecar=dump.load("aside"),
-            part=place.part,
+            call=place.call,
         )
 
 

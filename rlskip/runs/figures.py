@@ -131,8 +131,10 @@ def _limit(run: Run) -> int | None:
 
 def _tally(dump: Dump, tallies: StepTallies) -> Tally:
     """Each event once: a call's at the first rank's shard, a step's at the first call."""
-    parts = [] if dump.place.rank else [dump.call] if dump.call else [0, None]
-    return sum((tallies.get((dump.step, part), Tally()) for part in parts), Tally())
+    calls: list[str | None] = [] if dump.place.rank else [dump.place.call]
+    if calls and not dump.place.call:
+        calls.append(None)
+    return sum((tallies.get((dump.step, call), Tally()) for call in calls), Tally())
 
 
 # -- the figures of steps and groups -------------------------------------------------------------

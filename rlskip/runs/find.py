@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
 from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
-from rlskip.store.layout import STAGES, as_step
+from rlskip.store.layout import STAGES, Place, as_step
 
 if TYPE_CHECKING:
     from rlskip.runs.rollouts import Decode
@@ -106,16 +106,15 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     if len(numbers) <= 2 and None not in numbers:
         return _below(the_run(within, decode), [n for n in numbers if n is not None])
     path = Path(name).expanduser()
-    # The first of a step's calls has no directory of its own.
-    there = path.parent if path.name == "0" and not path.exists() else path
-    if not there.exists():
+    if not path.exists():
         raise NoSuchPlaceError("no such file or directory", name)
     path = path.resolve()
-    parts: list[int] = []
-    while len(parts) < 2 and (number := as_step(path.name)) is not None:
-        parts.insert(0, number)
-        path = path.parent
-    return _below(Run(path, decode=decode), parts) if parts else the_run(path, decode)
+    place = Place.parse(path.parent, path.name)
+    if place is None:
+        return the_run(path, decode)
+    step = Step(Run(place.root, decode=decode), place.step)
+    named = (dump for dump in step.iter_dumps() if dump.place == place and place.call)
+    return next((Call(step, dump.call) for dump in named), step)
 
 
 def _below(run: Run, numbers: Sequence[int]) -> Step | Call:

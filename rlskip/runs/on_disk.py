@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,11 @@ from rlskip.store.dump import opened
 from rlskip.store.layout import (
     WORK,
     Place,
-    as_step,
     holds_rollouts,
     journaled_steps,
     name_before_quarantine,
+    places_among,
     shape_of,
-    steps_among,
 )
 from rlskip.store.meta import DumpMeta
 
@@ -42,7 +42,8 @@ class Dump:
 
     ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the
     identity (:meth:`full_meta`). ``written`` is in seconds since the epoch, by the file system's
-    clock; ``size`` in bytes on disk.
+    clock; ``size`` in bytes on disk. ``call`` is its number among the calls of its step, as they
+    were made, or that of the mini-batch. The shards of one call have the same generation.
     """
 
     place: Place
@@ -50,12 +51,9 @@ class Dump:
     problem: str | None
     written: float
     size: int
+    call: int = 0
     is_one_of_several: bool = False
-
-    @property
-    def call(self) -> int:
-        """Its number among the calls of its step, or that of the mini-batch."""
-        return self.place.part or 0
+    has_all_shards: bool = True
 
     @property
     def step(self) -> int:
@@ -64,7 +62,7 @@ class Dump:
     @property
     def name(self) -> str:
         """As a user would name it: ``3``, ``3/0``, ``3 (rank 0 of 2)``."""
-        name = f"{self.step}/{self.call}" if self.is_one_of_several else "/".join(self.place.parts)
+        name = f"{self.step}/{self.call}" if self.is_one_of_several else str(self.step)
         ranks = self.place.world_size
         return name if ranks == 1 else f"{name} (rank {self.place.rank} of {ranks})"
 
@@ -156,7 +154,8 @@ class Dump:
                 remedy = "name one: rlskip.open(path, tokenizer=...)"
                 raise RlskipError("the dump names no tokenizer", f"step {self.step}", remedy)
             decode = decoder_at(self.tokenizer)
-        place = {**(more or {}), "step": self.step, "call": self._numbered_call}
+        call = self.call if self.is_one_of_several else None
+        place = {**(more or {}), "step": self.step, "call": call}
         if self.place.world_size > 1:
             place["rank"] = self.place.rank
         return Rollouts(columns, place, fields, decode, told)
@@ -170,11 +169,6 @@ class Dump:
 
         with self._opened() as (reader, _):
             return field_names(reader)
-
-    @property
-    def _numbered_call(self) -> int | None:
-        several = self.is_one_of_several or self.place.part is not None
-        return self.call if several else None
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
@@ -194,12 +188,13 @@ class Dump:
             It was removed since it was listed.
         """
         try:
-            with opened(self.place) as here:
-                if here.is_complete():
-                    with here.reader() as (reader, _):
-                        reader.verify()
-                    return None
+            with opened(self.place) as here, here.reader() as (reader, _):
+                reader.verify()
+            if self.has_all_shards:
+                return None
             problem = "shards of other ranks are missing, or of another call"
+        except FileNotFoundError:
+            problem = "it has no files"
         except DumpError as error:
             problem = error.what
         if not _files_of(self.place):
@@ -207,29 +202,75 @@ class Dump:
         return problem
 
 
-def dumps_of(directory: Path, step: int, part: int | None = None) -> list[Dump]:
+def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
     """The dumps of a step of the run in `directory`, in order, or those of one of its calls."""
-    itself = Place(directory, step)
-    parts = steps_among(folder_names(itself.directory))
-    several = any(parts)
-    found = [attrs.evolve(one, is_one_of_several=several) for one in _at(itself)]
-    for number in parts:
-        found += _at(attrs.evolve(itself, part=number))
-    return [dump for dump in found if part is None or dump.call == part]
+    places = families(directory).get(step, [])
+    groups: dict[str, list[Dump]] = {}
+    for dump in filter(None, map(_read, places)):
+        generation = dump.meta.info.get("generation") if dump.meta else None
+        is_shard = dump.place.world_size > 1 and isinstance(generation, str)
+        groups.setdefault(str(generation) if is_shard else dump.place.name, []).append(dump)
+    ordered = sorted(groups.values(), key=_order)
+    several = len(groups) > 1 or any(place.call for place in places)
+    found = [
+        attrs.evolve(
+            dump,
+            call=number,
+            is_one_of_several=several,
+            has_all_shards=len(group) == dump.place.world_size,
+        )
+        for number, group in enumerate(ordered)
+        for dump in group
+    ]
+    return [dump for dump in found if call is None or dump.call == call]
 
 
-def _at(place: Place) -> Iterator[Dump]:
-    """The dumps of all ranks whose files are in the directory of `place` itself."""
-    for one in place.among(names_in(place.directory)):
-        meta, problem = None, None
-        try:
-            with opened(one) as here:
-                meta = here.read_meta(identity=False)  # which needs numpy
-        except DumpError as error:
-            problem = error.what
-        if found := _files_of(one):  # else it was removed meanwhile
-            written = max(file.st_mtime for file in found)
-            yield Dump(one, meta, problem, written, sum(file.st_size for file in found))
+def _order(shards: Sequence[Dump]) -> tuple[int, Any]:
+    """By what calls are in order: as they were made, then by name; what cannot be read is last."""
+    first = min(shards, key=lambda dump: dump.place.rank)
+    unknown = 1 << 62 if first.place.call else 0
+    return first.meta.info.get("place", 0) if first.meta else unknown, first.place.order
+
+
+def _read(place: Place) -> Dump | None:
+    """The dump of a place; None if there is none (any more)."""
+    meta, problem = None, None
+    try:
+        with opened(place) as here:
+            meta = here.read_meta(identity=False)  # which needs numpy
+    except DumpError as error:
+        problem = error.what
+    if not (found := _files_of(place)):
+        return None
+    written = max(file.st_mtime for file in found)
+    return Dump(place, meta, problem, written, sum(file.st_size for file in found))
+
+
+def families(directory: Path) -> dict[int, list[Place]]:
+    """By step the places of all dumps of a run, in order; they may hold nothing.
+
+    A directory that has not changed is not listed again: a run may have 100 000 steps.
+    """
+    global _listed
+    with contextlib.suppress(OSError):
+        changed = os.stat(directory).st_mtime_ns
+        if _listed[:2] != (directory, changed) or time.time() - changed / 1e9 < _TICK_S:
+            found: dict[int, list[Place]] = {}
+            for place in places_among(directory, folder_names(directory)):
+                found.setdefault(place.step, []).append(place)
+            _listed = (directory, changed, found)
+        return _listed[2]
+    return {}
+
+
+_TICK_S = 1.0
+"""A directory changed again within a clock tick of being listed may show no newer time."""
+_listed: tuple[Path | None, int, dict[int, list[Place]]] = (None, 0, {})
+
+
+def has_dump(directory: Path, step: int) -> bool:
+    """Whether a step of a run has files of a dump: its directories may be empty."""
+    return any(_files_of(place) for place in families(directory).get(step, ()))
 
 
 def _files_of(place: Place) -> list[os.stat_result]:
@@ -246,19 +287,16 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
 
     `names` are those of its directories.
     """
+    of_run = any(shape_of(one.name) for one in (path, path.parent))
     return (
         WORK in names
-        or any(as_step(name) is not None and _has_dump(path / name) for name in names)
-        or any(as_step(name_before_quarantine(name)) is not None for name in names)
+        or any(
+            holds_rollouts(names_in(place.directory), of_run=of_run)
+            for place in places_among(path, names)
+        )
+        or bool(places_among(path, map(name_before_quarantine, names)))
         or bool(journaled_steps(path))
     )
-
-
-def _has_dump(step: Path) -> bool:
-    parts = (step / str(part) for part in steps_among(folder_names(step)))
-    names = (name for folder in (step, *parts) for name in names_in(folder))
-    of_run = any(shape_of(path.name) for path in (step.parent, step.parent.parent))
-    return holds_rollouts(names, of_run=of_run)
 
 
 def folder_names(path: Path) -> list[str]:

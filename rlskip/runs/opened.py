@@ -23,14 +23,12 @@ from rlskip.runs import on_disk
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.scope import Scope
 from rlskip.store.layout import (
-    as_step,
-    has_dump,
+    Place,
     journal_name,
     journaled_step,
     journaled_steps,
     name_before_quarantine,
     run_name,
-    steps_among,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +128,7 @@ class Run(Scope):
 
     def _listed(self) -> list[int]:
         """The steps that have a directory, without a look into it."""
-        found = steps_among(on_disk.folder_names(self.directory))
+        found = sorted(on_disk.families(self.directory))
         return [step for step in found if self._covers(step)]
 
     def _covers(self, step: int) -> bool:
@@ -140,13 +138,15 @@ class Run(Scope):
         return len(self.steps())
 
     def __iter__(self) -> Iterator[Step]:
-        return (Step(self, step) for step in self._listed() if has_dump(self.directory, step))
+        return (
+            Step(self, step) for step in self._listed() if on_disk.has_dump(self.directory, step)
+        )
 
     def __contains__(self, step: object) -> bool:
         if not isinstance(step, SupportsIndex):  # numpy has whole numbers of its own
             return False
         number = operator.index(step)
-        return self._covers(number) and has_dump(self.directory, number)
+        return self._covers(number) and on_disk.has_dump(self.directory, number)
 
     @overload
     def __getitem__(self, steps: int) -> Step: ...
@@ -174,16 +174,13 @@ class Run(Scope):
         return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
-        """What is quarantined: directories of steps, of later calls or parts, and journals."""
-        steps = (self.directory / str(step) for step in self._listed())
-        parents = (self.directory, *steps)
-        folders = [one / name for one in parents for name in on_disk.folder_names(one)]
-        files = [self.directory / name for name in on_disk.names_in(self.directory)]
+        """What is quarantined: directories of dumps, and journals."""
+        names = on_disk.names_in(self.directory)
         return [
-            path
-            for paths, number in ((folders, as_step), (files, journaled_step))
-            for path in paths
-            if number(name_before_quarantine(path.name)) is not None
+            self.directory / name
+            for name in names
+            if (before := name_before_quarantine(name))
+            and (Place.parse(self.directory, before) or journaled_step(before) is not None)
         ]
 
     def journals(self) -> list[Path]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
+from rlskip.runs.on_disk import families
 from rlskip.runs.opened import Run
 from rlskip.store import commit
 from rlskip.store.layout import as_step, journaled_step
@@ -24,6 +26,7 @@ class Old:
 
     run: Run
     name: str
+    paths: tuple[Path, ...] = attrs.field(repr=False)
     size: int
     written: float
     why: str = ""
@@ -49,7 +52,7 @@ def choose(
     quarantined
         Also what is quarantined.
     """
-    steps = _measured_in(runs, lambda run: [run.directory / str(step) for step in run.steps()])
+    steps = [one for run in runs for one in _steps_of(run)]
     chosen: dict[tuple[Path, str], Old] = {}
 
     def add(some: Iterable[Old], why: str) -> None:
@@ -57,10 +60,10 @@ def choose(
             chosen.setdefault((one.run.directory, one.name), attrs.evolve(one, why=why))
 
     if quarantined:
-        add(_measured_in(runs, Run.quarantine), "quarantined")
+        add(_alone_in(runs, Run.quarantine), "quarantined")
     if older_than is not None:
         limit = time.time() - older_than
-        journals = _measured_in(runs, Run.journals)
+        journals = _alone_in(runs, Run.journals)
         add((one for one in steps + journals if one.written < limit), "too old")
     if keep_last is not None:
         for run in runs:
@@ -75,15 +78,14 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         if as_step(old.name) in commit.being_read(old.run.directory):
             return attrs.evolve(old, kept="it is being read")
-        path = old.run.directory / old.name
-        if journaled_step(old.name) is not None and _is_appended_to(path):
+        if journaled_step(old.name) is not None and _is_appended_to(*old.paths):
             return attrs.evolve(old, kept="a process appends to it")
-        if really and path.is_dir():
-            commit.remove(path, old.run.directory)
-        elif really:
-            path.unlink()
-    except FileNotFoundError:
-        pass  # another process was quicker
+        for path in reversed(old.paths) if really else ():  # as `remove_family` does
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                if path.is_dir():
+                    commit.remove(path, old.run.directory)
+                else:
+                    path.unlink()
     except OSError as error:
         return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
     return attrs.evolve(old, removed=really)
@@ -91,7 +93,7 @@ def remove(old: Old, *, really: bool) -> Old:
 
 def _is_appended_to(journal: Path) -> bool:
     """Whether a process holds the lock of who appends to a journal."""
-    with journal.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,11 +103,26 @@ def _is_appended_to(journal: Path) -> bool:
     return False
 
 
-def _measured_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[Old]:
-    """What there is of the `paths` of each run; what is removed meanwhile is left out."""
+def _steps_of(run: Run) -> Iterator[Old]:
+    """The steps of a run, each with all its dumps."""
+    for step in run.steps():
+        paths = [place.directory for place in families(run.directory).get(step, ())]
+        yield from _measured(run, str(step), paths)
+
+
+def _alone_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[Old]:
+    """Each of the `paths` of the runs."""
     return [
-        Old(run, str(path.relative_to(run.directory)), written.size, written.when / 1e9)
+        old
         for run in runs
         for path in paths(run)
-        if (written := Written.of(path)) is not None
+        for old in _measured(run, str(path.relative_to(run.directory)), [path])
     ]
+
+
+def _measured(run: Run, name: str, paths: Sequence[Path]) -> Iterator[Old]:
+    """What there is of these paths; nothing where all were removed meanwhile."""
+    found = [written for path in paths if (written := Written.of(path)) is not None]
+    if found:
+        size, when = sum(one.size for one in found), max(one.when for one in found)
+        yield Old(run, name, tuple(paths), size, when / 1e9)

@@ -19,11 +19,12 @@ from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import DIGITS, digest_of_batch, digests_of
+from rlskip.runs.on_disk import has_dump
 from rlskip.runs.opened import Run, Step
 from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, prompt_groups
 from rlskip.store import DumpMeta, Identity, StepStore
-from rlskip.store.layout import has_dump, refuse_links, shape_of
+from rlskip.store.layout import refuse_links, shape_of
 
 Row = dict[str, Any]
 Groups = dict[str, list[Row]]

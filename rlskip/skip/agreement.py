@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -15,8 +14,8 @@ from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, check_rng
-from rlskip.skip.visit import Found, Visit
-from rlskip.store import CorruptDumpError, DumpError, DumpMeta
+from rlskip.skip.step_calls import Key
+from rlskip.store import DumpError, DumpMeta
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -28,6 +27,9 @@ Loaded = tuple[Any, DumpMeta, Any]
 Load = Callable[[Call], Loaded]
 """Loads and verifies the dump that serves a call, or raises."""
 
+Look = Callable[[Call], Any]
+"""Returns the dump that serves a call, a `Mismatch`, or None: it is a miss."""
+
 
 @attrs.frozen
 class Mismatch:
@@ -36,12 +38,8 @@ class Mismatch:
     ``hint`` is what may be set instead of ``on_mismatch``.
     """
 
-    found: Found
+    key: Key
     hint: str = ""
-
-
-Candidates = Iterator[Any]
-"""The dumps that would serve a call, in order; or, where none would, a `Mismatch` or nothing."""
 
 
 class OneRank:
@@ -50,108 +48,85 @@ class OneRank:
     def __init__(self, group: RankGroup, dumps: Dumps) -> None:
         self.group, self._dumps = group, dumps
 
-    def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
-        """The one of the `candidates` that serves the call on every rank; None: it is generated.
+    def agree(self, call: Call, look: Look, load: Load) -> Any:
+        """What serves the call on every rank; None: it is generated.
 
         Raises
         ------
         MismatchError
-            There is none, and ``on_mismatch`` is ``error``.
+            Nothing does, and ``on_mismatch`` is ``error``.
         """
-        first = next(candidates, None)
-        return self._settle(call, first) if isinstance(first, Mismatch) else first
+        found = look(call)
+        if isinstance(found, Mismatch):
+            self._settle(call, found)
+            return None
+        return found
 
     def _settle(self, call: Call, mismatch: Mismatch) -> None:
-        """Refuse the call, or quarantine the dump, as ``on_mismatch`` says."""
-        self._dumps.reject(call.reason, mismatch.found, mismatch.hint)
-        call.visit.lose(mismatch.found)
+        """Refuse the call, or quarantine the dump that its own will replace."""
+        self._dumps.reject(call.reason, mismatch.key, mismatch.hint)
+        call.replaces = mismatch.key.call
 
     def load(self, call: Call, load: Load) -> Loaded:
         """What `load` returns for the call, on every rank or on none."""
         return load(call)
 
-    def next_number(self, visit: Visit) -> int:
-        """The lowest number that is free on every rank."""
-        free = self.group.exchange(visit.next_number(), what=f"step {visit.step}")
-        return max(number for (number,) in free)
-
-    def info(self) -> dict[str, Any]:
+    def info(self, call: Call) -> dict[str, Any]:
         """What this rank's shard records so that all shards of a call are known."""
-        several = self.group.world_size > 1
-        return {"generation": self.group.exchange_id} if several else {}
+        return {}
 
 
 @attrs.frozen
 class _Answer:
     """What a rank has for call `place` of `step`, as numbers.
 
-    Its dumps were made for another call (`differs`); or it has found call `number` of step
-    `source`, and has loaded its shard of it, which is of the call that `generation` names.
+    Its dumps were made for another call (`differs`); or it has `found` one, and has `loaded` it:
+    a shard of the call that `generation` names.
     """
 
     step: int
     place: int
     differs: int = 0
     found: int = 0
-    source: int = 0
-    number: int = 0
     loaded: int = 0
     generation: int = 0
-
-    @property
-    def dump(self) -> Found | None:
-        return Found(self.source, self.number) if self.found else None
 
 
 class SeveralRanks(OneRank):
     """Ranks that keep a shard of each call: a call is replayed on all of them or on none.
 
-    No rank leaves while others wait for it: what it cannot use it answers, and what one raises
-    lets all raise.
+    Each rank has prompts of its own, so each looks under its own names. What makes shards those of
+    one call is the generation that they record: unequal ones are a miss on all ranks, and all
+    shards are replaced. No rank leaves while others wait for it: what it cannot use it answers,
+    and what one raises lets all raise.
     """
 
-    def agree(self, call: Call, candidates: Candidates, load: Load) -> Any:
-        step = call.visit.step
-        mismatch: Mismatch | None = None
-        choices = candidates
-        while True:
-            mine, error = _Answer(step, call.place), None
-            try:
-                found = next(choices, None)
-                mismatch = found if isinstance(found, Mismatch) else mismatch
-                mine = self._answer(call, found, load)
-            except BaseException as raised:  # once the other ranks know
-                error = raised
-            numbers = map(int, attrs.astuple(mine))
-            given = self.group.exchange(*numbers, what=f"step {step}", error=error)
-            answers = [_Answer(*answer) for answer in given]
-            self._refuse_other_places(answers)
-            theirs = [answer.dump for answer in answers]
-            agreed = None if None in theirs else theirs[0]
-            if agreed is None or set(theirs) == {agreed}:
-                break
-            last = max(one.order(step) for one in theirs if one)
-            later = itertools.chain([mine.dump] if mine.found else [], candidates)
-            choices = (one for one in later if one.order(step) >= last)
-        # Another job may be replacing the shards, one rank's after the other's.
-        of_one_call = {(a.loaded, a.generation) for a in answers} == {(1, mine.generation)}
-        if not of_one_call and not isinstance(call.loaded, BaseException):
-            call.loaded = None
-        if agreed is None:
-            self._miss(call, mine.dump, mismatch, answers)
-        return agreed
+    def agree(self, call: Call, look: Look, load: Load) -> Any:
+        found, error = None, None
+        mine = _Answer(call.step, call.place)
+        try:
+            found = look(call)
+            mine = self._answer(call, found, load)
+        except BaseException as raised:  # once the other ranks know
+            error = raised
+        numbers = map(int, attrs.astuple(mine))
+        given = self.group.exchange(*numbers, what=f"step {call.step}", error=error)
+        # Rank 0 made it for this exchange: a call that is generated has it as its generation.
+        call.generation = self.group.exchange_id
+        answers = [_Answer(*answer) for answer in given]
+        self._refuse_other_places(answers)
+        if {(one.loaded, one.generation) for one in answers} == {(1, mine.generation)}:
+            return found
+        self._miss(call, found, answers)
+        return None
 
-    def _answer(self, call: Call, found: Found | Mismatch | None, load: Load) -> _Answer:
-        """This rank's answer. A dump is loaded first, so that a hit takes one exchange.
-
-        It settles which dump serves the call, and whether every rank has its shard of it.
-        """
-        call.found, call.loaded = None, None
-        answer = _Answer(call.visit.step, call.place, differs=isinstance(found, Mismatch))
-        if not isinstance(found, Found):
+    def _answer(self, call: Call, found: Any, load: Load) -> _Answer:
+        """This rank's answer. A dump is loaded first, so that a hit takes one exchange."""
+        call.loaded = None
+        answer = _Answer(call.step, call.place, differs=isinstance(found, Mismatch))
+        if not isinstance(found, Key):
             return answer
-        call.found = found
-        answer = attrs.evolve(answer, found=True, source=found.step, number=found.number)
+        call.found, answer = found, attrs.evolve(answer, found=True)
         try:
             loaded = call.loaded = load(call)
             if self._dumps.local_config.restore_rng:
@@ -159,23 +134,28 @@ class SeveralRanks(OneRank):
         except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
             return answer
+        finally:
+            call.found = None
         generation = int(loaded[1].info.get("generation", "0"), 16)
         return attrs.evolve(answer, loaded=True, generation=generation)
 
-    def _miss(
-        self, call: Call, found: Found | None, mismatch: Mismatch | None, answers: list[_Answer]
-    ) -> None:
+    def _miss(self, call: Call, found: Any, answers: list[_Answer]) -> None:
         """Refuse a call that no dump serves if its dumps are whole, and made for another call."""
-        damaged = any(answer.found and not answer.loaded for answer in answers)
-        if damaged and found:
-            call.visit.lose(found)  # a rank found it damaged, and another has seen that already
-        if damaged or not all(answer.found or answer.differs for answer in answers):
-            if mismatch:
+        failure, call.loaded = call.loaded, None
+        if isinstance(failure, BaseException):
+            self._dumps.notices.unusable(call, failure)
+        if isinstance(found, Key):  # else it would be found again, and be unequal again
+            call.visit.take(found)
+            call.replaces = found.call
+        if not all(one.loaded or one.differs for one in answers):
+            if isinstance(found, Mismatch):
                 why = f"another rank has no whole dump; {call.reason}"
                 self._dumps.notices.generated(call, why)
-        elif mismatch:
-            self._settle(call, mismatch)
-        elif self._dumps.local_config.on_mismatch == "error":
+        elif isinstance(found, Mismatch):
+            self._settle(call, found)
+        elif (
+            any(one.differs for one in answers) and self._dumps.local_config.on_mismatch == "error"
+        ):
             others = [str(rank) for rank, answer in enumerate(answers) if answer.differs]
             raise MismatchError(
                 f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
@@ -185,16 +165,17 @@ class SeveralRanks(OneRank):
             )
 
     def load(self, call: Call, load: Load) -> Loaded:
-        loaded: Loaded | BaseException | None
-        loaded, call.loaded = call.loaded, None
-        if isinstance(loaded, BaseException):
-            raise loaded
-        if loaded is None:
-            what = "another rank's shard is unusable, or of another call"
-            raise CorruptDumpError(what, str(self._dumps.directory))
+        loaded: Loaded = call.loaded
+        call.loaded = None
         return loaded
 
-    def _refuse_other_places(self, answers: Sequence[_Answer]) -> None:
+    def info(self, call: Call) -> dict[str, Any]:
+        if not call.generation:  # a call by hand, for which nobody looked
+            self.group.exchange(what=f"step {call.step}")
+            call.generation = self.group.exchange_id
+        return {"generation": call.generation}
+
+    def _refuse_other_places(self, answers: list[_Answer]) -> None:
         if len({(answer.step, answer.place) for answer in answers}) == 1:
             return
         made = ", ".join(

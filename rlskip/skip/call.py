@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_index import Gathered
-    from rlskip.skip.visit import Found
+    from rlskip.skip.step_calls import Key
     from rlskip.store import UnsupportedTypeError
 
 PromptsSpec = str | Callable[..., Any] | None
@@ -306,19 +306,27 @@ class Call:
     prompt_rows: PromptRows | None = attrs.field(init=False, default=None)
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
-    found: Found | Gathered | None = attrs.field(init=False, default=None)
+    found: Key | Gathered | None = attrs.field(init=False, default=None)
     #: Its place among the calls of the visit, and its name among those of the step.
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
-    #: The number of the dump that it will have, and why no dump serves it.
-    number: int | None = attrs.field(init=False, default=None)
+    #: Whether nobody calls a decorated function: its role is asked by hand, and remembers nothing.
+    by_hand: bool = attrs.field(init=False, default=False)
+    #: The name of the dump that its own replaces, if any, and why no dump serves it.
+    replaces: str | None = attrs.field(init=False, default=None)
     reason: str = attrs.field(init=False, default="")
+    #: Whether it is generated although it was before: it resumes none of those sessions.
+    is_repeated: bool = attrs.field(init=False, default=False)
+    #: Whether another job has dumped this very call meanwhile, and what it dumped stays.
+    is_dropped: bool = attrs.field(init=False, default=False)
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
     record: Callable[..., None] = lambda event, **facts: None
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
     #: Releases what the call holds.
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
+    #: Of several ranks: what the shards of the call have in common.
+    generation: str = attrs.field(init=False, default="")
     #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
     #: What the stage, a plain function, returned: ``coroutine``, ``task``; empty: its result.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -13,14 +12,15 @@ from typing import Any
 
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.agreement import Candidates, OneRank, ranks_of
+from rlskip.jobs.served import ledger_of
+from rlskip.skip.agreement import Mismatch, OneRank, ranks_of
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, PromptMatching
 from rlskip.skip.role import Role
 from rlskip.skip.run_index import Gathered, RunIndex
 from rlskip.skip.stage_runner import not_dumped
-from rlskip.skip.visit import Found, Visit
+from rlskip.skip.step_calls import Key, StepCalls
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
@@ -39,7 +39,7 @@ class CallRole(Role):
     ``cache`` serves a call with the dump of its step that has its identity
     (:class:`~rlskip.store.identity.Identity`). ``repeat`` takes the dumps of the nearest step that
     has some in their order, and compares no identity. While the loop is at a step
-    (:class:`~rlskip.skip.visit.Visit`) each dump serves one call.
+    (:class:`~rlskip.skip.step_calls.StepCalls`) each dump serves one call.
 
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
@@ -63,14 +63,14 @@ class CallRole(Role):
         Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
         self.support_online_step = step_of is not None
         self._step_of = step_of or super().extract_step
-        self._visiting: Visit | None = None
+        self._visiting: StepCalls | None = None
         self._lock = threading.Lock()
         self.use(Dumps(role, local_config, facts, self.shard))
 
     def use(self, dumps: Dumps) -> None:
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
-        self._index = RunIndex(lambda: dumps.stores)
+        self._index = RunIndex(lambda: dumps.stores, ledger_of(dumps.directory))
         matching = PromptMatching if dumps.by_prompt else CallMatching
         self._matching: CallMatching = matching(dumps, self._index, self.support_online_step)
 
@@ -100,20 +100,22 @@ class CallRole(Role):
     def extract_step(self, *args: Any, **kwargs: Any) -> int:
         return self._step_of(*args, **kwargs)
 
-    # -- the three questions -----------------------------------------------------------
+    # -- a call: name it, look for its dump; load it, or run the stage and keep what it returns ----
 
     def find(self, call: Call) -> bool:
         generates = self.local_config.on_miss == "generate"
-        visit = call.visit = self._visit(call.step)
+        visit = call.visit = call.visit or self._visit(call.step)
+        # The lock from the look until the dump is taken: of two equal calls side by side each gets
+        # a dump of its own.
         with visit.lock:
-            call.place = visit.calls
             call.found = self._choose(call)
-            if call.found is not None or generates:
-                call.name = visit.count_call(call.identity)
         if call.found is None:
             self.dumps.notices.log_hidden(call)
             if generates:
-                self._claim(call)
+                call.prompt_rows = call.summarize_prompts()  # now: the stage may change its input
+                if self.flight is not None and not self._may_generate(call, self.flight):
+                    with visit.lock:
+                        call.found = self._choose(call)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -128,20 +130,18 @@ class CallRole(Role):
             raise
         except (DumpError, OSError, MemoryError):
             self._index.give_back(call.found)
-            if isinstance(call.found, Found):
+            if isinstance(call.found, Key):
                 call.visit.lose(call.found)
             call.found = None
-            if self.local_config.on_miss == "generate":
-                self._begin(call)
-                self._reserve(call)
+            call.prompt_rows = call.summarize_prompts()
             raise
         call.awaited = str(meta.info.get("awaited", ""))
-        found = call.found if isinstance(call.found, Found) else str(call.found)
+        found = call.found if isinstance(call.found, Key) else str(call.found)
         self.dumps.replayed(call, meta, found)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
-        about = self._dump_options(call, result)
+        about = self._about(call, result)
         if self.writer is None:
             self._note_written(call, self.dumps.store.save(call.step, result, **about))
             return
@@ -171,16 +171,16 @@ class CallRole(Role):
 
     # -- which dump ----------------------------------------------------------------------
 
-    def _visit(self, step: int) -> Visit:
-        """What is known of the dumps of `step`; where each call has its own step, of that call."""
+    def _visit(self, step: int) -> StepCalls:
+        """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
-            return Visit(self.dumps.store, step, self.dumps.dumped_calls())
+            return StepCalls(self.dumps.store, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
                 # What earlier steps generated can be replayed; what this visit writes serves none
                 # of it, so only its first call waits.
                 self._wait_for_writer()
-                self._visiting = Visit(self.dumps.store, step, self.dumps.dumped_calls())
+                self._visiting = StepCalls(self.dumps.store, step)
             return self._visiting
 
     def _wait_for_writer(self) -> None:
@@ -191,76 +191,62 @@ class CallRole(Role):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
-    def _choose(self, call: Call) -> Found | Gathered | None:
+    def _choose(self, call: Call) -> Key | Gathered | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
         # Calls of their own steps, side by side, take groups of the same dumps.
         with self._index.lock if self.dumps.by_prompt else contextlib.nullcontext():
             if not self.support_online_step:
                 self._index.begin(call.step)
-            found = self.ranks.agree(call, self._candidates(call), self._matching.load)
-            if found is not None:
+            found = self.ranks.agree(call, self._look_up, self._matching.load)
+            call.found = found
+            if found is not None and not call.by_hand:
                 self._matching.take(call, found)
-                call.found = found
                 call.cleanup.add(functools.partial(self._give_back, call, found))
-            return found  # type: ignore[no-any-return]
+            return call.found
 
-    def _give_back(self, call: Call, found: Found | Gathered) -> None:
+    def _look_up(self, call: Call) -> Key | Gathered | Mismatch | None:
+        """Name the call, and find what serves it; what cannot be read counts as absent."""
+        try:
+            self._name(call)
+            return self._matching.look_up(call) or self._matching.judge(call)
+        except (DumpError, OSError, MemoryError) as error:
+            log.warning(
+                "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
+            )
+            return None
+
+    def _name(self, call: Call) -> None:
+        """Give the call its identity, and by that its name and its place in the step."""
+        if call.name:
+            return
+        call.identity = call.identity or self.dumps.identity_of(call)
+        call.name, call.place = call.visit.begin(call.identity)
+        call.cleanup.add(functools.partial(self._unname, call))
+
+    def _unname(self, call: Call) -> None:
+        if call.cleanup.failed:
+            call.visit.end(call.name, call.place)
+
+    def _give_back(self, call: Call, found: Key | Gathered) -> None:
         """Let dumps serve another call, if this one was cancelled or its stage failed."""
         if not call.cleanup.failed or call.found is not found:
             return
         if self.dumps.by_prompt:
             self._index.give_back(found)
-        if isinstance(found, Found):
+        if isinstance(found, Key):
             call.visit.give_back(found)
-
-    def _candidates(self, call: Call) -> Candidates:
-        offered = False
-        try:
-            call.identity = call.identity or self.dumps.identity_of(call)
-            for found in self._matching.offers(call):
-                offered = True
-                yield found
-            if not offered and (judged := self._matching.judge(call)) is not None:
-                yield judged
-        except (DumpError, OSError, MemoryError) as error:
-            log.warning(
-                "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
-            )
-            call.identity = call.identity or self.dumps.conditions
-
-    # -- what is kept --------------------------------------------------------------------
-
-    def _claim(self, call: Call) -> None:
-        """Prepare to generate; another job may have done so meanwhile: then `found` is set."""
-        self._begin(call)
-        if self.flight is not None and not self._may_generate(call, self.flight):
-            with call.visit.lock:
-                call.found = self._choose(call)
-        if call.found is None:
-            self._reserve(call)
-        else:
-            call.visit.end(call, dumped=True)
-
-    def _begin(self, call: Call) -> None:
-        call.visit.begin(call, call.identity)
-        call.prompt_rows = call.summarize_prompts()  # now: the stage may change its input
-        # One that fails, or is cancelled, leaves no dump: the next run must not take its place for
-        # that of another call.
-        call.cleanup.add(functools.partial(call.visit.end, call, dumped=False))
 
     def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
         """Whether this job may generate the call; False once another job has dumped it.
 
         What keeps other jobs from generating it is given back when the call ends.
         """
-        visit, looks = call.visit, itertools.count()
 
         def is_there() -> bool:
-            with visit.lock:
-                visit.refresh(everything=next(looks) > 0)
+            with call.visit.lock:
                 there = False
                 with contextlib.suppress(DumpError, OSError, MemoryError):
-                    there = next(self._matching.offers(call), None) is not None
+                    there = self._matching.look_up(call) is not None
             if call.cleanup.over:  # cancelled: nobody waits for this thread any more
                 raise asyncio.CancelledError
             return there
@@ -271,58 +257,83 @@ class CallRole(Role):
         call.cleanup.add(lease.release)
         return True
 
-    def _reserve(self, call: Call, at_least: int | None = None) -> None:
-        """Give the call's dump the lowest number that is free, on every rank or from `at_least`."""
-        with call.visit.lock:
-            # The shards of one call have one number.
-            least = self.ranks.next_number(call.visit) if at_least is None else at_least
-            call.number = number = call.visit.reserve(least)
-        self._index.writes(Found(call.step, number))
-        call.cleanup.add(functools.partial(call.visit.release, number))
+    # -- what is kept --------------------------------------------------------------------
 
-    def _dump_options(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result, and where it goes."""
-        call.visit = call.visit or self._visit(call.step)
-        if call.number is None:
+    def _about(self, call: Call, result: Any) -> dict[str, Any]:
+        """What a dump records besides the result, and where it goes.
+
+        It has the call's name, and the first call of a step the step's own directory; one that
+        replaces a dump has that one's name. From now on it serves no call of the visit.
+        """
+        visit = call.visit = call.visit or self._visit(call.step)
+        info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
+        if not call.name:
+            self._name(call)
             call.prompt_rows = call.summarize_prompts()
-            self._reserve(call)  # before anything that may raise: all ranks decide the number
-        identity = call.identity = call.identity or self.dumps.identity_of(call)
+        name = call.name if call.place else ""
+        key = Key(call.step, name if call.replaces is None else call.replaces)
+        while call.replaces is None and (visit.is_taken(key) or self._is_anothers(call, key)):
+            key = Key(call.step, _next_name(call.name, key.call))
+        is_new = self._take(call, key)
 
-        def on_conflict(other: DumpMeta) -> int | None:
-            """The next number, unless another job has dumped this very call."""
-            taken = call.number or 0
-            if other.identity is None or not identity.differences(other.identity)[0]:
-                call.visit.mark_present(taken)
+        def on_conflict(other: DumpMeta) -> str | None:
+            """Another name, unless another job has dumped this very call.
+
+            At the name may lie a dump of equal prompts and other arguments. Whether a name was free
+            the rename says, and not a look before it.
+            """
+            nonlocal key, is_new
+            if not self._is_anothers(call, key, other):
+                call.is_dropped = self.ranks.group.world_size == 1  # shards are replaced
                 return None
-            call.visit.add(taken, other)
-            self._reserve(call, at_least=taken + 1)
-            call.visit.saves(call.number, identity)
-            return call.number
+            # That dump may serve the call that it was made for, which may be one of this visit.
+            visit.give_back(key)
+            if is_new:
+                self._index.writes_not(key)
+            while True:
+                key = Key(call.step, _next_name(call.name, key.call))
+                if not visit.is_taken(key):
+                    is_new = self._take(call, key)
+                    return key.call
 
-        call.visit.saves(call.number, identity)
         return {
-            "identity": identity,
-            "info": {
-                **self.dumps.info(call, result),
-                **self.ranks.info(),
-                "calls": call.visit.known_calls(),
-            },
+            "call": key.call,
+            "identity": call.identity,
+            "info": {**self.dumps.info(call, result), **info, "place": call.place},
             "sidecar": capture_rng(),
-            "part": call.number or None,
             "on_conflict": on_conflict,
         }
 
+    def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
+        """Whether another call's dump has this name, which may serve that one yet."""
+        if there is None and key.call in call.visit.listed:
+            there = self.dumps.store.read_meta(key.step, key.call)
+        if there is None:
+            return False
+        differs = there.identity and call.identity.differences(there.identity)[0]
+        return bool(differs) or self._matching.has_served(key, call)
+
+    def _take(self, call: Call, key: Key) -> bool:
+        """Whether the ledger did not know yet that this process writes the dump."""
+        call.visit.take(key)
+        return not call.by_hand and self._index.writes(key)
+
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
-        ours = not call.visit.is_usable(call.number)  # else another job's dump of the call stays
-        call.visit.wrote(call, call.number)
-        self._index.wrote(Found(call.step, meta.part or 0))
+        if not call.by_hand:
+            self._index.wrote(Key(call.step, meta.call))
         size = self.dumps.store.size_of(meta)
-        call.record("dumped", step=call.step, part=meta.part or 0, bytes=size)
-        if ours:
+        call.record("dumped", step=call.step, call=meta.call, bytes=size)
+        if not call.is_dropped:  # else another job's dump of the call stays
             call.cleanup.add(functools.partial(self._withdraw, call, meta))
 
     def _withdraw(self, call: Call, meta: DumpMeta) -> None:
         """Take back the dump of a call that was cancelled: the trainer got no such rollouts."""
         if call.cleanup.failed:
-            self.dumps.store.quarantine(call.step, "its call was cancelled", meta.part)
-            call.visit.lose(Found(call.step, call.number or 0))
+            self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
+            call.visit.give_back(Key(call.step, meta.call))
+
+
+def _next_name(own: str, tried: str) -> str:
+    """The name to try after one that was taken: the call's own, then the next number."""
+    digest, _, number = (tried or own).rpartition("-")
+    return f"{digest}-{int(number) + 1}" if tried else own

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -27,13 +26,13 @@ from rlskip.config.origin import Origin
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.prompt_digests import digest_of_batch
-from rlskip.jobs.records import DumpedCalls, job_id
+from rlskip.jobs.records import job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.hidden import FirstValues
 from rlskip.skip.notices import Notices, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
     DumpMeta,
@@ -137,11 +136,6 @@ class Dumps:
             return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
 
         return StepStore(directory, complete=complete, **options)
-
-    def dumped_calls(self) -> DumpedCalls:
-        """What the records say was dumped here, as of now."""
-        dump_dir = self.local_config.dump_dir
-        return DumpedCalls(dump_dir, os.path.relpath(self.directory, dump_dir))
 
     # -- what a dump records -------------------------------------------------------------
 
@@ -263,7 +257,7 @@ class Dumps:
             self.notices.leave(call.stage.name, arguments.left, arguments.changing)
         return arguments
 
-    def replayed(self, call: Call, meta: DumpMeta, found: Found | str) -> None:
+    def replayed(self, call: Call, meta: DumpMeta, found: Key | str) -> None:
         """Say what is replayed, and learn which attributes change while stages run."""
         now, then = call.identity, meta.identity
         if isinstance(now, Identity) and then is not None:
@@ -338,9 +332,9 @@ class Dumps:
             self.notices.code_changed(name)
         return differs
 
-    def in_words(self, call: Call, found: Found, differs: list[str]) -> list[str]:
+    def in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
-        meta = self.store.read_meta(found.step, found.part)
+        meta = self.store.read_meta(found.step, found.call)
         now = call.summarize_prompts()
         then = None if meta is None else PromptRows.recorded(meta.info.get("prompts"))
         how = now.difference(then, self.facts.tokenizer) if now and then else ""
@@ -357,7 +351,7 @@ class Dumps:
         what = f"{error.where}: {error.what}"
         self.notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
 
-    def reject(self, what: str, found: Found, hint: str = "", *, replaces: bool = True) -> None:
+    def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
         """Refuse the run for `what`, a mismatch of a dump, or let the stage run instead.
 
         Then the dump is quarantined if what the stage returns `replaces` it.
@@ -372,7 +366,7 @@ class Dumps:
             runs += " and replaces the dump (the old one is quarantined)" if replaces else ""
             raise MismatchError(what, self.path_of(found), self.ways_out(runs, hint))
         if replaces:
-            self.store.quarantine(found.step, what, found.part)
+            self.store.quarantine(found.step, what, found.call)
 
     def ways_out(self, regenerates: str, hint: str = "") -> str:
         """What to type after a mismatch: `hint`, a run that `regenerates`, or other names."""
@@ -387,12 +381,12 @@ class Dumps:
             ways.append(f"another {dump_dir} or {self.facts.experiment_key} starts from nothing")
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
-    def path_of(self, found: Found) -> str:
+    def path_of(self, found: Key) -> str:
         """Where a dump is, for messages."""
         return str(self.stores[found.size].directory / found.path)
 
     def check_fields(
-        self, rollouts: Any, meta: DumpMeta, call: Call, found: Found, *, replaces: bool = True
+        self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
 
@@ -405,6 +399,7 @@ class Dumps:
         if lacking:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
+            call.is_repeated = True  # its sessions, which a journal may still have, lack it, too
             raise CorruptDumpError(what, self.path_of(found))
 
     def without_dropped(self, rollouts: Any) -> Any:

@@ -22,8 +22,9 @@ from rlskip.keys import (
     uid_of,
 )
 from rlskip.queue import Row, Tag, TrajectoryQueue
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store.layout import call_number
 
 
 @attrs.frozen
@@ -72,7 +73,7 @@ def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]
 class DumpedGroup:
     """Where a dump has a group, and what it was generated for."""
 
-    found: Found
+    key: Key
     index: int
     content: str | None
     position: int
@@ -81,10 +82,10 @@ class DumpedGroup:
     @property
     def place(self) -> tuple[int, int, int]:
         """By what groups of one step are in order."""
-        return self.position, self.found.number, self.index
+        return self.position, call_number(self.key.call), self.index
 
     @classmethod
-    def of_part(cls, found: Found, meta: DumpMeta) -> list[DumpedGroup]:
+    def of_part(cls, key: Key, meta: DumpMeta) -> list[DumpedGroup]:
         """The groups that the :func:`summary` of a part names.
 
         Raises
@@ -94,7 +95,7 @@ class DumpedGroup:
         """
         try:
             groups = [
-                cls(found, index, content, position, complete)
+                cls(key, index, content, position, complete)
                 for index, (content, position, complete) in enumerate(meta.info["groups"])
             ]
             if any(type(group.position) is not int for group in groups):
@@ -104,7 +105,7 @@ class DumpedGroup:
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptDumpError(
                 "its meta.json does not describe groups",
-                f"step {found.step}, part {found.number}",
+                str(key),
             ) from error
 
 
@@ -191,10 +192,10 @@ class GroupReplay:
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:
                     raise ValueError(f"{suffix!r} is not a row or a marker of a group")
-                tag = _shifted(tag, step - dumped.found.step)
+                tag = _shifted(tag, step - dumped.key.step)
                 row = fields.get(old.uid + suffix)
                 if not suffix:
-                    self.roots[key] = _replayed(tag, dumped.found.step)
+                    self.roots[key] = _replayed(tag, dumped.key.step)
                 elif row is None:
                     self.bare[key] = tag
                 else:

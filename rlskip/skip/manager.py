@@ -19,6 +19,7 @@ from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import job_id, read_events
+from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.call import (
@@ -125,6 +126,7 @@ class SkipManager:
         except RlskipError as error:
             log.warning("rlskip: SkipManager.init does not wait longer: %s", error)
         cls._refuse("SkipManager.init failed")
+        forget_served()
         settings = read_skip(config)
         if isinstance(config, dict) and not {"skip", "record"} & config.keys():
             raise ConfigError(

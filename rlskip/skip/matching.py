@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlskip.batch.columns import cells_of, columns_of
@@ -16,7 +16,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_index import Gathered, RunIndex
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, Identity
 
 _CACHED = 1 << 30
@@ -37,52 +37,107 @@ class CallMatching:
     def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
         self._dumps, self._index, self._own_steps = dumps, index, own_steps
 
-    def offers(self, call: Call) -> Iterator[Found | Gathered]:
-        """The dumps that were made for this very call, the one to take first."""
+    def look_up(self, call: Call) -> Key | Gathered | None:
+        """What was made for this very call, and serves no other one."""
         if self._dumps.local_config.action == SkipAction.REPEAT:
-            if (repeated := self._repeated(call)) is not None:
-                yield repeated
-        elif call.identity.prompts is not None:
-            yield from call.visit.fitting(call.identity)
-            yield from call.visit.unnamed()
-            if self._dumps.local_config.match == "run":
-                yield from self._elsewhere(call)
+            return self._repeated(call)
+        if call.identity.prompts is None:
+            return None
+        found = self._in_step(call)
+        if found is None and self._dumps.local_config.match == "run":
+            found = self._elsewhere(call)
+        return found
+
+    def _in_step(self, call: Call) -> Key | None:
+        """The dump of the step itself that was made for such a call.
+
+        One that records nothing of its call serves any, if none was made for it.
+        """
+        unnamed: Key | None = None
+        for key in call.visit.candidates(call.name):
+            meta = self._dumps.store.read_meta(key.step, key.call)
+            if meta is None:
+                continue
+            if meta.identity is None:
+                unnamed = unnamed or key
+            elif not call.identity.differences(meta.identity)[0]:
+                if not self.has_served(key, call):
+                    return key  # type: ignore[no-any-return]
+                # Its draws were trained on already: nor are the sessions resumed that it was made
+                # of, if the step's journal is still there.
+                call.is_repeated = True
+        return None if self._dumps.by_prompt else unnamed
+
+    def has_served(self, key: Key, call: Call) -> bool:
+        """Whether a dump has served another step, whose draws are not to be trained on again."""
+        if self._dumps.local_config.match == "step" or call.stage.derived:
+            return False
+        return self._index.has_served_elsewhere(key, call.step)
 
     def judge(self, call: Call) -> Mismatch | None:
-        """What becomes of a call that no dump fits.
+        """What becomes of a call that no dump fits; None: it is a miss.
 
-        None: it is a miss. A Mismatch: it is the first call at the step, and all dumps of the step
-        differ from it.
+        The first call of a step whose first dump is there is a mismatch, and so is a later one in
+        whose own place a dump lies that has served none: the prompts are the same, and something
+        else has changed. Where the dump of a first call is gone, it was lost, or its job was
+        killed: whatever is called first may be that call.
         """
-        visit, identity = call.visit, call.identity
-        policy = self._dumps.local_config.on_mismatch
-        if self._dumps.local_config.action == SkipAction.REPEAT or visit.is_empty:
+        visit, config = call.visit, self._dumps.local_config
+        if config.action == SkipAction.REPEAT:
             return None
-        if identity.prompts is None:
-            kth: Found | None = visit.kth(call.place)
-            if kth is None:
-                return None
-            call.reason = f"the prompts cannot be compared with those of the dump of {kth}"
-            return Mismatch(kth)
-        nearest = None if call.place or visit.is_damaged else visit.nearest(identity)
-        if nearest is None or (policy == "error" and _follows_new_rollouts(call, nearest[1])):
-            damaged = "a dump of the step is missing, and the others were made for other calls"
-            call.reason = visit.why_not(identity) if call.place or nearest else damaged
+        there = [Key(visit.step, call.name)]
+        if not call.place:
+            there = [Key(visit.step, name) for name in visit.listed] if visit.is_whole else []
+        nearest = self._nearest(call, there)
+        if nearest is None:
+            if self._dumps.store.calls(visit.step):
+                call.reason = self._why_not(call)
+                self._dumps.notices.generated(call, call.reason)
+            return None
+        key, differs = nearest
+        if config.on_mismatch == "error" and _follows_new_rollouts(call, differs):
+            call.reason = "; ".join(differs)
             self._dumps.notices.generated(call, call.reason)
             return None
-        found, differs = nearest
         n = len(visit.listed)
-        of = f", the nearest of its {n} calls," if n > 1 else ""
-        differs = self._dumps.in_words(call, found, differs)
-        call.reason = f"the dump of {found}{of} was made for another call: {'; '.join(differs)}"
+        of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
+        differs = self._dumps.in_words(call, key, differs)
+        call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
+        if call.identity.prompts is None:
+            call.reason = f"the prompts cannot be compared with those of the dump of {key}"
         hint = ""
-        if policy == "error" and self._dumps.local_config.match == "step":
-            elsewhere = self._index.find(identity.prompts, visit.step)
+        if config.on_mismatch == "error" and config.match == "step":
+            elsewhere = self._index.find(call.identity.prompts, visit.step)
             if elsewhere:
                 call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
                 looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too"
                 hint = "" if self._dumps.role == VALIDATION_ROLE else looks
-        return Mismatch(found, hint)
+        return Mismatch(key, hint)
+
+    def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, list[str]] | None:
+        """The dump that differs least from the call, and in what; None where none does.
+
+        One that does not differ at all another job has dumped meanwhile, or it has served another
+        step: then no other dump is taken for this call's either.
+        """
+        differing = []
+        for key in keys:
+            meta = None
+            if not call.visit.is_taken(key):
+                meta = self._dumps.store.read_meta(key.step, key.call)
+            if meta is not None and meta.identity is not None:
+                differs = call.identity.differences(meta.identity)[0]
+                if not differs and call.identity.prompts is not None:
+                    return None
+                differing.append((key, differs))
+        return min(differing, key=lambda one: len(one[1]), default=None)
+
+    def _why_not(self, call: Call) -> str:
+        if not call.visit.is_whole:
+            return "a dump of the step is missing, and the others were made for other calls"
+        if call.identity.prompts is None:
+            return "its prompts cannot be compared"
+        return "no dump of the step that is left was made for such a call"
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
@@ -98,10 +153,10 @@ class CallMatching:
             A dump is unusable.
         """
         found, store, config = call.found, self._dumps.store, self._dumps.local_config
-        assert isinstance(found, Found)
+        assert isinstance(found, Key)
         with call.timed():
             rollouts, meta, states = store.load_with_meta(
-                found.step, part=found.part, sidecar=config.restore_rng
+                found.step, call=found.call, sidecar=config.restore_rng
             )
             repeats = config.action == SkipAction.REPEAT
             if not repeats and self._dumps.differences(call.identity, meta):
@@ -111,48 +166,42 @@ class CallMatching:
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
             source=meta.step,
-            part=found.number,
+            call=found.call,
             bytes=store.size_of(meta),
             seconds_saved=seconds_saved([meta], call.seconds),
         )
         return rollouts, meta, states
 
-    def _repeated(self, call: Call) -> Found | None:
-        """The same call of the step itself, else of the nearest one; else that step's last."""
-        own = [*filter(call.visit.is_usable, call.visit.listed)]
-        if (found := self._at_place(call, call.step, own)) is not None:
-            return found
-        nearest = self._dumps.store.nearest(call.step)
-        if nearest is None or nearest == call.step:  # written in this visit
-            return None
-        return self._at_place(call, nearest, self._dumps.store.calls(nearest))
+    def _repeated(self, call: Call) -> Key | None:
+        """The dump of the call's place in the step itself, else in the nearest; else its last.
 
-    def _at_place(self, call: Call, step: int, numbers: list[int]) -> Found | None:
-        """The dump of the call's place among these of a step, else the last that can be read."""
-        while numbers:
-            found = Found(step, numbers[min(call.place, len(numbers) - 1)])
-            if self._dumps.store.read_meta(step, found.part) is not None:
-                return found
-            call.visit.lose(found)
-            numbers.remove(found.number)
-        return None
+        A step without its first dump is none that could be repeated.
+        """
+        source, names = call.step, call.visit.in_order
+        if "" not in names:
+            nearest = self._dumps.store.nearest(call.step)
+            if nearest is None or nearest == call.step:  # written in this visit
+                return None
+            source, names = nearest, self._dumps.store.in_order(nearest)
+        return Key(source, names[min(call.place, len(names) - 1)]) if names else None
 
-    def _elsewhere(self, call: Call) -> Iterator[Found]:
-        """The dumps of other steps that were made for such a call.
+    def _elsewhere(self, call: Call) -> Key | None:
+        """The dump of another step that was made for such a call.
 
-        Those that this process wrote, or that have served another step of it, do not serve, because
-        prompts that come again are sampled again. They serve a stage that follows another one: it
+        One that this process wrote, or that has served another step of it, does not serve, because
+        prompts that come again are sampled again. It serves a stage that follows another one: that
         computes the same again.
         """
-        for found in self._index.find(call.identity.prompts, call.step):
-            elsewhere = self._index.has_served_elsewhere(found, call.step)
-            if (elsewhere or self._index.has_written(found)) and not call.stage.derived:
+        for key in self._index.find(call.identity.prompts, call.step):
+            elsewhere = self._index.has_served_elsewhere(key, call.step)
+            if (elsewhere or self._index.has_written(key)) and not call.stage.derived:
                 continue
-            meta = self._dumps.store.read_meta(found.step, found.part)
-            if call.visit.is_used(found) or meta is None or meta.identity is None:
+            meta = self._dumps.store.read_meta(key.step, key.call)
+            if call.visit.is_taken(key) or meta is None or meta.identity is None:
                 continue
             if not call.identity.differences(meta.identity)[0]:
-                yield found
+                return key
+        return None
 
 
 def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
@@ -165,23 +214,26 @@ class PromptMatching(CallMatching):
 
     def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
         super().__init__(dumps, index, own_steps)
-        self._cache: OrderedDict[Found, tuple[Any, DumpMeta]] = OrderedDict()
+        self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
 
-    def offers(self, call: Call) -> Iterator[Found | Gathered]:
-        """The dumps of this very call, then a group for each of its prompts."""
-        if call.identity.prompts is not None:
-            for found in call.visit.fitting(call.identity):
-                # A visit does not know what calls of other steps were served, and one of a call
-                # that has its own step knows of no other.
-                used = self._own_steps and self._index.is_used(found)
-                if not (used or self._index.has_served_elsewhere(found, call.step)):
-                    yield found
-            identity = call.identity.for_prompts(None)
-            gathered = self._gather(call, lambda made: not identity.differences(made)[0])
-            if isinstance(gathered, Gathered):
-                yield gathered
-            else:
-                call.reason = gathered
+    def look_up(self, call: Call) -> Key | Gathered | None:
+        """The dump of this very call, else a group for each of its prompts."""
+        if call.identity.prompts is None:
+            return None
+        if (found := self._in_step(call)) is not None:
+            return found
+        identity = call.identity.for_prompts(None)
+        gathered = self._gather(call, lambda made: not identity.differences(made)[0])
+        if isinstance(gathered, Gathered):
+            return gathered
+        call.reason = gathered
+        return None
+
+    def has_served(self, key: Key, call: Call) -> bool:
+        # A visit does not know what calls of other steps were served, and one of a call that has
+        # its own step knows of no other.
+        used = self._own_steps and self._index.is_used(key)
+        return used or self._index.has_served_elsewhere(key, call.step)
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call for whose prompts there are no groups: it is generated.
@@ -207,7 +259,7 @@ class PromptMatching(CallMatching):
             first, must = next(differing, (None, []))
             if first is not None:
                 call.reason = f"{found} were made for other calls: {'; '.join(must)}"
-                self._dumps.reject(call.reason, first.found, replaces=False)
+                self._dumps.reject(call.reason, first.key, replaces=False)
         if self._index.mute:
             self._dumps.notices.once(
                 "mute", "%d dumps of the run do not record which rows are which prompt's: they "
@@ -219,12 +271,12 @@ class PromptMatching(CallMatching):
 
     def take(self, call: Call, found: Any) -> None:
         self._index.take(found, call.step)
-        if isinstance(found, Found):
+        if isinstance(found, Key):
             super().take(call, found)
             return
         for group in found.groups:
-            if not group.found.size and group.found.step == call.step:
-                call.visit.mark_present(group.found.number)
+            if not group.key.size and group.key.step == call.step:
+                call.visit.take(group.key)
 
     def load(self, call: Call) -> Loaded:
         """As `CallMatching.load`, or the groups as the stage would have returned them.
@@ -238,8 +290,8 @@ class PromptMatching(CallMatching):
         if not isinstance(found, Gathered):
             return super().load(call)
         with call.timed(), self._index.lock:  # calls may be side by side
-            metas: dict[Found, DumpMeta] = {}
-            first = found.groups[0].found
+            metas: dict[Key, DumpMeta] = {}
+            first = found.groups[0].key
             whole, metas[first] = self._loaded(first, found.groups[0].checksum)
             if found.is_whole and not self._is_renamed(call, whole, metas[first]):
                 self._cache.pop(first)  # what the trainer gets it may change
@@ -253,7 +305,7 @@ class PromptMatching(CallMatching):
                 present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.differences(present, meta)  # logs what is noteworthy
         took = sum(
-            metas[group.found].info.get("seconds", 0.0) / max(1, self._index.groups_in(group.found))
+            metas[group.key].info.get("seconds", 0.0) / max(1, self._index.groups_in(group.key))
             for group in found.groups
         )
         call.facts.update(
@@ -287,15 +339,15 @@ class PromptMatching(CallMatching):
         first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
         return first != second
 
-    def _assemble(self, call: Call, found: Gathered, metas: dict[Found, DumpMeta]) -> Any:
+    def _assemble(self, call: Call, found: Gathered, metas: dict[Key, DumpMeta]) -> Any:
         """The groups as one batch; `metas` gets the meta of each group's dump."""
-        checksums = {group.found: group.checksum for group in found.groups}
+        checksums = {group.key: group.checksum for group in found.groups}
         numbers = {dump: number for number, dump in enumerate(checksums)}
-        rows: dict[Found, list[int]] = {dump: [] for dump in checksums}
+        rows: dict[Key, list[int]] = {dump: [] for dump in checksums}
         picks = []
         for group in found.groups:
-            of_dump = rows[group.found]
-            picks += [(numbers[group.found], len(of_dump) + i) for i in range(group.count)]
+            of_dump = rows[group.key]
+            picks += [(numbers[group.key], len(of_dump) + i) for i in range(group.count)]
             of_dump += range(group.start, group.start + group.count)
         # One dump after the other: they may be too large to be in memory together.
         sources = []
@@ -308,11 +360,11 @@ class PromptMatching(CallMatching):
         owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
         return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
 
-    def _loaded(self, dump: Found, checksum: str) -> tuple[Any, DumpMeta]:
+    def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
         """A dump, which the next batch may need, too."""
         if dump not in self._cache or self._cache[dump][1].checksum != checksum:
             store = self._dumps.stores[dump.size]
-            rollouts, meta, _ = store.load_with_meta(dump.step, part=dump.part)
+            rollouts, meta, _ = store.load_with_meta(dump.step, call=dump.call)
             if meta.checksum != checksum:
                 where = str(store.directory / dump.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)

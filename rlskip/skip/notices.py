@@ -32,10 +32,10 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.call import Call
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, StepStore
 from rlskip.store.comparable import ABSENT
-from rlskip.store.layout import shape_of, steps_among
+from rlskip.store.layout import places_among, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Notices:
         if self._is_new(topic):
             log.log(level, f"rlskip: role {self.role}: {message}", *values)
 
-    def replayed(self, step: int, meta: DumpMeta, found: Found | str) -> None:
+    def replayed(self, step: int, meta: DumpMeta, found: Key | str) -> None:
         """Name the dump that is replayed; the first time, say what a replay does not show.
 
         The first dump of each job is named with its path and its age. The others of that job have
@@ -117,6 +117,10 @@ class Notices:
         """Say why a call is generated at a step that has dumps."""
         what = "rlskip: role %s: step %d, call %d is generated: %s"
         log.info(what, self.role, call.step, call.place, why)
+
+    def unusable(self, call: Call, error: BaseException) -> None:
+        """Say why a dump that was found is not used."""
+        log.warning("rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error)
 
     def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
         """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
@@ -285,7 +289,7 @@ class Notices:
 
 def _steps_in(directory: Path) -> int:
     try:
-        return len(steps_among(os.listdir(directory)))
+        return len({place.step for place in places_among(directory, os.listdir(directory))})
     except OSError:
         return 0
 

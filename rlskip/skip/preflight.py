@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +18,12 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction, as_given, to_generate
 from rlskip.config.steps import compact
 from rlskip.jobs.ranks import shard
-from rlskip.jobs.records import DumpedCalls
 from rlskip.skip.agreement import only_on_one_rank
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
-from rlskip.skip.traces import Traces
+from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
-from rlskip.store.layout import as_step, journal_name, name_before_quarantine
+from rlskip.store.layout import Place, journal_name, places_among
 
 Roles = Mapping[str, Role]
 
@@ -76,67 +76,92 @@ def unusable(
     # The role's own store makes the ranks agree; not all of them need ask here.
     rank, ranks = shard()
     store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
-    part = skip.first_part
     listed = skip.local_config.steps
     if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
         stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
         if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-            there = {step for one in stores for step in one.steps(part)}
+            there = {step for one in stores for step in one.steps()}
             return {step: "" for step in steps if step not in there or step not in listed}
-        none = _why_none(dumps, stores, part, called_with)
+        none = _why_none(dumps, stores, called_with)
         return {
             step: none or "" if step in listed else ""
             for step in steps
             if none is not None or step not in listed
         }
-    dumped = dumps.dumped_calls()
     why = {
-        step: _why_not(dumps, store, step, part, called_with, dumped) if step in listed else ""
-        for step in steps
+        step: _why_not(dumps, store, step, called_with) if step in listed else "" for step in steps
     }
+    if ranks > 1:
+        apart = _apart(store, [step for step, reason in why.items() if reason is None])
+        why |= dict.fromkeys(apart, "lack the shard of another rank, or have one of another call")
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
 def _why_not(
-    dumps: Dumps,
-    store: StepStore,
-    step: int,
-    first_part: int | None,
-    called_with: Mapping[str, Any],
-    dumped: DumpedCalls,
+    dumps: Dumps, store: StepStore, step: int, called_with: Mapping[str, Any]
 ) -> str | None:
-    """Why a step cannot be replayed, None if it can: every call, or part of a queue, is looked at.
+    """Why a step cannot be replayed, None if it can: each call, or part of a queue, is looked at.
 
-    Its last calls may be missing: the other dumps and the jobs' records tell how many there were.
+    Names are enough: what was moved away as bad, and a gap in the places of the calls, shows that a
+    dump is missing. Only a deleted last call of a step is found when the run comes to it.
     """
+    calls = store.calls(step)
     try:
-        metas = _metas(store, step, first_part)
+        metas = {call: store.read_meta(step, call) for call in calls or [""]}
     except DumpError as error:
         return f"have another format ({error.what})"
     there = [meta for meta in metas.values() if meta is not None]
-    if len(there) < len(metas) and (reason := _unreadable(dumps.directory / str(step))):
+    if len(there) < len(metas) and (reason := _unreadable(store, step)):
         return f"cannot be read ({reason})"
     if not there:
         return ""
-    traces = Traces()
-    for meta in there:
-        traces.add(meta)
-    calls = max(max(metas) + 1, traces.calls(step, dumped))
-    lost = {number for number, meta in metas.items() if meta is None}
-    lost |= {*range(calls), *_quarantined(dumps.directory / str(step))} - metas.keys()
-    if lost:
-        return f"lack call {compact(sorted(lost))}, whose dump is missing or damaged"
+    places = {meta.info.get("place", 0) for meta in there}
+    if gaps := {*range(max(places))} - places:
+        return f"lack call {compact(sorted(gaps))}, whose dump is missing or damaged"
+    damaged = {call for call, meta in metas.items() if meta is None}
+    if lost := sorted(damaged | {*store.quarantined(step)} - {*calls}):
+        return f"lack {', '.join(Key(step, call).path for call in lost)}, which is damaged"
     return _made_for_others(dumps, there, called_with)
 
 
+def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
+    """The steps of which not all ranks have shards of the same calls.
+
+    All ranks see which names are there, and each compares its shards with the next rank's.
+    """
+    shards: dict[int, Counter[int]] = {}
+    with contextlib.suppress(OSError):
+        for place in places_among(store.directory, os.listdir(store.directory)):
+            if place.world_size == store.world_size:
+                shards.setdefault(place.step, Counter())[place.rank] += 1
+    following = StepStore(
+        store.directory,
+        rank=(store.rank + 1) % store.world_size,
+        world_size=store.world_size,
+        quarantines=False,
+    )
+
+    def generations(of: StepStore, step: int) -> set[Any]:
+        metas = (of.read_meta(step, call) for call in of.calls(step))
+        return {meta and meta.info.get("generation") for meta in metas}
+
+    return [
+        step
+        for step in steps
+        if len(shards[step]) < store.world_size
+        or len({*shards[step].values()}) > 1
+        or generations(store, step) != generations(following, step)
+    ]
+
+
 def _why_none(
-    dumps: Dumps, stores: Iterable[StepStore], part: int | None, called_with: Mapping[str, Any]
+    dumps: Dumps, stores: Iterable[StepStore], called_with: Mapping[str, Any]
 ) -> str | None:
     """Why no dump of the run can serve any of its steps; None if one can."""
     found: str | None = ""
     for store in stores:
         for step in store.listed():
-            if (meta := store.read_meta(step, part)) is not None:
+            if (meta := store.read_meta(step)) is not None:
                 found = _made_for_others(dumps, [meta], called_with)
             if found is None:
                 return None
@@ -159,38 +184,18 @@ def _made_for_others(
     return f"were made for other rollouts: {named}" if named else None
 
 
-def _metas(store: StepStore, step: int, first_part: int | None) -> dict[int, DumpMeta | None]:
-    """By number the metas of a step's calls, or of the parts of a queue; None: no complete dump."""
-    if first_part is None:
-        return {
-            number: store.read_meta(step, number or None) for number in store.calls(step) or [0]
-        }
-    metas = {first_part: store.read_meta(step, first_part)}
-    while (meta := store.read_meta(step, first_part + len(metas))) is not None:
-        metas[first_part + len(metas)] = meta
-    return metas
-
-
-def _unreadable(directory: Path) -> str:
+def _unreadable(store: StepStore, step: int) -> str:
     """Why a file of a step cannot be read, as another user's may be; empty: all can, or none is."""
-    try:
-        for place in (directory, *(path for path in directory.iterdir() if path.is_dir())):
-            for path in place.iterdir():
-                if path.is_file():
-                    path.open("rb").close()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)
+    for call in store.calls(step) or [""]:
+        directory = Place(store.directory, step, call, store.rank, store.world_size).directory
+        try:
+            for path in directory.iterdir():
+                path.open("rb").close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return error.strerror or str(error)
     return ""
-
-
-def _quarantined(directory: Path) -> set[int]:
-    """The numbers of a step's later calls that have a quarantined dump."""
-    with contextlib.suppress(OSError):
-        names = map(name_before_quarantine, os.listdir(directory))
-        return {number for name in names if (number := as_step(name)) is not None}
-    return set()
 
 
 def differences(
@@ -299,7 +304,7 @@ def _due(skip: Role, facts: HostFacts) -> list[int]:
     With dynamic sampling its last step is not: the run may end with that of the dumps.
     """
     due = list(facts.validated if skip.serves_validation else facts.steps)
-    if due and facts.samples_dynamically and skip.dumps is not None and skip.first_part is None:
+    if due and facts.samples_dynamically and skip.dumps is not None and skip.role != "rollout_tq":
         dumped = StepStore(skip.dumps.directory).listed()
         due = [step for step in due if step <= max([due[0], *dumped])]
     return due
@@ -327,7 +332,7 @@ def _unwritable(dumps: Dumps) -> list[Problem]:
     local = dumps.local_config
     if local.on_miss == "error" or (reason := cannot_write(dumps.directory)) is None:
         return []
-    there = {*dumps.store.steps(), *dumps.store.steps(part=0)}
+    there = {*dumps.store.steps()}
     steps = local.steps
     listed = not steps.everything and not steps.ranges and steps.singles <= there
     if there if local.action == SkipAction.REPEAT else listed:

@@ -19,8 +19,9 @@ from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
+from rlskip.store.layout import part_name
 
 log = logging.getLogger(__name__)
 
@@ -133,15 +134,15 @@ class GroupDumps:
         while self._evicted:  # one that cannot be dumped keeps none of the others back
             self._dump(self._evicted.pop(0), call, 0.0)
 
-    def parts(self, step: int, size: str = "") -> dict[Found, DumpMeta]:
+    def parts(self, step: int, size: str = "") -> dict[Key, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
-        parts: dict[Found, DumpMeta] = {}
+        parts: dict[Key, DumpMeta] = {}
         store = self.dumps.stores[size]
         try:
-            while (meta := store.read_meta(step, len(parts))) is not None:
-                found = Found(step, len(parts), size)
-                DumpedGroup.of_part(found, meta)
-                parts[found] = meta
+            while (meta := store.read_meta(step, part_name(len(parts)))) is not None:
+                key = Key(step, part_name(len(parts)), size)
+                DumpedGroup.of_part(key, meta)
+                parts[key] = meta
         except (DumpError, OSError) as error:
             log.warning(
                 "rlskip: step %d of role %s is not replayed: %s", step, self.dumps.role, error
@@ -196,11 +197,11 @@ class GroupDumps:
                 part.step,
                 content,
                 identity=submitted.conditions or self.dumps.conditions,
-                info=info,
+                info={**info, "place": number},
                 sidecar=capture_rng(),
-                part=number,
+                call=part_name(number),
             )
             if meta.info.get("part") == mine:
                 break
             number += 1  # another took this number meanwhile
-        call.record("dumped", step=part.step, part=meta.part, bytes=store.size_of(meta))
+        call.record("dumped", step=part.step, call=meta.call, bytes=store.size_of(meta))

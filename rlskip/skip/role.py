@@ -53,9 +53,6 @@ class Role:
     #: Its directory of dumps; None: it has none.
     dumps: Dumps | None = None
 
-    #: The number of a step's first part in the store; None: the step's own dump.
-    first_part: int | None = None
-
     #: Whether it has replaced a call in this process.
     has_replayed: bool = False
 

@@ -19,6 +19,7 @@ from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import BaseSkip, Role
 from rlskip.skip.rollout_tq import GroupRole
+from rlskip.skip.step_calls import StepCalls
 
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
 
@@ -59,9 +60,9 @@ class RolloutSkip(CallRole, BaseSkip):
     Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
     ``support_online_step`` the subclass has an `extract_step`.
 
-    The methods of verl's ``BaseSkip`` can be called by hand, too. They name a call by its step and
-    its arguments: it is the same one as long as these are the very same objects, in the same visit,
-    until :meth:`warp_function` has served it or :meth:`prepare_data` has kept its result.
+    The methods of verl's ``BaseSkip`` can be called by hand, too. They keep nothing between them:
+    each names a call by its step and its arguments, and of equal calls of a step it means the
+    first.
 
     Parameters
     ----------
@@ -84,9 +85,6 @@ class RolloutSkip(CallRole, BaseSkip):
         step_of = self.extract_step if self.support_online_step else step_of
         super().__init__(role or self.role, local_config, facts, step_of)
         self.global_config = global_config
-        # Looked up, and neither served nor kept so far. A call keeps its arguments alive, so no
-        # other object has their ids.
-        self._asked: dict[tuple[Any, ...], Call] = {}
 
     def find(self, call: Call) -> bool:
         with _at_hand(call):
@@ -104,7 +102,8 @@ class RolloutSkip(CallRole, BaseSkip):
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
         """Whether a dump serves this call; asked again, the answer is the same."""
-        return self._looked_up(step, func, args, kwargs).found is not None
+        with self._call(step, func, args, kwargs) as call:
+            return call.found is not None if call.name else super().find(call)
 
     def warp_function(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -116,46 +115,28 @@ class RolloutSkip(CallRole, BaseSkip):
         DumpError
             No dump serves the call, or it is unusable.
         """
-        call = self._looked_up(step, func, args, kwargs)
-        result = super().replay(call)
-        self._end(call)
-        return result
+        with self._call(step, func, args, kwargs) as call:
+            if not call.name:
+                super().find(call)
+            return super().replay(call)
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         """Keep `result`, which the stage returned for these arguments."""
-        call = self._present_call(step) or self._asked.get(_key(step, args, kwargs))
-        if call is None:
-            call = Call(Stage(_no_function, "", _likely_prompts), args, kwargs, step)
-        try:
+        with self._call(step, _no_function, args, kwargs) as call:
             super().keep(call, result)
-        finally:
-            self._end(call)
 
-    def begin_visit(self) -> None:
-        super().begin_visit()
-        for call in list(self._asked.values()):
-            self._end(call)
-
-    def _looked_up(
+    @contextmanager
+    def _call(
         self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Call:
-        if (call := self._present_call(step)) is not None:
-            if call.visit is None:
-                super().find(call)
-            return call
-        key = _key(step, args, kwargs)
-        if (call := self._asked.get(key)) is not None:
-            return call
-        call = Call(Stage(func, ""), args, kwargs, step)
-        try:
-            super().find(call)
-        except BaseException:
-            call.cleanup.close()
-            raise
-        self._asked[key] = call
-        for old in list(self._asked.values())[:-_MOST]:
-            self._end(old)
-        return call
+    ) -> Iterator[Call]:
+        """The present call of a decorated function, or the one that the arguments name."""
+        if (present := self._present_call(step)) is not None:
+            yield present
+            return
+        call = Call(Stage(func, "", _likely_prompts), args, kwargs, step)
+        call.visit, call.by_hand = StepCalls(self.dumps.store, step), True
+        with call.cleanup:
+            yield call
 
     def _present_call(self, step: int) -> Call | None:
         """The call of a decorated function that the methods are about; None: they name it."""
@@ -163,16 +144,8 @@ class RolloutSkip(CallRole, BaseSkip):
         mine = call is not None and (call.stage.role, call.step) == (self.role, step)
         return call if mine else None
 
-    def _end(self, call: Call) -> None:
-        if call is not self._present_call(call.step):  # else the manager ends it
-            self._asked.pop(_key(call.step, call.args, call.kwargs), None)
-            call.cleanup.close()
 
-
-# Of calls that have a step of their own, so many are known until they are served or kept.
-_MOST = 1000
-
-# The call of a decorated function that a RolloutSkip is asked about.
+# What the methods of `BaseSkip` are about while a decorated function is called.
 _present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
 
 
@@ -183,10 +156,6 @@ def _at_hand(call: Call) -> Iterator[None]:
         yield
     finally:
         _present.reset(token)
-
-
-def _key(step: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    return step, *map(id, args), *((name, id(kwargs[name])) for name in sorted(kwargs))
 
 
 def _no_function(*args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,7 @@ from rlskip.skip.queue_dumping import (
     queue_of,
 )
 from rlskip.skip.role import Role
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
     DumpError,
@@ -72,7 +72,7 @@ class _Plan:
     source: int
     uids: list[str]
     contents: list[str | None]
-    metas: Mapping[Found, DumpMeta]
+    metas: Mapping[Key, DumpMeta]
     groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
     by_prompt: bool = False
 
@@ -99,7 +99,6 @@ class GroupRole(Role):
     """
 
     stage_options = QUEUE_OPTIONS
-    first_part = 0
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
         super().__init__(role, local_config)
@@ -157,9 +156,9 @@ class GroupRole(Role):
         with call.timed():
             replay = self._replay(plan, call)
             if self.local_config.restore_rng:
-                restore_rng(store.load_sidecar(plan.source, part=0))
+                restore_rng(store.load_sidecar(plan.source))
             replay.put(queue_of(call), partition_of(call))
-        dumps = {group.found for group in plan.groups if group}
+        dumps = {group.key for group in plan.groups if group}
         used = [plan.metas[dump] for dump in sorted(dumps, key=lambda dump: dump.order_from(0))]
         self._count(plan, plan.groups)
         call.facts.update(
@@ -167,7 +166,7 @@ class GroupRole(Role):
             bytes=sum(map(store.size_of, used)),
             seconds_saved=seconds_saved(used, call.seconds),
         )
-        found = str(plan) if plan.by_prompt else Found(plan.source)
+        found = str(plan) if plan.by_prompt else Key(plan.source)
         self.dumps.replayed(call, used[0], found)
 
     def before_stage(self, call: Call) -> None:
@@ -207,12 +206,12 @@ class GroupRole(Role):
     # -- which group for which prompt --------------------------------------------------------
 
     @functools.cached_property
-    def _run(self) -> dict[Found, DumpMeta]:
+    def _run(self) -> dict[Key, DumpMeta]:
         """All parts of the run that were there when a prompt was first looked for."""
         return {
             dump: meta
             for size, store in self.dumps.stores.items()
-            for step in store.listed()
+            for step in store.with_calls()
             for dump, meta in self._groups.parts(step, size).items()
         }
 
@@ -239,7 +238,7 @@ class GroupRole(Role):
         parts = {d: m for d, m in self._run.items() if alone in (None, d.step)}
         fits = {d for d, m in parts.items() if not self.dumps.differences(present, m)}
 
-        def plan(some: Iterable[Found]) -> _Plan:
+        def plan(some: Iterable[Key]) -> _Plan:
             dumped: list[DumpedGroup] = []
             ordered = sorted(some, key=lambda dump: dump.order_from(self._first))
             for _, of_step in itertools.groupby(ordered, key=lambda dump: (dump.size, dump.step)):
@@ -249,7 +248,7 @@ class GroupRole(Role):
 
         planned = plan(fits)
         if planned.rest and not (other := plan(parts)).rest:
-            odd = next(group.found for group in other.groups if group and group.found not in fits)
+            odd = next(group.key for group in other.groups if group and group.key not in fits)
             self._accepts(parts[odd], present, odd.size, replaces=False)
         return planned
 
@@ -279,7 +278,7 @@ class GroupRole(Role):
             return self._judge(plan, dumped, known or repeats, first)
         return plan
 
-    def _fits(self, metas: Mapping[Found, DumpMeta], present: Identity) -> bool:
+    def _fits(self, metas: Mapping[Key, DumpMeta], present: Identity) -> bool:
         """Whether parts were made under conditions that this run accepts."""
         repeats = self.local_config.action == SkipAction.REPEAT
         return repeats or all(self._accepts(meta, present) for meta in metas.values())
@@ -291,7 +290,7 @@ class GroupRole(Role):
         differs = self.dumps.differences(present, meta)
         if differs:
             what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-            self.dumps.reject(what, Found(meta.step, size=size), replaces=replaces)
+            self.dumps.reject(what, Key(meta.step, size=size), replaces=replaces)
         return not differs
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
@@ -354,7 +353,7 @@ class GroupRole(Role):
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
         if self.local_config.action != SkipAction.REPEAT:
             return step
-        nearest = self.dumps.store.nearest(step, part=0)
+        nearest = self.dumps.store.nearest(step)
         return step if nearest is None else nearest
 
     # -- from the dump into the queue --------------------------------------------------------
@@ -364,11 +363,11 @@ class GroupRole(Role):
         replay = GroupReplay()
         for dump, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
-            chosen = [(uid, group) for uid, group in groups if group and group.found == dump]
+            chosen = [(uid, group) for uid, group in groups if group and group.key == dump]
             if not chosen:
                 continue
             store = self.dumps.stores[dump.size]
-            loaded = store.load(dump.step, part=dump.number)
+            loaded = store.load(dump.step, call=dump.call)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 replay.add(chosen, loaded, rows, plan.step)
@@ -377,7 +376,7 @@ class GroupRole(Role):
                     "it does not hold groups of a queue",
                     str(store.directory / str(dump.step)),
                 ) from error
-            step = Found(dump.step, size=dump.size)
+            step = Key(dump.step, size=dump.size)
             self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not dump.size)
             self.dumps.notices.changed(meta, store.directory)
         return replay
@@ -403,5 +402,5 @@ def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
     return [group if group is not None and group.complete else None for group in match]
 
 
-def _groups_of(metas: Mapping[Found, DumpMeta]) -> list[DumpedGroup]:
+def _groups_of(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
     return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from rlskip.jobs.served import Ledger
 from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity, StepStore
 
 
@@ -18,14 +18,16 @@ from rlskip.store import DumpMeta, Identity, StepStore
 class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
-    ``checksum`` is the dump's, and ``made`` what it was made for besides the prompts.
+    ``checksum`` is the dump's, ``made`` what it was made for besides the prompts, and ``place`` its
+    call's in the step.
     """
 
-    found: Found
+    key: Key
     start: int
     count: int
     checksum: str
     made: Identity = attrs.field(eq=False)
+    place: int = attrs.field(eq=False, default=0)
 
 
 @attrs.frozen
@@ -39,7 +41,7 @@ class Gathered:
     is_whole: bool = False
 
     def __str__(self) -> str:
-        steps = Counter(group.found.step for group in self.groups)
+        steps = Counter(group.key.step for group in self.groups)
         named = ", ".join(f"{steps[step]} from step {step}" for step in sorted(steps))
         return f"the groups of {len(self.groups)} prompts ({named})"
 
@@ -58,28 +60,26 @@ class RunIndex:
     stores
         Returns where dumps are (:attr:`~rlskip.skip.dumps.Dumps.stores`): a job starts before its
         ranks are known.
+    ledger
+        What has served in the run's directory.
     """
 
-    def __init__(self, stores: Callable[[], Mapping[str, StepStore]]) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, stores: Callable[[], Mapping[str, StepStore]], ledger: Ledger) -> None:
+        self.lock, self._ledger = ledger.lock, ledger
         self._stores = stores
         self._read: set[tuple[str, int]] = set()
-        self._by_prompts: dict[str, list[Found]] = {}
+        self._by_prompts: dict[str, list[Key]] = {}
         self._by_prompt: dict[str, list[Group]] = {}
-        self._groups: dict[Found, Sequence[Group]] = {}
+        self._groups: dict[Key, Sequence[Group]] = {}
         self._conditions: list[Identity] = []
-        self._uses: Counter[Group] = Counter()
-        self._written: set[Found] = set()
         self._first: int | None = None
-        # Of what has served a call of this process, the step of the first.
-        self._served: dict[Found | Group, int] = {}
         #: How many dumps do not record their prompts, or which rows are which prompt's.
         self.mute = 0
 
-    def find(self, prompts_hash: str, step: int) -> list[Found]:
+    def find(self, prompts_hash: str, step: int) -> list[Key]:
         """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
         with self.lock:
-            for other in self._stores()[""].listed():
+            for other in self._stores()[""].with_calls():
                 if other != step:
                     self._read_step("", other)
             found = [one for one in self._by_prompts.get(prompts_hash, ()) if one.step != step]
@@ -110,15 +110,15 @@ class RunIndex:
             Whether a group may serve several times, where a prompt has no other one left.
         """
         for size, store in self._stores().items():
-            for other in [step] if alone else store.listed():
+            for other in [step] if alone else store.with_calls():
                 self._read_step(size, other)
         allowed = {id(made) for made in self._conditions if fits(made)}
-        uses, gathered, unknown = Counter(self._uses), list[Group](), 0
+        uses, gathered, unknown = Counter(self._ledger.uses), list[Group](), 0
         for digest in digests:
             groups = [
                 group
                 for group in self._by_prompt.get(digest, ())
-                if id(group.made) in allowed and not (alone and group.found.step != step)
+                if id(group.made) in allowed and not (alone and group.key.step != step)
             ]
             unknown += not groups
             left = [group for group in groups if again or not uses[group]]
@@ -128,66 +128,78 @@ class RunIndex:
                 gathered.append(best)
         if len(gathered) < len(digests):
             return _why_not(len(digests), unknown, len(digests) - len(gathered) - unknown)
-        return Gathered(tuple(gathered), [*self._groups.get(gathered[0].found, ())] == gathered)
+        return Gathered(tuple(gathered), [*self._groups.get(gathered[0].key, ())] == gathered)
 
-    def groups_in(self, found: Found) -> int:
+    def groups_in(self, found: Key) -> int:
         """How many groups a dump has."""
         return len(self._groups.get(found, ()))
 
-    def take(self, found: Found | Gathered, step: int) -> None:
+    def take(self, found: Key | Gathered, step: int) -> None:
         """The groups of a whole dump of the run itself, or these groups, serve a call of `step`."""
-        if isinstance(found, Found):
+        if isinstance(found, Key):
             self._read_step("", found.step)
-        self._uses.update(groups := self._groups_of(found))
+        self._ledger.uses.update(groups := self._groups_of(found))
         for group in groups:
-            self._served.setdefault(group, step)
+            self._ledger.steps.setdefault(group, step)
 
-    def serves(self, found: Found, step: int) -> None:
+    def serves(self, found: Key, step: int) -> None:
         """A whole dump serves a call of `step`."""
-        self._served.setdefault(found, step)
+        self._ledger.steps.setdefault(found, step)
 
-    def has_served_elsewhere(self, found: Found, step: int) -> bool:
+    def has_served_elsewhere(self, found: Key, step: int) -> bool:
         """Whether a dump of the run itself, or a group of it, has served a call of another step."""
-        parts: list[Found | Group] = [found, *self._groups_of(found)]
-        return any(self._served.get(part, step) != step for part in parts)
+        parts: list[Key | Group] = [found, *self._groups_of(found)]
+        return any(self._ledger.steps.get(part, step) != step for part in parts)
 
-    def is_used(self, found: Found) -> bool:
+    def is_used(self, found: Key) -> bool:
         """Whether a group of a dump of the run itself has served."""
-        return any(self._uses[group] for group in self._groups_of(found))
+        return any(self._ledger.uses[group] for group in self._groups_of(found))
 
-    def give_back(self, found: Found | Gathered) -> None:
+    def give_back(self, found: Key | Gathered) -> None:
         """Its dumps turned out not to serve the call; read what is left of their steps again."""
         with self.lock:
-            self._uses.subtract(own := self._groups_of(found))
-            if isinstance(found, Found):
-                self._served.pop(found, None)
+            self._ledger.uses.subtract(own := self._groups_of(found))
+            if isinstance(found, Key):
+                self._ledger.steps.pop(found, None)
             for group in own:
-                if not self._uses[group]:
-                    self._served.pop(group, None)
-                self._forget(group.found.size, group.found.step)
+                if not self._ledger.uses[group]:
+                    self._ledger.steps.pop(group, None)
+                self._forget(group.key.size, group.key.step)
 
-    def writes(self, found: Found) -> None:
-        """This process is going to write a dump: before it is there, as it may be in a thread."""
+    def writes(self, found: Key) -> bool:
+        """This process is going to write a dump: before it is there, as it may be in a thread.
+
+        Returns whether it is the first of that name.
+        """
         with self.lock:
-            self._written.add(found)
+            is_new = found not in self._ledger.written
+            self._ledger.written.add(found)
+            return is_new
 
-    def has_written(self, found: Found) -> bool:
+    def writes_not(self, found: Key) -> None:
+        """Another job was quicker to write a dump of that name."""
+        with self.lock:
+            self._ledger.written.discard(found)
+
+    def has_written(self, found: Key) -> bool:
         """Whether this process has written a dump, or is going to."""
-        return found in self._written
+        return found in self._ledger.written
 
-    def wrote(self, found: Found) -> None:
+    def wrote(self, found: Key) -> None:
         """This process has written a dump."""
         with self.lock:
-            self._written.add(found)
+            self._ledger.written.add(found)
             self._forget("", found.step)
 
     # -- within --------------------------------------------------------------------------
 
-    def _groups_of(self, found: Found | Gathered) -> Sequence[Group]:
+    def _groups_of(self, found: Key | Gathered) -> Sequence[Group]:
         return found.groups if isinstance(found, Gathered) else self._groups.get(found, ())
 
     def _order(self, group: Group) -> tuple[Any, ...]:
-        return *group.found.order_from(self._first or 0), group.start
+        key = group.key
+        first = key.step < (self._first or 0)
+        return first, key.size, key.step, group.place, key.call, group.start
 
     def _forget(self, size: str, step: int) -> None:
         """Read a step again when it is next needed."""
@@ -198,16 +210,16 @@ class RunIndex:
             for some in self._by_prompts.values():
                 some[:] = [one for one in some if one.step != step]
         for groups in self._by_prompt.values():
-            groups[:] = [g for g in groups if (g.found.size, g.found.step) != (size, step)]
+            groups[:] = [g for g in groups if (g.key.size, g.key.step) != (size, step)]
 
     def _read_step(self, size: str, step: int) -> None:
         if (size, step) in self._read:
             return
         self._read.add((size, step))
         store = self._stores()[size]
-        for number in store.calls(step):
-            found = Found(step, number, size)
-            meta = store.read_meta(step, found.part)
+        for call in store.calls(step):
+            found = Key(step, call, size)
+            meta = store.read_meta(step, call)
             if meta is None:
                 continue
             if meta.identity is None or not meta.identity.prompts:
@@ -215,10 +227,10 @@ class RunIndex:
                 continue
             if not size:
                 self._by_prompts.setdefault(meta.identity.prompts, []).append(found)
-            if found not in self._written:
+            if found not in self._ledger.written:
                 self._add(found, meta, meta.identity)
 
-    def _add(self, found: Found, meta: DumpMeta, identity: Identity) -> None:
+    def _add(self, found: Key, meta: DumpMeta, identity: Identity) -> None:
         made = identity.for_prompts(None)
         same = next((known for known in self._conditions if known == made), None)
         if same is None:
@@ -243,16 +255,16 @@ def _why_not(prompts: int, unknown: int, again: int) -> str:
     return ", ".join(said)
 
 
-def _groups(found: Found, made: Identity, meta: DumpMeta, prompts: int) -> Iterator[Group]:
+def _groups(found: Key, made: Identity, meta: DumpMeta, prompts: int) -> Iterator[Group]:
     """The groups of a dump, as far as it records them."""
     counts = meta.info.get(ROWS_PER_PROMPT)
     if type(counts) is int:
         counts = [counts] * prompts
     if not isinstance(counts, list) or len(counts) != prompts:
         return
-    start = 0
+    start, place = 0, meta.info.get("place", 0)
     for count in counts:
         if type(count) is not int or count < 1:
             return
-        yield Group(found, start, count, meta.checksum, made)
+        yield Group(found, start, count, meta.checksum, made, place)
         start += count

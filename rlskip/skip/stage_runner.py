@@ -261,12 +261,20 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    token = enclosing.set(calls if role.observes(call.stage) else {**calls, role.role: call.name})
+    token = enclosing.set(
+        calls if role.observes(call.stage) else {**calls, role.role: _journaled_as(call)}
+    )
     try:
         with call.timed():
             yield
     finally:
         enclosing.reset(token)
+
+
+def _journaled_as(call: Call) -> str:
+    """By what a journal knows the call: one with other arguments resumes none of its sessions."""
+    again = "-again" if call.is_repeated else ""
+    return f"{call.name}-{call.identity.compared_digest()}{again}" if call.name else ""
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id, rank_of
 from rlskip.stages.digest import digest
 from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
-from rlskip.store.layout import stages_directory
+from rlskip.store.layout import part_name, stages_directory
 from rlskip.store.meta import DumpMeta
 from rlskip.store.step_store import StepStore
 from rlskip.store.writer import Writer, WriterTimeoutError
@@ -217,10 +217,10 @@ class Recorder:
             step.number,
             part,
             nbytes,
-            part=next(step.numbers),
+            call=part_name(next(step.numbers)),
             info={MARK: VERSION},
             # Another process of the job records the step, too.
-            on_conflict=lambda _: next(step.numbers),
+            on_conflict=lambda _: part_name(next(step.numbers)),
             done=written,
         )
 

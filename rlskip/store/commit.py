@@ -11,20 +11,18 @@ import atexit
 import contextlib
 import errno
 import logging
-import math
 import os
 import secrets
 import shutil
 import stat
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import WORK, call_numbers, quarantine_name, steps_among
+from rlskip.store.layout import WORK, Place, as_step, quarantine_name
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +31,6 @@ STALE_S = 120.0
 by a process that died."""
 _ATTEMPTS = 10
 _EXIT_S = 2.0
-_JOIN_POLL_S = 0.05
 
 
 class _Pulse:
@@ -132,8 +129,7 @@ def publish(staging: Folder, final: Path) -> bool:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 if os.path.lexists(final):
                     return False
-            # Else something was removed in this moment: what had the name, or the step's directory,
-            # over which its first call may be renamed while it is empty.
+            # Else something was removed in this moment: what had the name, or the run's directory.
             elif error.errno != errno.ENOENT:
                 raise
             if attempt == _ATTEMPTS:
@@ -142,62 +138,17 @@ def publish(staging: Folder, final: Path) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def joining(root: Path, step: int) -> Iterator[None]:
-    """Within the block no other process or thread moves files into the step's directory.
+def replace(staging: Folder, final: Path, root: Path) -> None:
+    """As :func:`publish`, over whatever has the name: that is gone before, so none sees a mixture.
 
-    Two that did so at once would mix their files. The claim of a process that died holds the others
-    up until it is stale.
-
-    Raises
-    ------
-    OSError
-        The claim cannot be written, or others have had it all the time.
+    Of two that replace one name at once the last one stays.
     """
-    claim = root / WORK / f"joining-{step}"
-    for _ in range(math.ceil(2 * STALE_S / _JOIN_POLL_S)):
-        with contextlib.suppress(FileExistsError), open_folder(root, WORK) as work:
-            work.open(claim.name, "x").close()
-            break
-        sweep(root)
-        time.sleep(_JOIN_POLL_S)
-    else:
-        raise OSError(errno.EBUSY, "other processes dump it again and again", str(claim))
-    try:
-        with _PULSE.renews(claim):
-            yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(claim)
-
-
-def publish_files(staging: Folder, final: Path, meta: str, dump: str) -> None:
-    """Move a dump's files into a directory that others share; it is there once its meta is.
-
-    Those of an earlier dump are replaced.
-    """
-    make_directory(final)
-    with open_folder(final) as folder:
+    for _ in range(_ATTEMPTS):
+        if publish(staging, final):
+            return
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(meta, dir_fd=folder.handle)
-        _move_files(staging, folder, meta, dump)
-
-
-def join_files(staging: Folder, final: Path, meta: str, dump: str) -> bool:
-    """As :func:`publish_files`; False where there are such files, or there is no directory."""
-    with contextlib.suppress(FileNotFoundError), open_folder(final) as folder:
-        if {meta, dump}.isdisjoint(folder.names()):
-            _move_files(staging, folder, meta, dump)
-            return True
-    return False
-
-
-def _move_files(staging: Folder, folder: Folder, meta: str, dump: str) -> None:
-    os.replace(staging.path / dump, dump, dst_dir_fd=folder.handle)
-    # Where the step was removed meanwhile, the folder is gone, and the dump with it.
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(staging.path / meta, meta, dst_dir_fd=folder.handle)
-    _sync(folder)
+            remove(final, root)
+    raise OSError(errno.EBUSY, "other processes write it again and again", str(final))
 
 
 def make_directory(path: Path) -> None:
@@ -225,45 +176,26 @@ def _sync(folder: Folder) -> None:
 # -- keeping what is bad, removing what is old ------------------------------------------------
 
 
-def move_away(
-    root: Path,
-    parts: Sequence[str],
-    files: Sequence[str],
-    *,
-    alone: bool,
-    judged: os.stat_result | None = None,
-) -> str:
+def move_away(place: Place, judged: os.stat_result | None = None) -> str:
     """Rename a dump, or what has the name of its directory and is not one; returns the new name.
 
-    Unless the dump is `alone` in its directory, only its `files` are moved: the others are those
-    of other calls or of other ranks. Where it is, only what was `judged` to be bad is moved.
+    With `judged` only that very directory is moved.
 
     Raises
     ------
     FileNotFoundError
         It is gone, or another dump has its place by now.
     """
-    *above, name = parts
-    kept = quarantine_name(name)
-    with open_folder(root, *above) as folder:
+    name, kept = place.name, quarantine_name(place.name)
+    with open_folder(place.root) as folder:
         at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
-        if alone or not stat.S_ISDIR(folder.stat(name).st_mode):
-            os.rename(name, kept, **at)
-            if judged is not None and not os.path.samestat(folder.stat(kept), judged):
-                with contextlib.suppress(OSError):
-                    os.rename(kept, name, **at)
-                raise FileNotFoundError(errno.ENOENT, "it was replaced", str(folder.path / name))
-            # Later calls that were written in that very moment go back.
-            with contextlib.suppress(OSError), open_folder(folder.path, kept) as moved:
-                for number in call_numbers(moved.names()):
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=folder.handle)
-                    os.rename(f"{kept}/{number}", f"{name}/{number}", **at)
-            return kept
-        os.mkdir(kept, dir_fd=folder.handle)
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(f"{name}/{file}", f"{kept}/{file}", **at)
+        os.rename(name, kept, **at)
+        # Another process may have replaced it between the look and the rename: then what was moved
+        # is sound, and goes back. Where a third one has the place by then, it stays moved away.
+        if judged is not None and not os.path.samestat(folder.stat(kept), judged):
+            with contextlib.suppress(OSError):
+                os.rename(kept, name, **at)
+            raise FileNotFoundError(errno.ENOENT, "it was replaced", str(folder.path / name))
     return kept
 
 
@@ -353,5 +285,6 @@ def being_read(root: Path) -> set[int]:
     sweep(root)  # where that fails, dead readers count, too
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
         marks = (name for name in work.names() if name.startswith(_READING))
-        return set(steps_among(mark.split("-")[1] for mark in marks))
+        steps = (as_step(mark.split("-")[1]) for mark in marks)
+        return {step for step in steps if step is not None}
     return set()

@@ -13,18 +13,18 @@ import attrs
 
 from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
-from rlskip.store.layout import Place, call_numbers
+from rlskip.store.layout import Place
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format import container
 
 
-def whose(place: Place | DumpMeta) -> dict[str, int | None]:
-    """What both files of a dump record of its place, by name."""
+def whose(place: Place | DumpMeta) -> dict[str, Any]:
+    """What both files of a dump record of its place."""
     return {
         "step": place.step,
-        "part": place.part,
+        "call": place.call,
         "rank": place.rank,
         "world_size": place.world_size,
     }
@@ -47,7 +47,7 @@ def opened(place: Place) -> Iterator[OpenDump]:
         Something else has the directory's name: a file, a link.
     """
     try:
-        with open_folder(place.root, *place.parts) as folder:
+        with open_folder(place.root, place.name) as folder:
             yield OpenDump(place, folder)
     except RefusedFileError as error:
         raise CorruptDumpError(error.what, error.where) from error
@@ -80,46 +80,26 @@ class OpenDump:
         except OSError:
             return False
 
-    def is_complete(self, *, compare_all: bool = True) -> bool:
-        """Whether the files of all ranks are there, and their shards are of one call.
-
-        All shards are compared with this rank's, which reads as many files as there are ranks; or
-        only the next rank's is.
-        """
-        place, names, shards = self.place, self.names(), list(self.place.shards())
-        if not self._has_own(names) or not all({s.dump, s.meta} <= names for s in shards):
-            return False
-        if len(shards) == 1:
-            return True
-        compared = shards if compare_all else [shards[(place.rank + 1) % len(shards)]]
-        # Shards without a generation pass: nothing is known of them. They differ where a job that
-        # replaces another's shards was killed or has not finished yet.
-        own = self.read_meta().info.get("generation")
-        try:
-            return all(
-                attrs.evolve(self, place=shard).read_meta().info.get("generation") == own
-                for shard in compared
-                if shard != place
-            )
-        except (FileNotFoundError, CorruptDumpError):
-            return False  # its own rank decides what becomes of that shard
-
     def read_meta(self, identity: bool = True) -> DumpMeta:
-        """The ``meta.json`` of this rank.
+        """Its ``meta.json``.
 
         Raises
         ------
         FileNotFoundError
-            There is none, or no ``gen_batch.dp``.
+            Neither file is there.
         CorruptDumpError
             It is damaged, or does not fit its place or its ``gen_batch.dp``.
         """
         place = self.place
         where = str(place.directory / place.meta)
-        with self._open(place.meta, MAX_META) as file:
-            meta = DumpMeta.from_bytes(file.read(), where, identity)
+        try:
+            with self._open(place.meta, MAX_META) as file:
+                meta = DumpMeta.from_bytes(file.read(), where, identity)
+            dump, found = str(place.directory / place.dump), self.folder.stat(place.dump)
+        except FileNotFoundError:
+            self._refuse_half()
+            raise
         self._check_whose(whose(meta), where)
-        dump, found = str(place.directory / place.dump), self.folder.stat(place.dump)
         if not stat.S_ISREG(found.st_mode):
             raise CorruptDumpError("it is not a regular file", dump)
         if found.st_size != meta.stored:
@@ -131,11 +111,7 @@ class OpenDump:
         """Open this rank's ``gen_batch.dp`` to read its arrays; raises as :meth:`read_meta`."""
         place = self.place
         where = str(place.directory / place.dump)
-        try:
-            meta = self.read_meta()
-        except FileNotFoundError:
-            self._has_own(self.names())
-            raise
+        meta = self.read_meta()
         # Here, because whoever only looks at meta.json needs no numpy.
         from rlskip.format import container
 
@@ -144,16 +120,11 @@ class OpenDump:
             self._check_whose(reader.index, where)
             yield reader, meta
 
-    def _has_own(self, names: frozenset[str]) -> bool:
-        """Whether both of this rank's files are there; raises where only one of them is."""
-        place = self.place
-        missing = {place.dump, place.meta} - names
-        # The two files of a shard, or in a directory that later calls have, too, come one after the
-        # other; those of other dumps in one rename.
-        joins = place.part is None and place.dump in names and call_numbers(names)
-        if len(missing) == 1 and place.world_size == 1 and not joins:
-            raise CorruptDumpError(f"{missing.pop()} is missing", where=str(place.directory))
-        return not missing
+    def _refuse_half(self) -> None:
+        """Raise CorruptDumpError where one of the two files is there: one rename published both."""
+        missing = {self.place.dump, self.place.meta} - self.names()
+        if len(missing) == 1:
+            raise CorruptDumpError(f"{missing.pop()} is missing", where=str(self.place.directory))
 
     def _open(self, name: str, max_bytes: int | None = None) -> BinaryIO:
         try:
@@ -164,7 +135,7 @@ class OpenDump:
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
         if any(found.get(name) != value for name, value in whose(self.place).items()):
             raise CorruptDumpError(
-                f"it was written for step {found.get('step')}, part {found.get('part')}, "
+                f"it was written for step {found.get('step')}, call {found.get('call')!r}, "
                 f"rank {found.get('rank')} of {found.get('world_size')}",
                 where=where,
             )

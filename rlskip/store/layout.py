@@ -3,32 +3,35 @@
 ::
 
     {dump_dir}/{experiment_name}_{project_name}/GBS{gbs}_N{n}_in{prompt_len}_out{response_len}/
-        {step}/gen_batch.dp             meta.json
-        {step}/{part}/gen_batch.dp      meta.json            later calls, or the parts of a queue
-        {step}/gen_batch.r0-of-2.dp     meta.r0-of-2.json    one pair per rank
-        {step}.journal                  finished sessions of a step without a dump
-        {step}.bad-{time}-{random}      a quarantined dump; parts and journals likewise
-        .work/                          staging directories, marks of readers
-        {role}/{step}/...               of every role but those that train share
-    {dump_dir}/stages/{job}/{step}/{part}/...   what the stages of a step computed
+        {step}/gen_batch.dp  meta.json       the first call of a step
+        {step}.{digest}-{k}/...              each later one: k counts the calls of a digest
+        {step}.part-{k}/...                  each later part of a queue's step
+        {step}[.{call}].r0-of-2/...          a rank's shard of any of these
+        {step}.journal                       finished sessions of a step without a dump
+        {name}.bad-{time}-{random}           a quarantined dump or journal
+        .work/                               staging directories, marks of readers
+        {role}/{step}/...                    of every role but those that train share
+    {dump_dir}/stages/{job}/{step}[.part-{k}]/...   what the stages of a step computed
 
-Whatever is not a dump has a name that is not an integer.
+A dump is one directory, which one rename publishes: that rename alone decides who was first. The
+digest is of role, stage and prompts (:meth:`rlskip.store.identity.Identity.digest`): it says where
+to look, and what the dump was made for is in its ``meta.json``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 import xxhash
 
-from rlskip._files import guard, open_folder
+from rlskip._files import guard
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 
@@ -37,9 +40,15 @@ _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
-_SHARD = re.compile(r"gen_batch\.r([0-9]{1,6})-of-([0-9]{1,6})\.dp")
-_ROLLOUTS = re.compile(r"gen_batch(\.r[0-9]+-of-[0-9]+)?\.dp")
-_META = re.compile(r"meta(\.r[0-9]+-of-[0-9]+)?\.json")
+# verl's own files, too: `rlskip ls` lists their directories.
+_ROLLOUTS = re.compile(r"gen_batch\.(dp|pt)")
+_NUMBER = "0|[1-9][0-9]{0,18}"
+_PART = "part"
+_NAME = re.compile(
+    rf"(?P<step>{_NUMBER})"
+    rf"(?:\.(?P<call>(?:[0-9a-f]{{16}}|{_PART})-(?:{_NUMBER})))?"
+    r"(?:\.r(?P<rank>[0-9]{1,6})-of-(?P<ranks>[0-9]{1,6}))?"
+)
 
 WORK = ".work"
 
@@ -156,9 +165,14 @@ def journaled_steps(directory: Path) -> list[int]:
     return sorted({step for step in found if step is not None})
 
 
-def steps_among(names: Iterable[str]) -> list[int]:
-    """The steps that directories of a run are named after, or the parts of a step, ascending."""
-    return sorted(step for name in names if (step := as_step(name)) is not None)
+def part_name(number: int) -> str:
+    """The name among those of its step of part `number` of a queue: the first has none."""
+    return f"{_PART}-{number}" if number else ""
+
+
+def call_number(call: str) -> int:
+    """The number in the name of a call or of a part; 0 of the first."""
+    return int(call.rpartition("-")[2] or 0)
 
 
 def quarantine_name(name: str, tag: str | None = None) -> str:
@@ -181,82 +195,62 @@ def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
 
     A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
     """
-    return any(_ROLLOUTS.fullmatch(name) or (of_run and _META.fullmatch(name)) for name in names)
-
-
-def call_numbers(names: Iterable[str]) -> list[int]:
-    """The later calls of a step, ascending, by the names in its directory.
-
-    None where there is a part 0: such parts are those of a queue.
-    """
-    found = steps_among(names)
-    return [] if 0 in found else found
+    return any(_ROLLOUTS.fullmatch(name) or (of_run and name == Place.meta) for name in names)
 
 
 @attrs.frozen
 class Place:
-    """Where the dump of one step (or of a part of it) is, for one rank.
+    """Where a dump is.
 
     Parameters
     ----------
     root
         The run's directory. Below it no symbolic link is followed.
+    call
+        Its name among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: it is the first.
     """
 
     root: Path
     step: int
-    part: int | None = None
+    call: str = ""
     rank: int = 0
     world_size: int = 1
 
+    #: The files of a dump.
+    dump: ClassVar[str] = "gen_batch.dp"
+    meta: ClassVar[str] = "meta.json"
+
+    @classmethod
+    def parse(cls, root: Path, name: str) -> Place | None:
+        """The place of the directory of this name; None if none of a dump's has such a name."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        rank, ranks = int(found["rank"] or 0), int(found["ranks"] or 1)
+        is_shard = found["rank"] is not None
+        if is_shard and not (rank < ranks > 1 and name.endswith(f".r{rank}-of-{ranks}")):
+            return None
+        return cls(root, int(found["step"]), found["call"] or "", rank, ranks)
+
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (str(self.step),) if self.part is None else (str(self.step), str(self.part))
+    def name(self) -> str:
+        """Of its directory."""
+        call = f".{self.call}" if self.call else ""
+        rank = f".r{self.rank}-of-{self.world_size}" if self.world_size > 1 else ""
+        return f"{self.step}{call}{rank}"
 
     @property
     def directory(self) -> Path:
-        return self.root.joinpath(*self.parts)
+        return self.root / self.name
 
     @property
-    def dump(self) -> str:
-        return f"gen_batch{self._shard}.dp"
-
-    @property
-    def meta(self) -> str:
-        return f"meta{self._shard}.json"
-
-    @property
-    def _shard(self) -> str:
-        return "" if self.world_size == 1 else f".r{self.rank}-of-{self.world_size}"
-
-    def shards(self) -> Iterator[Place]:
-        """The same step's places of all ranks."""
-        return (attrs.evolve(self, rank=rank) for rank in range(self.world_size))
-
-    def among(self, names: Iterable[str]) -> list[Place]:
-        """The places, of one rank or of several, whose dumps have files of these `names`."""
-        names = set(names)
-        ranks = [(int(m[1]), int(m[2])) for name in names if (m := _SHARD.fullmatch(name))]
-        shards = [
-            attrs.evolve(self, rank=rank, world_size=size)
-            for rank, size in sorted(ranks)
-            if rank < size > 1
-        ]
-        return [self, *shards] if {self.dump, self.meta} & names else shards
+    def order(self) -> tuple[int, bool, str, int, int]:
+        """Within a run: by step, the first call first, then by name, and by rank."""
+        digest, _, _ = self.call.rpartition("-")
+        return self.step, bool(self.call), digest, call_number(self.call), self.rank
 
 
-def has_dump(directory: Path, step: int) -> bool:
-    """Whether a step of a run has files of a dump, its own or a part's, as far as can be read.
-
-    Its directory may be there without one: all of its parts may be quarantined.
-    """
-    itself = Place(directory, step)
-    names = _names_at(itself)
-    parts = (attrs.evolve(itself, part=part) for part in steps_among(names))
-    return bool(itself.among(names)) or any(part.among(_names_at(part)) for part in parts)
-
-
-def _names_at(place: Place) -> list[str]:
-    with contextlib.suppress(OSError), open_folder(place.root, *place.parts) as folder:
-        return folder.names()
-    return []
+def places_among(root: Path, names: Iterable[str]) -> list[Place]:
+    """The places of the directories of these names that are a dump's, in order."""
+    found = filter(None, (Place.parse(root, name) for name in names))
+    return sorted(found, key=lambda place: place.order)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import xxhash
-from attrs.validators import ge, instance_of, lt, optional
+from attrs.validators import ge, instance_of, lt
 
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError
 from rlskip.format.version import VERSION, check_version
@@ -37,6 +37,8 @@ def check_info(info: Mapping[str, Any]) -> None:
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         raise ValueError(f"info['seconds'] is {seconds!r:.80}, not a number of seconds")
+    if type(place := info.get("place", 0)) is not int or place < 0:
+        raise ValueError(f"info['place'] is {place!r:.80}, not a number of calls before")
     if not isinstance(generation, str) or not _GENERATION.fullmatch(generation):
         raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
 
@@ -47,7 +49,7 @@ class DumpMeta:
 
     Parameters
     ----------
-    step, part, rank, world_size
+    step, call, rank, world_size
         The place that it was written for.
     checksum
         The one in the tail of ``gen_batch.dp``.
@@ -59,7 +61,8 @@ class DumpMeta:
         What the rollouts were generated from; None when the caller gave none.
     info
         JSON that the caller adds, such as the job's id. rlskip itself reads ``seconds`` (what the
-        stage took, a finite number from 0 on) and ``generation`` (up to 15 hex digits).
+        stage took, a finite number from 0 on), ``place`` (of the call among those of its step) and
+        ``generation`` (of several ranks, up to 15 hex digits).
     version
         The format's version.
     """
@@ -69,7 +72,7 @@ class DumpMeta:
     nbytes: int = attrs.field(validator=_COUNT)
     stored: int = attrs.field(validator=_COUNT)
     created: str = attrs.field(validator=_is_time)
-    part: int | None = attrs.field(default=None, validator=optional(_COUNT))
+    call: str = attrs.field(default="", validator=instance_of(str))
     rank: int = attrs.field(default=0, validator=_COUNT)
     world_size: int = attrs.field(default=1, validator=_COUNT)
     identity: Identity | None = None

@@ -28,7 +28,7 @@ class Prepared:
     """A dump that can be written: a codec keeps everything in it.
 
     Its arrays are views of the rollouts until :meth:`copied`. `on_conflict` is asked where another
-    process's dump has the place: for the part to write to instead, or None.
+    process's dump has the place: for the call's name to write to instead, or None.
     """
 
     place: Place
@@ -37,7 +37,7 @@ class Prepared:
     cost: int
     identity: Identity | None
     info: dict[str, Any]
-    on_conflict: Callable[[DumpMeta], int | None] | None = None
+    on_conflict: Callable[[DumpMeta], str | None] | None = None
 
     @property
     def copy_nbytes(self) -> int:
@@ -56,7 +56,7 @@ class Prepared:
             stored = file.tell()
         meta = DumpMeta(
             step=place.step,
-            part=place.part,
+            call=place.call,
             rank=place.rank,
             world_size=place.world_size,
             checksum=checksum,

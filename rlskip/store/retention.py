@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from rlskip.store import commit
-from rlskip.store.layout import has_dump
+from rlskip.store.layout import Place
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +68,19 @@ class Retention:
         # wrote it since. A step that is gone is dropped at the next save.
         self._known: dict[int, int] = {}
 
-    def apply(
-        self, steps: Callable[[], list[int]], just_written: int, *, is_later_call: bool
-    ) -> None:
-        """Remove the oldest of `steps` beyond the number; a failure is logged as a warning.
+    def apply(self, families: Callable[[], Mapping[int, list[Place]]], written: Place) -> None:
+        """Remove the oldest steps beyond the number; a failure is logged as a warning.
 
-        `is_later_call` tells that a step was added to: the files of its other calls are not looked
-        at again after each of many.
+        `families` gives the dumps of each step; it is not called for a step that is known, because
+        a step may have thousands of calls.
         """
         if self._keep_last is None:
             return
+        if written.step in self._known:
+            self._known[written.step] = time.time_ns()
+            return
         try:
-            removed = self._remove(steps(), just_written, self._keep_last, is_later_call)
+            removed = self._remove(families(), written.step, self._keep_last)
         except Exception as error:  # the new dump is published: nothing may fail any more
             logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
         else:
@@ -90,12 +92,9 @@ class Retention:
         self._known.pop(step, None)
 
     def _remove(
-        self, steps: list[int], just_written: int, keep_last: int, is_later_call: bool
+        self, families: Mapping[int, list[Place]], just_written: int, keep_last: int
     ) -> list[int]:
-        known = self._known.pop(just_written, None)
-        if known is not None and is_later_call:
-            self._known[just_written] = os.stat(self._root / str(just_written)).st_mtime_ns
-        present = {step: self._known.get(step) or self._written(step) for step in steps}
+        present = {step: self._known.get(step) or _written(of) for step, of in families.items()}
         self._known = {step: when for step, when in present.items() if when is not None}
         spared = commit.being_read(self._root) | {just_written}
         removed = []
@@ -105,15 +104,30 @@ class Retention:
             if step in spared:
                 continue
             del self._known[step]
-            with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                commit.remove(self._root / str(step), self._root)
-                removed.append(step)
+            remove_family(families[step])
+            removed.append(step)
         return removed
 
-    def _written(self, step: int) -> int | None:
-        """None without a dump: all of it may be quarantined, or about to be written."""
-        found = Written.of(self._root / str(step)) if has_dump(self._root, step) else None
-        return None if found is None else found.when
+
+def remove_family(places: Sequence[Place]) -> None:
+    """Remove the dumps of a step, the last calls first.
+
+    Who is killed on the way leaves a step that lacks its last calls, as one whose job was killed:
+    the others still serve the calls that they were made for.
+    """
+    for place in reversed(places):
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            commit.remove(place.directory, place.root)
+
+
+def _written(places: Sequence[Place]) -> int | None:
+    """When the last of these was written; None where none is a dump, or there any more."""
+    found = []
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.lstat(place.directory))
+    # A link or a file that has the name of a dump is not counted as a step.
+    return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import errno
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
-from rlskip.store.layout import Place, call_numbers, steps_among
+from rlskip.store.layout import Place, name_before_quarantine, places_among
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
@@ -35,23 +36,25 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
 _TICK_S = 1.0
-"""A directory changed again within a clock tick of being listed may show no newer time."""
+"""Longer than a tick of any file system's clock."""
 
 
 class StepStore:
     """The dumps in one directory, as :func:`~rlskip.store.run_directory` names it.
 
-    A corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and the
-    step counts as absent. A dump that cannot be read at the moment counts as absent, too, and one
-    in another format raises; both stay where they are.
+    A dump is named by its step and its call: the first call of a step has no name of its own. A
+    corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and it
+    counts as absent. A dump that cannot be read at the moment counts as absent, too, and one in
+    another format raises; both stay where they are.
 
     Parameters
     ----------
     directory
         Created on the first save.
     rank, world_size
-        Of several ranks that call the stage together each keeps a shard of the step. The step is
-        there when all shards are, with the same ``info["generation"]``.
+        Of several ranks that call the stage together each keeps a shard of each call. The shards
+        of one call have the same ``info["generation"]``; whether all are there the ranks find out
+        together (:mod:`rlskip.skip.agreement`).
     keep_last
         After each save remove the steps that were written longest ago, down to this number; never
         the step just saved or one that is being read. None: keep all.
@@ -75,103 +78,131 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self.rank = rank
         self.world_size = world_size
-        # While the directory's mtime, in ns, is the first, it holds exactly these steps. Threads
-        # replace the pair as a whole.
-        self._seen: tuple[int | None, list[int]] = (None, [])
+        self._names = _Names(None, 0.0)
         self._retention = Retention(self.directory, keep_last)
 
-    # -- which steps there are -----------------------------------------------------------
+    # -- which dumps there are -----------------------------------------------------------
 
-    def steps(self, part: int | None = None) -> list[int]:
-        """The steps with a complete dump, ascending; those that cannot be read are left out."""
+    def steps(self) -> list[int]:
+        """The steps whose first call has a sound dump, ascending; none that cannot be read."""
         with _unread_dumps() as unread:
-            return [s for s in self._listed(unread) if self._is_complete(s, part, unread)]
+            return [s for s in self.listed() if self._meta(s, "", unread) is not None]
 
-    def nearest(self, step: int, part: int | None = None) -> int | None:
+    def nearest(self, step: int) -> int | None:
         """The step that `repeat` takes for `step`; those that cannot be read are left out.
 
         `step` itself; else the largest below; else the smallest above; else None.
         """
         with _unread_dumps() as unread:
-            listed = self._listed(unread)
+            listed = self.listed()
             at = bisect.bisect_right(listed, step)
             candidates = [*reversed(listed[:at]), *listed[at:]]
-            return next((s for s in candidates if self._meta(s, part, unread) is not None), None)
+            return next((s for s in candidates if self._meta(s, "", unread) is not None), None)
 
     def listed(self) -> list[int]:
-        """The steps that have a directory, ascending, without a look into it."""
-        with _unread_dumps() as unread:
-            return self._listed(unread)
+        """The steps whose first call has a directory, ascending, without a look into it."""
+        return sorted(step for step, calls in self._listing().calls.items() if "" in calls)
 
-    def calls(self, step: int) -> list[int]:
-        """The numbers of the calls that `step` has dumps of, ascending, from one listing.
+    def with_calls(self) -> list[int]:
+        """The steps of which any call has a directory, ascending."""
+        return sorted(self._listing().calls)
 
-        Call 0 is the step's own dump, the others are its parts. Whether a dump is complete is not
-        looked at. A step of a queue, whose parts are numbered from 0, has no later calls.
+    def calls(self, step: int) -> list[str]:
+        """The names of the calls of `step` that have a directory, the first call first."""
+        return list(self._listing().calls.get(step, ()))
+
+    def in_order(self, step: int) -> list[str]:
+        """The names of the calls of `step` that have a sound dump, as they were made.
+
+        Jobs that shared a step may have given two calls one place: then the names decide.
         """
-        try:
-            with opened(self._place(step, None)) as here:
-                names = here.names()
-        except (AbsentDumpError, UnreadableDumpError):
-            return []
-        except CorruptDumpError:  # for who reads it to quarantine
-            return [0]
-        first = [0] if {here.place.dump, here.place.meta} & names else []
-        return first + call_numbers(names)
+        with _unread_dumps() as unread:
+            metas = {call: self._meta(step, call, unread) for call in self.calls(step)}
+        there = {call: meta for call, meta in metas.items() if meta is not None}
+        return sorted(there, key=lambda call: there[call].info.get("place", 0))
 
-    def read_meta(self, step: int, part: int | None = None) -> DumpMeta | None:
-        """What ``meta.json`` of this rank's dump holds; None when there is no complete dump.
+    def quarantined(self, step: int) -> list[str]:
+        """The names of the calls of `step` of which something was moved away as bad."""
+        return sorted(self._listing().bad.get(step, ()))
+
+    def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
+        """What ``meta.json`` of a dump holds; None where there is none.
 
         Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
-        that cannot be read at the moment is logged as a warning: None. Of several ranks each
-        compares its shard with the next rank's: if all get a meta, all shards are of one call.
+        that cannot be read at the moment is logged as a warning: None.
 
         Raises
         ------
         OtherFormatError
-            It is in another version of the format.
+            Another version of rlskip wrote it.
         """
         with _unread_dumps() as unread:
-            return self._meta(step, part, unread)
+            return self._meta(step, call, unread)
 
-    def _listed(self, unread: list[DumpError]) -> list[int]:
+    def _listing(self) -> _Names:
+        """The names in the directory, listed again if it has changed: a run has many steps.
+
+        A directory that changed again within a tick of the clock may show no newer time. So a
+        listing of one that has just changed, by this process or another, is believed for a second.
+        """
+        names, changed = self._names, self._changed()
+        if changed is None or changed != names.changed or time.monotonic() > names.until:
+            names = _Names(
+                changed, math.inf if _is_settled(changed) else time.monotonic() + _TICK_S
+            )
+            listed = self._listed()
+            if listed is None:  # a fault of a moment is not remembered
+                return _Names(None, 0.0)
+            for name in listed:
+                before = name_before_quarantine(name)
+                place = Place.parse(self.directory, before or name)
+                if place is not None and self._is_mine(place):
+                    names.add(place, is_bad=bool(before))
+            for calls in names.calls.values():
+                calls.sort(key=lambda call: Place(self.directory, 0, call).order)
+            self._names = names  # threads replace it as a whole
+        return names
+
+    def _changed(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return os.stat(self.directory).st_mtime_ns
+        return None
+
+    def _listed(self) -> list[str] | None:
+        """What is in the directory; None, with a warning, where it cannot be listed."""
         try:
-            changed = os.stat(self.directory).st_mtime_ns
-            seen, steps = self._seen
-            if changed != seen:
-                steps = steps_among(os.listdir(self.directory))
-                settled = time.time() - changed / 1e9 > _TICK_S
-                self._seen = (changed if settled else None, steps)
-            return steps
+            return os.listdir(self.directory)
         except FileNotFoundError:
             return []
         except OSError as error:
-            unread.append(UnreadableDumpError(f"it cannot be listed: {error}", str(self.directory)))
-            return []
+            logger.warning("%s cannot be listed: %s; it counts as empty", self.directory, error)
+            return None
 
-    def _is_complete(self, step: int, part: int | None, unread: list[DumpError]) -> bool:
-        try:
-            with opened(self._place(step, part)) as here:
-                return here.is_complete()
-        except UnreadableDumpError as error:
-            unread.append(error)
-        except DumpError:
-            pass
-        return False
+    def _is_mine(self, place: Place) -> bool:
+        return (place.rank, place.world_size) == (self.rank, self.world_size)
 
-    def _meta(self, step: int, part: int | None, unread: list[DumpError]) -> DumpMeta | None:
+    def _note_published(self, place: Place) -> None:
+        """Know of a dump of this process without listing all others again."""
+        names = self._names
+        if names.changed is not None and place.call not in names.calls.get(place.step, ()):
+            names.add(place)
+            names.changed, names.until = (
+                self._changed(),
+                min(names.until, time.monotonic() + _TICK_S),
+            )
+
+    def _meta(self, step: int, call: str, unread: list[DumpError]) -> DumpMeta | None:
         try:
-            return self._meta_there(step, part)
+            return self._meta_there(step, call)
         except UnreadableDumpError as error:
             unread.append(error)
         except (AbsentDumpError, CorruptDumpError):
             pass
         return None
 
-    def _meta_there(self, step: int, part: int | None) -> DumpMeta | None:
-        with self._opened(step, part) as here:
-            there = here.is_complete(compare_all=False)
-            return self._complete(here.read_meta()) if there else None
+    def _meta_there(self, step: int, call: str) -> DumpMeta:
+        with self._opened(step, call) as here:
+            return self._complete(here.read_meta())
 
     # -- saving --------------------------------------------------------------------------
 
@@ -196,11 +227,11 @@ class StepStore:
         step: int,
         rollouts: Any,
         *,
+        call: str = "",
         identity: Identity | None = None,
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
-        part: int | None = None,
-        on_conflict: Callable[[DumpMeta], int | None] | None = None,
+        on_conflict: Callable[[DumpMeta], str | None] | None = None,
     ) -> Prepared:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
@@ -208,60 +239,64 @@ class StepStore:
         ----------
         rollouts
             Anything that a codec keeps.
+        call
+            The name of the call among those of its step; of the first none.
         identity, info
             Recorded in ``meta.json``; `info` is any JSON, with the entries that
-            :class:`DumpMeta` names of their type. Several ranks give the same
-            ``info["generation"]``, which no other call has: shards of different calls are not a
-            step but a miss, and are replaced.
+            :class:`DumpMeta` names of their type.
         sidecar
             A second value, loaded on its own, such as the states of random generators.
-        part
-            The number of the part, where a step has several. Of several calls the first has none.
         on_conflict
-            Called with the meta of the dump where another process has dumped the step meanwhile.
-            It returns the part to write to instead; None: this dump is dropped. By default it is
-            dropped. Shards are always replaced, one file after the other.
+            Called with the meta of the dump that has the place already. It returns the name of the
+            call to write to instead; None: this dump is dropped, or, if it is a shard, replaces
+            that one. By default it is that.
         """
         packer = Packer()
         index = {
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        place, plain = self._place(step, part), as_json(info or {}, identity)
+        place, plain = self._place(step, call), as_json(info or {}, identity)
         return Prepared(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place."""
         commit.sweep(self.directory)
-        while True:
-            try:
-                meta, ours = self._write(dump)
-            except OSError as error:
-                if error.filename is None:  # of a full disk, for example
-                    error.filename = str(dump.place.directory)
-                raise
-            part = None if ours or dump.on_conflict is None else dump.on_conflict(meta)
-            if part is None:
-                return meta
-            dump = attrs.evolve(dump, place=attrs.evolve(dump.place, part=part))
+        try:
+            return self._write(dump)
+        except OSError as error:
+            if error.filename is None:  # of a full disk, for example
+                error.filename = str(dump.place.directory)
+            raise
 
-    def _write(self, dump: Prepared) -> tuple[DumpMeta, bool]:
-        """The meta of the dump that has the place now, and whether it is this one."""
-        place, ours = dump.place, True
-        with commit.staging_directory(self.directory, "-".join(place.parts)) as staging:
-            meta = dump.write_files(staging)
-            shared = place.parts if place.world_size > 1 else place.parts[:-1]
-            for depth, _ in enumerate(shared, 1):
-                commit.quarantine_other_than_directory(self.directory.joinpath(*shared[:depth]))
-            if place.world_size > 1:
-                commit.publish_files(staging, place.directory, place.meta, place.dump)
-            elif (other := self._publish(staging, place)) is not None:
-                meta, ours = other, False
-        # It is published: from here on nothing may fail.
-        if place.rank == 0:
-            is_later_call = place.part is not None
-            self._retention.apply(self.listed, place.step, is_later_call=is_later_call)
-        return meta, ours
+    def _write(self, dump: Prepared) -> DumpMeta:
+        """The meta of the dump that has the place now."""
+        while True:
+            place = dump.place
+            with commit.staging_directory(self.directory, place.name) as staging:
+                meta = dump.write_files(staging)
+                commit.quarantine_other_than_directory(place.directory)
+                other = self._publish(staging, place)
+                if other is not None:
+                    elsewhere = dump.on_conflict(other) if dump.on_conflict else None
+                    if elsewhere is not None:
+                        dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
+                        continue
+                    if place.world_size == 1:
+                        return other
+                    commit.replace(staging, place.directory, self.directory)
+            # It is published: from here on nothing may fail.
+            self._note_published(place)
+            if place.rank == 0:
+                self._retention.apply(self._families, place)
+            return meta
+
+    def _families(self) -> dict[int, list[Place]]:
+        """By step the places of all its dumps, those of all ranks."""
+        families: dict[int, list[Place]] = {}
+        for place in places_among(self.directory, self._listed() or ()):
+            families.setdefault(place.step, []).append(place)
+        return families
 
     def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:
         """Give the dump its name; the meta of the dump that has the name already."""
@@ -274,25 +309,14 @@ class StepStore:
                 continue
             if (other := self._others(place)) is not None:
                 return other
-            if place.part is None and any(self.calls(place.step)):  # the directory is theirs, too
-                if self._join(staging, place):
-                    return None
-                continue
             # What is there is no dump that can be read. Another process may be quicker to move or
             # to replace it.
             with contextlib.suppress(FileNotFoundError):
-                kept = commit.move_away(self.directory, place.parts, (), alone=True, judged=judged)
+                kept = commit.move_away(place, judged)
                 logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
         raise FileExistsError(
             errno.EEXIST, "other processes dump it again and again", str(place.directory)
         )
-
-    def _join(self, staging: Folder, place: Place) -> bool:
-        """Move the first call's files to the later calls; False where that is to be tried again."""
-        with commit.joining(self.directory, place.step):
-            if self._others(place) is None and 0 in self.calls(place.step):
-                self.quarantine(place.step, "it is not complete")
-            return commit.join_files(staging, place.directory, place.meta, place.dump)
 
     def _others(self, place: Place) -> DumpMeta | None:
         """The meta of the dump that another process has written to `place`.
@@ -305,7 +329,7 @@ class StepStore:
         other = None
         with contextlib.suppress(CorruptDumpError):
             try:
-                other = self._meta_there(place.step, place.part)
+                other = self._meta_there(place.step, place.call)
             except AbsentDumpError as error:
                 # What is stale counts as absent for a reader. It may have been moved, and be sound.
                 stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
@@ -317,9 +341,7 @@ class StepStore:
 
     # -- loading -------------------------------------------------------------------------
 
-    def load(
-        self, step: int, *, part: int | None = None, fields: Sequence[str] | None = None
-    ) -> Any:
+    def load(self, step: int, *, call: str = "", fields: Sequence[str] | None = None) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
         Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
@@ -339,54 +361,47 @@ class StepStore:
         DumpError
             It is in another format, holds a type unknown here, or has no such field.
         """
-        with self._reader(step, part) as (reader, _):
+        with self._reader(step, call) as (reader, _):
             if fields is None:
                 reader.expand_all()
             return rebuild(reader, "rollouts", fields)
 
     def load_with_meta(
-        self, step: int, *, part: int | None = None, sidecar: bool = False
+        self, step: int, *, call: str = "", sidecar: bool = False
     ) -> tuple[Any, DumpMeta, Any]:
         """As :meth:`load`, with the meta of that very dump, and its sidecar or None."""
-        with self._reader(step, part) as (reader, meta):
+        with self._reader(step, call) as (reader, meta):
             reader.expand_all()
             aside = rebuild(reader, "aside") if sidecar else None
             return rebuild(reader, "rollouts"), self._complete(meta), aside
 
-    def load_sidecar(self, step: int, *, part: int | None = None) -> Any:
+    def load_sidecar(self, step: int, *, call: str = "") -> Any:
         """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""
-        with self._reader(step, part) as (reader, _):
+        with self._reader(step, call) as (reader, _):
             return rebuild(reader, "aside")
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
-        place = Place(self.directory, meta.step, meta.part, meta.rank, meta.world_size)
+        place = Place(self.directory, meta.step, meta.call, meta.rank, meta.world_size)
         with contextlib.suppress(OSError):  # it may be gone by now
             return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
 
     def quarantine(
-        self,
-        step: int,
-        reason: str,
-        part: int | None = None,
-        *,
-        judged: os.stat_result | None = None,
+        self, step: int, reason: str, call: str = "", *, judged: os.stat_result | None = None
     ) -> Path | None:
-        """Keep a bad dump under a name that is not a step, with a warning.
+        """Keep a bad dump under a name that is none of a dump's, with a warning.
 
         Other calls of the step and other ranks' shards stay; so does a dump whose directory is not
         the one that was `judged`. Returns where the dump is; None when it is gone or cannot be
         moved.
         """
-        place = self._place(step, part)
+        place = self._place(step, call)
         if not self._quarantines:
             logger.warning("%s cannot be used: %s", place.directory, reason)
             return None
-        alone = self.world_size == 1 and (part is not None or not any(self.calls(step)))
         try:
-            files = place.meta, place.dump
-            kept = commit.move_away(self.directory, place.parts, files, alone=alone, judged=judged)
+            kept = commit.move_away(place, judged)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -396,18 +411,20 @@ class StepStore:
             )  # fmt: skip
             return None
         self._retention.forget(step)
+        # Else the next dump that is published would keep it listed for a second.
+        self._names = _Names(None, 0.0)
         logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
         return place.directory.with_name(kept)
 
     # -- within --------------------------------------------------------------------------
 
-    def _place(self, step: int, part: int | None) -> Place:
-        return Place(self.directory, step, part, self.rank, self.world_size)
+    def _place(self, step: int, call: str) -> Place:
+        return Place(self.directory, step, call, self.rank, self.world_size)
 
     @contextlib.contextmanager
-    def _opened(self, step: int, part: int | None) -> Iterator[OpenDump]:
+    def _opened(self, step: int, call: str) -> Iterator[OpenDump]:
         """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
-        place, here = self._place(step, part), None
+        place, here = self._place(step, call), None
         try:
             with opened(place) as here:
                 try:
@@ -416,21 +433,44 @@ class StepStore:
                     # Only what was read, not what another process may have put there since.
                     if here.is_in_place():
                         judged = os.fstat(here.folder.handle)
-                        self.quarantine(step, error.what, part, judged=judged)
+                        self.quarantine(step, error.what, call, judged=judged)
                     raise
         except CorruptDumpError as error:
             if here is None:  # what has the directory's name is not a directory
-                self.quarantine(step, error.what, part)
+                self.quarantine(step, error.what, call)
             raise
 
     @contextlib.contextmanager
-    def _reader(self, step: int, part: int | None) -> Iterator[tuple[container.Reader, DumpMeta]]:
+    def _reader(self, step: int, call: str) -> Iterator[tuple[container.Reader, DumpMeta]]:
         with (
             commit.reading(self.directory, step),
-            self._opened(step, part) as here,
+            self._opened(step, call) as here,
             here.reader() as found,
         ):
             yield found
+
+
+@attrs.define(eq=False)
+class _Names:
+    """What a directory held when it was `changed` last, in ns; believed until that time.
+
+    By step the names of its calls, and those of which something was moved away as bad.
+    """
+
+    changed: int | None
+    until: float
+    calls: dict[int, list[str]] = attrs.field(factory=dict)
+    bad: dict[int, set[str]] = attrs.field(factory=dict)
+
+    def add(self, place: Place, *, is_bad: bool = False) -> None:
+        if is_bad:
+            self.bad.setdefault(place.step, set()).add(place.call)
+        else:
+            self.calls.setdefault(place.step, []).append(place.call)
+
+
+def _is_settled(changed: int | None) -> bool:
+    return changed is not None and time.time() - changed / 1e9 > _TICK_S
 
 
 @contextlib.contextmanager

@@ -26,7 +26,6 @@ from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import is_validation, meta_of, plain
 from rlskip.batch.prompts import PromptsError, first_uid, uids_of
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
-from rlskip.format.fingerprint import contents_of
 
 Row = dict[str, Any]
 
@@ -294,22 +293,3 @@ def test_meta_is_found_in_every_kind(wrap: Callable[[Any], Any]) -> None:
     assert not is_validation(wrap({"validate": False}))
     assert meta_of({"meta_info": 7}) == {}
     assert meta_of(7) == {}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_contents_go_with_their_rows(kind: str) -> None:
-    rows: list[Row] = [{"uid": u, "x": i, "ids": [i], "tools": []} for i, u in enumerate("abc")]
-    batch = KINDS[kind](rows)
-    contents = contents_of(batch, {})
-    assert len(set(contents)) == 3
-    assert contents_of(select(batch, [2, 0]), {}) == [contents[2], contents[0]]
-    assert contents_of(batch, {"seed": 1}) != contents
-
-
-def test_a_value_for_the_whole_batch_is_part_of_every_content() -> None:
-    def contents(temperature: float) -> list[str | None]:
-        return contents_of({"uid": ["a", "b"], "x": [1, 2], "temperature": temperature}, {})
-
-    assert set(contents(1.0)).isdisjoint(contents(0.5))
-    assert contents(1.0) == contents(1.0)
-    assert contents_of({"uid": ["a", "b"], "global_steps": [1, 1]}, {}) == [None, None]

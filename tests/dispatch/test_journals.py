@@ -20,6 +20,7 @@ from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, journal_identity
 from rlskip.dispatch.units import Session
+from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
@@ -43,6 +44,9 @@ class Run:
     returns: bool = False  # whether workers return their rows, or write them as verl's do
     queue: MemoryQueue = attrs.field(factory=MemoryQueue)
     ran: list[tuple[str, int]] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        forget_served()  # the one before has ended
 
     def journals(self) -> Journals:
         identity = journal_identity(self.identity, self.config)

@@ -17,11 +17,14 @@ from tensordict import TensorDict
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journals
+from rlskip.jobs.served import forget_served
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
 
 
 def dispatch(store, prompts, worker, step=1, queue=None, **more):
+    """As a process that began just now: what one has generated itself, it never resumes."""
+    forget_served()
     queue = queue or MemoryQueue()
     config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
     with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
@@ -33,17 +36,17 @@ async def worker(prompt, sampling, session):
     return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
 
 
-@pytest.mark.parametrize("part", [None, 0])
-def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts, part):
+@pytest.mark.parametrize("info", [{}, {"groups": 2}])
+def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts, info):
     """With the next step: the dump may be that of an earlier call than the one that was killed."""
     store, prompts = StepStore(tmp_path), make_prompts(2)
     dispatch(store, prompts, worker, step=2)
     for step in (1, 2):
-        store.save(step, {"rollouts": torch.ones(3)}, part=part)
+        store.save(step, {"rollouts": torch.ones(3)}, info=info)
         assert dispatch(store, prompts, worker, step=step)[1].resumed == 8 * (step == 2)
     dispatch(store, prompts, worker, step=3)
     assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["3.journal"]
-    assert store.steps() == ([1, 2] if part is None else [])
+    assert store.steps() == [1, 2]
 
 
 @pytest.mark.parametrize("partition", ["train", "of my own"])
@@ -53,7 +56,7 @@ def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make_pro
     config = {"dispatch": {"rollout_level": True, "journal": True}}
     with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
         dispatcher.submit(make_prompts(2), step=1, partition=partition).result()
-        store.save(1, {"rollouts": torch.ones(3)}, part=0)
+        store.save(1, {"rollouts": torch.ones(3)}, info={"groups": 2})
         dispatcher.submit(make_prompts(1, of="later"), step=2, partition=partition).result()
         assert Path(tmp_path, "1.journal").exists()
         dispatcher.buffer.evict(["u_0", "u_1"], partition)
@@ -233,6 +236,7 @@ def test_a_resumed_session_is_numbered_after_the_attempts_given_up(tmp_path, mak
     config = {"dispatch": {**dispatch, "max_retries": 9, "max_data_retries": 0}}
     store = StepStore(tmp_path)
     for _ in range(2):
+        forget_served()  # in another process
         pool = LocalPool(slow_at_first, 1)
         with RolloutDispatcher(pool, queue, config, store=store) as dispatcher:
             for _ in range(2):

@@ -31,7 +31,7 @@ class Reader:
         self.data = data = (directory / "gen_batch.dp").read_bytes()
         assert len(data) == meta["stored"]
         magic, version, zero = struct.unpack_from("<8sII", data)
-        assert (magic, version, zero) == (b"rlskip\r\n", 2, 0)
+        assert (magic, version, zero) == (b"rlskip\r\n", 3, 0)
         stored, plain, digest, end = struct.unpack("<QQ16s8s", data[-40:])
         assert end == b"\r\nend\r\n\0"
         packed = data[-40 - stored : -40]
@@ -39,6 +39,12 @@ class Reader:
         text = unpack(packed)
         assert len(text) == plain
         self.index = json.loads(text)
+        name = f"{meta['step']}.{meta['call']}" if meta["call"] else f"{meta['step']}"
+        if meta["world_size"] > 1:
+            name += f".r{meta['rank']}-of-{meta['world_size']}"
+        assert name == directory.name
+        for place in ("step", "call", "rank", "world_size"):
+            assert self.index[place] == meta[place]
         self.arrays, offset = [], 16
         for nbytes, spec, pieces in self.index["arrays"]:
             assert len(pieces) == -(-nbytes // PIECE)
@@ -139,11 +145,11 @@ def dtype(spec: str) -> str:
 
 
 def test_it_reads_the_golden_dump() -> None:
-    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v2" / "3")
+    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v3" / "3")
     assert reader.index["step"] == reader.meta["step"] == 3
     aside = reader.value(reader.index["aside"])
     assert aside["rng"].shape == (16,)
-    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v2").load(3)
+    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v3").load(3)
     theirs = reader.value(reader.index["rollouts"])
     assert set(theirs) == set(ours)
     batch = theirs["batch"]
@@ -174,9 +180,9 @@ def test_it_reads_a_fresh_dump(tmp_path: Path) -> None:
         "turns": [[i, 2**40] for i in range(10)],
         7: float("nan"),
     }
-    store = StepStore(tmp_path)
-    store.save(12, rollouts, identity=Identity.of({"prompts": "é", "n": 2}))
-    reader = Reader(tmp_path / "12")
+    store = StepStore(tmp_path, rank=1, world_size=2)
+    store.save(12, rollouts, call="part-3", identity=Identity.of({"prompts": "é", "n": 2}))
+    reader = Reader(tmp_path / "12.part-3.r1-of-2")
     theirs = reader.value(reader.index["rollouts"])
     assert reader.index["aside"] is None
     for field in ("ids", "mask", "logp"):

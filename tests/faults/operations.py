@@ -42,6 +42,8 @@ class Outcome:
 
 Operation = Generator[Callable[[], Any], Outcome, None]
 ROLLOUTS = {"a": [1, 2]}
+LATER = "0123456789abcdef-1"
+"""The name of a call that is not the first of its step."""
 
 
 def emptied(directory: Path) -> Path:
@@ -64,19 +66,25 @@ READS: dict[str, tuple[Callable[[StepStore], Any], list[Any]]] = {
     "load": (lambda s: s.load(3), [ROLLOUTS, AbsentDumpError]),
     "load_sidecar": (lambda s: s.load_sidecar(3), ["rng", AbsentDumpError]),
     "load fields": (lambda s: s.load(3, fields=["a"]), [ROLLOUTS, AbsentDumpError]),
+    "calls": (
+        lambda s: (s.calls(3), s.with_calls()),
+        [(["", LATER], [3, 5]), (["", LATER], []), ([], [3, 5]), ([], [])],
+    ),
+    "in order": (lambda s: s.in_order(3), [["", LATER], [""], [LATER], []]),
+    "quarantined": (lambda s: s.quarantined(5), [[LATER], []]),
 }
 
 
-def read(directory: Path, name: str, ranks: int) -> Operation:
+def read(directory: Path, name: str) -> Operation:
     """The dump is absent, for the reason that is named, and is never quarantined."""
-    for rank in range(ranks):
-        store = StepStore(directory, rank=rank, world_size=ranks)
-        for step in (3, 5):
-            store.save(step, ROLLOUTS, sidecar="rng", info={"generation": "7"})
+    store = StepStore(directory)
+    for step, call in ((3, ""), (3, LATER), (5, ""), (5, LATER)):
+        store.save(step, ROLLOUTS, call=call, sidecar="rng")
+    store.quarantine(5, "for a test", LATER)
     before = paths_in(directory)
-    call, allowed = READS[name]
+    look, allowed = READS[name]
     while True:
-        got = yield lambda: call(StepStore(directory, world_size=ranks))
+        got = yield lambda: look(StepStore(directory))
         found = got.value
         if isinstance(got.error, DumpError):
             assert os.strerror(got.fault.code or 0) in str(got.error) or "no dump" in str(got.error)
@@ -90,38 +98,39 @@ def read(directory: Path, name: str, ranks: int) -> Operation:
 # -- a dump is saved -------------------------------------------------------------------------
 
 
-def save(directory: Path, part: int | None, **options: int) -> Operation:
+def save(directory: Path, call: str, **options: int) -> Operation:
     """The dump is complete, or OSError is raised and nothing of it is left."""
     while True:
         store = StepStore(emptied(directory), **options)
         StepStore(directory).save(1, "old")
-        got = yield lambda store=store: store.save(3, ROLLOUTS, part=part)
-        if "world_size" in options:
-            StepStore(directory, rank=1, **options).save(3, "the other's", part=part)
+        got = yield lambda store=store: store.save(3, ROLLOUTS, call=call)
         after = StepStore(directory, **options)
         if got.error is not None:
             assert isinstance(got.error, OSError)
-            assert after.read_meta(3, part) is None
+            assert after.read_meta(3, call) is None
             if not got.fault.lasting:
                 assert not any((directory / commit.WORK).glob("*/*"))
-            after.save(3, ROLLOUTS, part=part)
-        assert after.load(3, part=part) == ROLLOUTS
+            after.save(3, ROLLOUTS, call=call)
+        assert after.load(3, call=call) == ROLLOUTS
         if "keep_last" not in options:
             assert StepStore(directory).load(1) == "old"
 
 
-def save_beside_later_calls(directory: Path) -> Operation:
-    """A step's first call is complete or OSError is raised, and the later calls stay."""
+def replace_a_shard(directory: Path) -> Operation:
+    """The new one is there, or OSError is raised and the old one is there, or none."""
     while True:
-        StepStore(emptied(directory)).save(3, "later", part=1)
-        got = yield lambda: StepStore(directory).save(3, ROLLOUTS)
+        store = StepStore(emptied(directory), world_size=2)
+        StepStore(directory, rank=1, world_size=2).save(3, "the other rank's")
+        store.save(3, "old")
+        got = yield lambda store=store: store.save(3, ROLLOUTS)
+        after = StepStore(directory, world_size=2)
         if got.error is not None:
             assert isinstance(got.error, OSError)
-            assert StepStore(directory).read_meta(3) is None
-            emptied(directory / commit.WORK)  # a claim that could not be removed is soon stale
-            StepStore(directory).save(3, ROLLOUTS)
-        assert StepStore(directory).load(3) == ROLLOUTS
-        assert StepStore(directory).load(3, part=1) == "later"
+            assert after.read_meta(3) is None or after.load(3) == "old"
+            after.save(3, ROLLOUTS)
+        assert after.load(3) == ROLLOUTS
+        assert StepStore(directory, rank=1, world_size=2).load(3) == "the other rank's"
+        assert not list(directory.glob("*.bad-*"))
 
 
 def save_where_no_dump_is(directory: Path) -> Operation:
@@ -177,13 +186,20 @@ def quarantine(directory: Path) -> Operation:
 
 
 def retention(directory: Path) -> Operation:
-    """A step that is being read stays."""
+    """The new dump is there; a step that is read stays; of another the last calls go first."""
     while True:
         store = StepStore(emptied(directory), keep_last=1)
-        store.save(1, "x")
+        for step, call in ((1, ""), (1, LATER), (2, ""), (2, LATER)):
+            StepStore(directory).save(step, f"{step}{call}", call=call)
         with commit.reading(directory, 1):
-            yield lambda store=store: store.save(2, "y")
-            assert StepStore(directory).load(1) == "x"
+            got = yield lambda store=store: store.save(3, "new")
+            after = StepStore(directory)
+            assert (got.error is None) == (after.read_meta(3) is not None)
+            assert (after.load(1), after.load(1, call=LATER)) == ("1", f"1{LATER}")
+            assert after.calls(2) in (["", LATER], [""], [])
+            assert [after.load(2, call=call) for call in after.calls(2)] == ["2", f"2{LATER}"][
+                : len(after.calls(2))
+            ]
 
 
 # -- leases and records ------------------------------------------------------------------------
@@ -339,19 +355,19 @@ def train(directory: Path, role: str, action: str) -> Operation:
 
 
 OPERATIONS: dict[str, Callable[[Path], Operation]] = {
+    **{name: lambda d, name=name: read(d, name) for name in READS},
     **{
-        f"{name}, {ranks} ranks": lambda d, name=name, ranks=ranks: read(d, name, ranks)
-        for name in READS
-        for ranks in (1, 2)
-    },
-    **{
-        f"save part {part} {options}": lambda d, part=part, options=options: save(
-            d, part, **options
+        f"save call {call!r} {options}": lambda d, call=call, options=options: save(
+            d, call, **options
         )
-        for part in (None, 2)
-        for options in ({}, {"keep_last": 1}, {"world_size": 2})
+        for call, options in (
+            ("", {}),
+            (LATER, {}),
+            (LATER, {"keep_last": 1}),
+            ("", {"world_size": 2}),
+        )
     },
-    "save beside later calls": save_beside_later_calls,
+    "replace a shard": replace_a_shard,
     "save where no dump is": save_where_no_dump_is,
     "save where a dump is": save_where_a_dump_is,
     "save in the background": save_in_the_background,

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.format.chunks import squeeze
+from rlskip.format.version import VERSION
 from rlskip.store import DumpMeta
 
 Turn = namedtuple("Turn", ["role", "tokens"])
@@ -231,7 +232,7 @@ def _seal(index: Any, body: bytes) -> bytes:
     packed = squeeze(np.frombuffer(text, np.uint8), "x1").ljust(-(-len(text) // 32), b"\0")
     digest = xxhash.xxh3_128_digest(packed)
     tail = struct.pack("<QQ16s8s", len(packed), len(text), digest, b"\r\nend\r\n\0")
-    return struct.pack("<8sII", b"rlskip\r\n", 2, 0) + body + packed + tail
+    return struct.pack("<8sII", b"rlskip\r\n", VERSION, 0) + body + packed + tail
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from rlskip.store import DumpMeta, Identity, OtherFormatError, StepStore
 
 _GOLDEN = Path(__file__).parent / "golden"
 
+LATER = "0123456789abcdef-1"
 MADE = {"prompts": "0123", "n": 2, "prompt_len": 4, "response_len": 8, "sampling.temperature": 1.0}
 
 
@@ -30,42 +31,29 @@ def _as_version(store: StepStore, version: int) -> None:
     dump.write_bytes(data)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 @pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
 def test_another_version_is_refused_by_name(look: Any, version: int, store: StepStore) -> None:
     store.save(1, "x")
     _as_version(store, version)
     with pytest.raises(OtherFormatError) as caught:
         look(store, 1)
-    assert f"format {version}; this rlskip reads format 2" in caught.value.what
+    assert f"format {version}; this rlskip reads format 3" in caught.value.what
     assert (store.directory / "1").exists(), "it is sound: it stays"
 
 
 def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
     """What was written once in this version must be read exactly."""
-    shutil.copytree(_GOLDEN / "v2", tmp_path / "run")
+    shutil.copytree(_GOLDEN / "v3", tmp_path / "run")
     store = StepStore(tmp_path / "run")
-    assert store.steps() == [3]
+    assert (store.steps(), store.in_order(3)) == ([3], ["", LATER])
     meta = store.read_meta(3)
     assert meta is not None
     assert meta.identity == Identity.of(MADE)
     assert meta.info == {"seconds": 2.5}
+    assert store.load(3, call=LATER) == {"call": 1}
     assert same(store.load(3), golden_rollouts())
     assert same(store.load_sidecar(3), {"rng": torch.arange(16, dtype=torch.uint8)})
-
-
-def test_golden_dump_of_a_step_with_calls(tmp_path: Path) -> None:
-    """As SkipManager wrote it when a step got several calls."""
-    shutil.copytree(_GOLDEN / "v2-calls", tmp_path / "run")
-    store = StepStore(tmp_path / "run")
-    assert (store.steps(), store.calls(3)) == ([3], [0, 1])
-    for number, part in enumerate((None, 1)):
-        meta = store.read_meta(3, part)
-        assert meta is not None
-        assert meta.identity == Identity.of(
-            {"prompts": f"{number}", "n": 2, "role": "rollout", "stage": "generate"}
-        )
-        assert store.load(3, part=part) == {"call": number}
 
 
 def golden_rollouts() -> dict[str, Any]:
@@ -101,19 +89,12 @@ def golden_rollouts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    StepStore(_GOLDEN / "v2").save(
+    golden = StepStore(_GOLDEN / "v3")
+    golden.save(
         3,
         golden_rollouts(),
         identity=Identity.of(MADE),
         info={"seconds": 2.5},
         sidecar={"rng": torch.arange(16, dtype=torch.uint8)},
     )
-    for number, part in enumerate((None, 1)):
-        StepStore(_GOLDEN / "v2-calls").save(
-            3,
-            {"call": number},
-            identity=Identity.of(
-                {"prompts": f"{number}", "n": 2, "role": "rollout", "stage": "generate"}
-            ),
-            part=part,
-        )
+    golden.save(3, {"call": 1}, call=LATER, info={"place": 1})

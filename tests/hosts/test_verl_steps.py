@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.batch.tables import DataProtoParts
 from rlskip.hosts.verl import trainer as host
+from rlskip.runs.opened import Run
 
 # As much of verl as the plug-in wraps.
 VERL = {
@@ -96,7 +97,7 @@ def start(
 
 def dumped(folder: Path) -> set[str]:
     """The calls below a folder that have a dump."""
-    return {str(file.parent.relative_to(folder)) for file in folder.rglob("gen_batch.dp")}
+    return {dump.name for dump in Run(folder).dumps()}
 
 
 def test_a_trainer_that_never_states_the_step_counts_it(start: Any, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_validation_is_replayed_at_the_step_that_its_batch_states(
                 assert generate(token, global_steps=step, validate=True) == step
         assert len(trainer.manager.made) == made
     [folder] = (tmp_path / "d").rglob("rollout_val")
-    assert dumped(folder) == {f"{step}{call}" for step in (0, 1, 2) for call in ("", "/1")}
+    assert dumped(folder) == {f"{step}/{call}" for step in (0, 1, 2) for call in (0, 1)}
 
 
 def test_a_trainer_that_states_the_step_of_validation_only_counts_the_others(
@@ -145,8 +146,7 @@ def test_a_trainer_that_states_the_step_of_validation_only_counts_the_others(
             generate(0, global_steps=trainer.global_steps, validate=True)
         assert [meta.get("global_steps") for meta in trainer.manager.made].count(None) == made
     [folder] = (tmp_path / "d").glob("*/GBS*")
-    trained = {name for name in dumped(folder) if not name.startswith("rollout_val")}
-    assert trained == {"1", "1/1", "2", "2/1"}
+    assert dumped(folder) == {"1/0", "1/1", "2/0", "2/1"}
 
 
 def test_a_step_that_the_trainer_states_counts_instead(start: Any) -> None:

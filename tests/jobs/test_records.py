@@ -43,12 +43,12 @@ def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:
 def test_the_calls_of_a_step_are_counted_apart(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("consulted", run="e_p/shape")
-    for number in (0, 1, 1):
-        recorder.write("hit", step=3, source=2, part=number)
+    for call in ("", "part-1", "part-1"):
+        recorder.write("hit", step=3, source=2, call=call)
     recorder.write("hit", step=2)
     recorder.write("miss", step=2)
     counted = {key: (t.hits, t.misses) for key, t in tally_steps(tmp_path)["e_p/shape"].items()}
-    assert counted == {(2, 0): (1, 0), (2, 1): (2, 0), (2, None): (1, 1)}
+    assert counted == {(2, ""): (1, 0), (2, "part-1"): (2, 0), (2, None): (1, 1)}
 
 
 def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_nothing_is_followed_or_waited_for(
 def test_a_forged_number_counts_as_none(value: Any, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("hit", run="e_p/shape", step=value, bytes=value)
-    recorder.write("miss", run="e_p/shape", step=2, part=value)
+    recorder.write("miss", run="e_p/shape", step=2, call=[value])
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 1, 1)
     assert set(tally_steps(tmp_path)["e_p/shape"]) == {(2, None)}
 

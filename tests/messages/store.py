@@ -69,14 +69,14 @@ CASES = [
         load_truncated,
         CorruptDumpError,
         "DIR/run/1/gen_batch.dp",
-        "DIR/run/1/gen_batch.dp: it has 100 bytes of 174",
+        "DIR/run/1/gen_batch.dp: it has 100 bytes of 172",
     ),
     (
         "quarantine",
         list_truncated,
         logging.WARNING,
         "rlskip.store.step_store",
-        "DIR/run/1 cannot be used: it has 100 bytes of 174. It is kept as 1.bad-WHEN",
+        "DIR/run/1 cannot be used: it has 100 bytes of 172. It is kept as 1.bad-WHEN",
     ),
     (
         "a codec that fails",
@@ -100,7 +100,7 @@ DIR/run/1/gen_batch.dp: this process cannot load it now: ZeroDivisionError: divi
         OtherFormatError,
         "meta.json",
         """\
-meta.json: a dump of format 1; this rlskip reads format 2
+meta.json: a dump of format 1; this rlskip reads format 3
   -> use the rlskip that wrote it, or generate again into another skip.dump_dir""",
     ),
     (

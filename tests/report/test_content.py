@@ -26,6 +26,7 @@ from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
 from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
+from rlskip.store.layout import part_name
 
 
 def test_the_figures_are_those_of_show_and_of_open(
@@ -78,11 +79,11 @@ def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: An
     store = StepStore(tmp_path / "e_p" / "s")
     for step, number in [(1, 0), (2, 0), (2, 1)]:
         rows = [{"prompt_ids": [1], "completion_ids": [5 + number]}]
-        store.save(step, rows, info={"seconds": 2.0}, part=number or None)
+        store.save(step, rows, info={"seconds": 2.0}, call=part_name(number))
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("consulted", run="e_p/s")
     for number in (0, 1, 1):
-        recorder.write("hit", step=2, part=number, seconds_saved=2.0)
+        recorder.write("hit", step=2, call=part_name(number), seconds_saved=2.0)
     recorder.write("miss", step=2)
     rlskip("report", tmp_path, "--html", tmp_path / "page.html")
     (run,) = content(tmp_path / "page.html").index["runs"]

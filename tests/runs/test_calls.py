@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from rlskip.config.steps import Steps
 from rlskip.runs.opened import Run
 from rlskip.runs.pruning import choose, remove
 from rlskip.store import StepStore
+
+CALLS = ("", f"{'b' * 16}-1", f"{'a' * 16}-1")
+"""As they are made; by name they have another order."""
 
 
 def rows(first: int) -> dict[str, torch.Tensor]:
@@ -24,38 +28,40 @@ def run(tmp_path: Path) -> Run:
     directory = tmp_path / "dumps" / "a_b" / "GBS1_N1_in1_out1"
     store = StepStore(directory)
     store.save(1, rows(0))
-    for number in range(3):
-        store.save(2, rows(number), part=number or None)
+    for number, call in enumerate(CALLS):
+        store.save(2, rows(number), call=call, info={"place": number})
     return Run(directory)
 
 
 def test_the_quarantined_calls_of_a_step_are_listed_and_pruned(run: Run) -> None:
     store = StepStore(run.directory)
-    store.quarantine(2, "a test")
-    store.quarantine(2, "a test", part=1)
-    assert [dump.name for dump in run.dumps()] == ["1", "2/2"]
+    for call in CALLS[:2]:
+        store.quarantine(2, "a test", call)
+    assert [dump.name for dump in run.dumps()] == ["1", "2/0"]
     quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
-    assert [name.split(".bad-")[0] for name in quarantined] == ["2", "2/1"]
+    assert [name.split(".bad-")[0] for name in quarantined] == ["2", f"2.{CALLS[1]}"]
     for old in choose([run], quarantined=True):
         assert remove(old, really=True).removed
     assert run.quarantine() == []
-    assert [dump.name for dump in run.dumps()] == ["1", "2/2"]
+    assert [dump.name for dump in run.dumps()] == ["1", "2/0"]
 
 
 def test_limits_remove_a_step_with_all_its_calls(run: Run) -> None:
     (old,) = choose([run], keep_last=1)
     assert old.name == "1"
     (_, other) = sorted(choose([run], older_than=-60), key=lambda one: one.name)
+    shutil.rmtree(other.paths[-1])  # another process was quicker with this one
     remove(other, really=True)
+    assert not list(run.directory.glob("2*"))
     assert [dump.name for dump in run.dumps()] == ["1"]
 
 
 def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
     other = StepStore(tmp_path / "dumps" / "c_d" / "GBS1_N1_in1_out1")
-    for number in range(3):
+    for number, call in enumerate(CALLS):
         changed = rows(number)
         changed["responses"][0, 1] += number == 1
-        other.save(2, changed, part=number or None)
+        other.save(2, changed, call=call, info={"place": number})
     a, b = run[2], Run(other.directory)[2]
     (found,) = compare_rollouts(a, b, 0.0, Steps.parse("all", "--steps")).differences
     assert (found.step, found.call, found.token) == (2, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlskip.config.steps import Steps, compact
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run, Step
 from rlskip.store import DumpError, StepStore
+from rlskip.store.layout import part_name
 
 
 def listing(root: Path) -> dict[str, bytes]:
@@ -103,17 +105,22 @@ def test_looking_at_damage_sets_nothing_aside(rlskip: Any, run_dir: Path) -> Non
 
 def test_shards_and_mini_batches_are_dumps_of_their_step(rlskip: Any, tmp_path: Path) -> None:
     run = tmp_path / "e_p" / "s"
-    for rank in (0, 1):
-        StepStore(run, rank=rank, world_size=2).save(1, [{"rank": rank}])
+    first, second = (StepStore(run, rank=rank, world_size=2) for rank in (0, 1))
+    for store in (first, second):
+        store.save(1, [{"rank": store.rank}], info={"generation": "a"})
     for inner in (0, 1):
-        StepStore(run).save(2, [{"inner": inner}], part=inner)
+        StepStore(run).save(2, [{"inner": inner}], call=part_name(inner))
     (listed,) = rlskip("ls", run, "--json").json
     names = [one["dump"] for one in listed["dumps"]]
     assert names == ["1 (rank 0 of 2)", "1 (rank 1 of 2)", "2/0", "2/1"]
     assert rlskip("verify", "-d", run).code == 0
-    for part in (["2/1", "-d", run], [run / "2" / "1"]):
+    for part in (["2/1", "-d", run], [run / "2.part-1"]):
         assert [one["dump"] for one in rlskip("show", *part, "--json").json] == ["2/1"]
-    (run / "1" / "gen_batch.r1-of-2.dp").unlink()
+    second.save(1, [{"rank": 1}], info={"generation": "b"})
+    assert "of another call" in rlskip("verify", "-d", run).out
+    first.save(1, [{"rank": 0}], info={"generation": "b"})
+    assert rlskip("verify", "-d", run).code == 0
+    second.quarantine(1, "a test")
     assert rlskip("verify", "-d", run).code == 1
 
 
@@ -126,7 +133,7 @@ def test_what_cannot_be_read_is_listed_and_a_rank_that_cannot_be_is_not(
     run = next(r for r in rlskip("ls", run_dir.parents[1], "--json").json if "lr2" not in r["run"])
     assert (run["steps"], run["dumps"], run["unreadable"]) == ([1, 2, 3], 3, 1)
     (run_dir / "2" / "gen_batch.dp").unlink()
-    (run_dir / "3" / "gen_batch.r5-of-2.dp").write_bytes(b"x")
+    shutil.copytree(run_dir / "3", run_dir / "3.r5-of-2")
     said = rlskip("verify", "-d", run_dir, "--json").json
     assert [one["dump"] for one in said if one["problem"]] == ["2"]
 

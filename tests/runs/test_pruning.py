@@ -44,8 +44,8 @@ def test_keep_last_counts_per_run_by_when_they_were_written(
     assert steps(run_dir) == [1]
     assert rlskip("verify", "-d", dumps).code == 0
     assert rlskip("prune", dumps, "--keep-last", 2, "--json").json == [], "there are fewer"
-    StepStore(run_dir).save(4, [1], part=0)
-    StepStore(run_dir).quarantine(4, "a test", 0)
+    StepStore(run_dir).save(4, [1])
+    StepStore(run_dir).quarantine(4, "a test")
     assert rlskip("prune", dumps, "--keep-last", 1, "--json").json == [], "step 4 has no dump"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -39,11 +40,22 @@ def step(number: int, *calls: str) -> list[str]:
 
 
 def on_disk(dumps: Path) -> list[str]:
-    paths = (path.relative_to(dumps).parts[2:-1] for path in dumps.rglob("gen_batch.dp"))
-    return sorted("/".join(parts) for parts in paths)
+    """Of each dump the step, and the number in its call's name."""
+    names = (path.parent.name for path in dumps.rglob("gen_batch.dp"))
+    names = (name for name in names if ".bad-" not in name)
+    return sorted(re.sub(r"\.[0-9a-f]{16}-", "/", name) for name in names)
 
 
 # -- which dump serves a call ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["aAbBa", "baBAa", "AaBba", "BbAaa"])
+def test_calls_find_their_own_dumps_in_any_order(dumped_calls: Any, order: str) -> None:
+    """Equal prompts with other arguments have one digest; equal calls keep their draws."""
+    dumps = dumped_calls({1: "aAbBa"}, on_miss="error")
+    drawn = {"A": ["a2"], "b": ["b3"], "B": ["b4"], "a": ["a1", "a5"]}
+    assert step(1, *order) == [drawn[call].pop(0) for call in order]
+    assert on_disk(dumps) == ["1", "1/0", "1/1", "1/1", "1/2"]
 
 
 def test_the_records_count_each_call(dumped_calls: Any) -> None:
@@ -52,7 +64,25 @@ def test_the_records_count_each_call(dumped_calls: Any) -> None:
     step(1, *"c")
     (counted,) = tally_steps(dumps).values()
     hits = {key: tally.hits for key, tally in counted.items() if tally.hits}
-    assert hits == {(1, 0): 1, (1, 2): 2}
+    store = SkipManager.store("rollout")
+    assert hits == {(1, ""): 1, (1, store.in_order(1)[2]): 2}
+
+
+@pytest.mark.parametrize("how", ["gone", "quarantined"])
+@pytest.mark.parametrize("first", "ac")
+def test_where_the_first_call_is_lost_whatever_comes_first_may_be_it(
+    dumped_calls: Any, how: str, first: str
+) -> None:
+    dumps = dumped_calls({1: "ab"})
+    (head,) = dumps.glob("*/*/1")
+    if how == "gone":
+        shutil.rmtree(head)
+    else:
+        SkipManager.store("rollout").quarantine(1, "for a test")
+    assert step(1, first, "b") == [f"{first}1", "b2"]
+    assert step(1, "b", first) == ["b2", f"{first}1"]
+    assert made == [first]
+    assert on_disk(dumps) == ["1", "1/0"]
 
 
 # -- mismatches and misses ---------------------------------------------------------------------
@@ -62,11 +92,34 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
     dumped_calls({1: "ab"})
     with pytest.raises(
         MismatchError,
-        match=r"step 1, call 1, the nearest of its 2 calls, was "
+        match=r"step 1, call [0-9a-f]{16}-0, the nearest of its 2 calls, was "
         r"made for another call: arguments.greedy: True now, False in the dump",
     ):
         step(1, "B")
     assert made == []
+
+
+def test_a_later_call_is_a_mismatch_of_what_lies_in_its_own_place(dumped_calls: Any) -> None:
+    """Its prompts are the same, and something else has changed; more calls are misses."""
+    dumped_calls({1: "abA"})
+    with pytest.raises(
+        MismatchError, match=r"the dump of step 1, call [0-9a-f]{16}-0 was made.*True now, False"
+    ):
+        step(1, *"aB")
+    assert made == []
+    assert step(1, *"aAbBc") == ["a1", "a3", "b2", "b1", "c2"]
+    assert step(1, *"abcBA") == ["a1", "b2", "c2", "b1", "a3"]
+    assert made == ["b", "c"]
+
+
+def test_regenerate_replaces_the_dump_that_differed(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "ab"}, on_mismatch="regenerate")
+    there = on_disk(dumps)
+    assert step(1, *"aB") == ["a1", "b1"]
+    assert len([*dumps.rglob("1.*.bad-*")]) == 1
+    assert step(1, *"Ba") == ["b1", "a1"]
+    assert step(1, *"x") == ["x2"], "the first of another step"
+    assert (on_disk(dumps), step(1, *"xB")) == (there, ["x2", "b1"])
 
 
 def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
@@ -96,9 +149,9 @@ def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
 def test_on_miss_error_refuses_what_is_not_served(dumped_calls: Any) -> None:
     dumped_calls({1: "ab"}, on_miss="error")
     assert step(1, *"ab") == ["a1", "b2"]
-    with pytest.raises(MissError, match="its dumps have served other calls"):
+    with pytest.raises(MissError, match="no dump of the step that is left was made for such"):
         generate("a")
-    with pytest.raises(MissError, match="no dump of the step has its prompts"):
+    with pytest.raises(MissError, match="no dump of the step that is left was made for such"):
         generate("c")
     with pytest.raises(MismatchError):
         step(1, "x")
@@ -115,17 +168,71 @@ def test_match_run_looks_in_other_steps(
     with caplog.at_level(logging.INFO):
         assert step(1, *"abc") == ["a1", "b2", "c3"]
         assert step(2, *"def") == ["d4", "e5", "f6"]
-        assert step(3, *"fgh") == ["f6", "g1", "h2"]
-    assert made == ["g", "h"]
+        assert step(3, *"fgh") == ["f1", "g2", "h3"], "the step's own dump of f has served step 2"
+    assert made == ["f", "g", "h"]
     assert "a call of step 1 replayed from step 2 (match=run)" in caplog.text
-    assert on_disk(dumps) == ["1", "1/1", "2", "2/1", "3", "3/1", "3/2", "3/3"]
+    assert on_disk(dumps) == ["1", "1/0", "2", "2/0", "3", "3/0", "3/0", "3/0", "3/1"]
+
+
+def of_a_role(role: str) -> Callable[[str], list[int]]:
+    """Makes calls of a role, as "1a 2b", each of a step; what it generates is numbered."""
+
+    @SkipManager.annotate(role=role, ignore=["sample_id"])
+    def stage(prompts: str, sample_id: str) -> int:
+        made.append(prompts)
+        return len(made)
+
+    def run(calls: str) -> list[int]:
+        got = []
+        for step, prompts in calls.split():
+            SkipManager.set_step(int(step))
+            got.append(stage(prompts, sample_id=f"sample_0_{step}"))
+        return got
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("role", "dumped", "calls", "got"),
+    [
+        ("rollout", "1a 2a", "1a 1a 2a", [1, 2, 3]),
+        ("own", "1a 2a", "1a 1a 2a", [1, 2, 3]),
+        ("rollout", "1a 2a", "2a 2a 1a", [2, 1, 3]),
+        ("rollout", "1a 2a", "2a 1a 1a 2a", [2, 1, 3, 2]),  # another visit of step 2
+        ("rollout", "1a 2a 3a", "2a 2a 2a 1a 3a", [2, 1, 3, 4, 5]),
+        ("rollout", "1a 1b 2a", "1b 1a 1a 2a", [2, 1, 3, 4]),
+        ("rollout", "1b 2a 3a", "1b 1a 2a 3a", [1, 2, 3, 4]),
+        ("own", "1a 2b 2a", "3a 2a 2b 1a", [3, 1, 2, 4]),
+        ("rollout", "0a 1a 2a", "1a 1a 2a", [2, 3, 4]),
+        ("own", "0a 1a 2a", "0a 1a 2a", [2, 3, 4]),
+        ("async_rollout", "1a", "2a 1a", [1, 2]),
+        ("async_rollout", "1a 2a", "3a 2a 1a", [2, 1, 3]),
+        ("async_rollout", "0a 1a 2a", "0a 2a 1a", [2, 3, 4]),
+    ],
+)
+def test_match_run_uses_a_dump_in_one_step(
+    init: Callable[..., Path], role: str, dumped: str, calls: str, got: list[int]
+) -> None:
+    """Batches that come again, of which an earlier job has dumped fewer, are generated.
+
+    Step 0 is lost meanwhile.
+    """
+    run = of_a_role(role)
+    dumps = init(role, wait_s=0)
+    run(dumped)
+    for lost in dumps.rglob("0/gen_batch.dp"):
+        shutil.rmtree(lost.parent)
+    init(role, match="run", wait_s=0)
+    assert run(calls) == got
+    init(role, match="run", wait_s=0, on_miss="error")
+    assert {*run(calls)} == {*got}, "what was generated is there now"
 
 
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
     dumped_calls({1: "a", 2: "bc"})
     with pytest.raises(MismatchError) as caught:
         step(1, "c")
-    assert "they are the same prompts as those of step 2, call 1" in str(caught.value)
+    assert "they are the same prompts as those of step 2, call " in str(caught.value)
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
 
 
@@ -176,7 +283,10 @@ def test_calls_side_by_side_in_threads(init: Callable[..., Path], background: bo
 def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     init: Callable[..., Path], tmp_path: Path, how: str, dumped: str
 ) -> None:
-    """Of calls side by side some are dumped; the next run makes one of the others first."""
+    """Of calls side by side some are dumped; the next run makes one of the others first.
+
+    Where the first call was dumped, only a later one can have been under way.
+    """
     killed = tmp_path / "killed"
 
     @SkipManager.annotate(role="rollout", ignore=["done"])
@@ -190,10 +300,8 @@ def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     async def first_run() -> None:
         SkipManager.set_step(1)
         events = {name: asyncio.Event() for name in "abc"}
-        # Those that are dumped begin first, so their numbers leave no gap.
-        order = dumped + "".join(name for name in "abc" if name not in dumped)
         tasks = {}
-        for k, name in enumerate(order, 1):
+        for k, name in enumerate("abc", 1):
             tasks[name] = asyncio.create_task(stage(name, events[name]))
             while len(made) < k:
                 await asyncio.sleep(0.001)
@@ -211,24 +319,19 @@ def test_a_call_that_was_under_way_is_no_mismatch_in_the_next_run(
     made.clear()
     missing = "".join(name for name in "abc" if name not in dumped)
 
-    async def second_run() -> None:
+    async def second_run(order: str) -> None:
         SkipManager.set_step(1)
         event = asyncio.Event()
         event.set()
-        for name in missing + dumped:
+        for name in order:
             if how == "raised" and name not in dumped:
                 with pytest.raises(RuntimeError):
                     await stage(name, event)
             else:
                 assert await stage(name, event) == name
 
-    asyncio.run(second_run())
+    asyncio.run(second_run("abc" if "a" in dumped else missing + dumped))
     assert made == [*missing]
-    SkipManager.set_step(2)
-    SkipManager.set_step(1)
-    if how != "raised":
-        with pytest.raises(MismatchError):
-            asyncio.run(stage("x", asyncio.Event()))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it is dumped", "after that"])

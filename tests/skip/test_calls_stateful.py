@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import os
 import shutil
 import tempfile
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ from hypothesis.stateful import (
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
+from rlskip.format.prompt_digests import digest_of_batch, digests_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.stage_runner import Miss, dump, replay
-from rlskip.skip.visit import State, Visit
+from rlskip.store import Identity
+from rlskip.store.layout import Place, places_among
 from tests.skip.trainers import Hub, on_ranks
 
 STEPS = (1, 2, 3)
@@ -41,9 +44,6 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
-# Which dump replaces a damaged one depends on whether a rank looks before or after another one has
-# quarantined its shard. Only with these none does.
-PLAIN = {"match": "step"}
 CALLS = st.tuples(st.sampled_from("abc"), st.booleans())  # prompts, and whether greedily
 
 
@@ -94,10 +94,6 @@ class Decorated:
     def flush(self) -> None:
         SkipManager.flush()
 
-    def visits(self) -> list[Visit]:
-        roles: list[Any] = [*SkipManager.skip_instances.values()]
-        return [role._visiting for role in roles if role._visiting is not None]
-
     def close(self) -> None:
         SkipManager.reset()
 
@@ -125,18 +121,18 @@ class Ranks(Decorated):
                     raise Failure
                 return self.value
 
-            made = Stage(stage, self.role, ignore=(), derived=self.derived)
+            made = Stage(stage, self.role, stage="generate", ignore=(), derived=self.derived)
             call = Call(made, (prompts, greedy), {}, step)
-            with call.cleanup:
-                try:
+            try:
+                with call.cleanup:
                     result = replay(role, call)
                     if result is not Miss:
                         return result, False
                     result = stage(prompts, greedy)
-                except (Failure, MismatchError, MissError) as error:
-                    return type(error)
-                dump(role, call, result)
-                return result, True
+                    dump(role, call, result)
+                    return result, True
+            except (Failure, MismatchError, MissError) as error:
+                return type(error)
 
         outcomes = set(self.threads.map(one, self.roles))
         assert len(outcomes) == 1, "replayed on all ranks, or on none"
@@ -149,38 +145,215 @@ class Ranks(Decorated):
         for role in self.roles:
             role.flush()
 
-    def visits(self) -> list[Visit]:
-        return [role._visiting for role in self.roles if role._visiting is not None]
-
     def close(self) -> None:
         super().close()
         self.threads.shutdown()
 
 
+Name = tuple[Any, ...]
+"""() is the first call's; (prompts, number) that of another."""
+
+
 @attrs.define
 class Dump:
     made_for: tuple[str, bool]  # prompts and whether greedily
-    value: int
-    calls: int  # how many the step had when it was written, those that failed included
-    when: int  # how many were dumped before it
+    value: int  # of one call on all ranks: its generation
+    place: int
     damage: str = ""  # of its "meta" or its "data"
-    rank: int = 0  # whose shard has the damage
+
+
+@attrs.define
+class Differs:
+    """A mismatch of the dump of this name."""
+
+    name: Name
+
+
+def lowest(taken: set[int]) -> int:
+    return next(number for number in itertools.count() if number not in taken)
+
+
+class RankModel:
+    """What lies on the disk of one rank, and what its process remembers."""
+
+    def __init__(self, derived: bool) -> None:
+        self.derived = derived
+        self.disk: dict[int, dict[Name, Dump]] = {step: {} for step in STEPS}
+        self.bad: set[tuple[int, Name]] = set()
+
+    def start(self, skip: dict[str, Any]) -> None:
+        self.skip = skip
+        self.served: dict[tuple[int, Name], int] = {}
+        self.mine: set[tuple[int, Name]] = set()
+
+    def visit(self, step: int) -> None:
+        self.step, self.lost = step, False
+        self.numbers: dict[str, set[int]] = {prompts: set() for prompts in "abc"}
+        self.places: set[int] = set()
+        self.taken: set[tuple[int, Name]] = set()
+        self.listed = self.names(step)
+        self.order: list[Name] | None = None
+
+    def names(self, step: int) -> list[Name]:
+        return sorted(self.disk[step])
+
+    # -- the rules of docs/skip.md -----------------------------------------------------------
+
+    def begin(self, made_for: tuple[str, bool]) -> None:
+        self.made_for = made_for
+        self.number, self.place = lowest(self.numbers[made_for[0]]), lowest(self.places)
+        self.numbers[made_for[0]].add(self.number)
+        self.places.add(self.place)
+        self.own: Name = (made_for[0], self.number)
+        self.replaces: Name | None = None
+
+    def end(self) -> None:
+        """The call failed."""
+        self.numbers[self.made_for[0]].discard(self.number)
+        self.places.discard(self.place)
+
+    def look(self) -> Any:
+        """The key of the dump that serves the call, `Differs`, or None: it is a miss."""
+        if self.skip["action"] == "repeat":
+            return self.repeated()
+        for name in self.candidates():
+            key = self.step, name
+            found = None if key in self.taken or self.has_served(key) else self.read(*key)
+            if found is not None and found.made_for == self.made_for:
+                return key
+        if self.skip["match"] == "run" and (key := self.elsewhere()):
+            return key
+        return self.judge()
+
+    def candidates(self) -> list[Name]:
+        siblings = [name for name in self.listed if name and name[0] == self.made_for[0]]
+        return [*dict.fromkeys([self.own, (), *siblings])]
+
+    def has_served(self, key: tuple[int, Name]) -> bool:
+        runs = self.skip["match"] == "run" and not self.derived
+        return runs and self.served.get(key, self.step) != self.step
+
+    def elsewhere(self) -> tuple[int, Name] | None:
+        for step in self.nearest():
+            for name in self.names(step):
+                key = step, name
+                dump = self.read(*key)
+                ours = key in self.mine or self.served.get(key, self.step) != self.step
+                if dump is None or key in self.taken or (ours and not self.derived):
+                    continue
+                if dump.made_for == self.made_for:
+                    return key
+        return None
+
+    def judge(self) -> Differs | None:
+        there = [self.own]
+        if not self.place:
+            lost = {name for step, name in self.bad if step == self.step} - {*self.disk[self.step]}
+            is_whole = () in self.disk[self.step] and not lost and not self.lost
+            there = [*self.listed] if is_whole else []
+        differs = {
+            name: sum(a != b for a, b in zip(dump.made_for, self.made_for, strict=True))
+            for name in there
+            if (self.step, name) not in self.taken and (dump := self.read(self.step, name))
+        }
+        if not all(differs.values()) or not differs:
+            return None
+        nearest = min(differs, key=lambda name: (differs[name], there.index(name)))
+        only_prompts = self.disk[self.step][nearest].made_for[1] == self.made_for[1]
+        if self.skip["on_mismatch"] == "error" and self.derived and only_prompts:
+            return None
+        return Differs(nearest)
+
+    def repeated(self) -> tuple[int, Name] | None:
+        """The dump of the same place in the step itself, else in the nearest; else the last."""
+        if self.order is None:
+            self.order = [name for name in self.in_order(self.step) if name in self.listed]
+        source, names = self.step, self.order
+        if () not in names:
+            steps = [self.step, *self.nearest()]
+            source = next((step for step in steps if self.read(step, ())), self.step)
+            if source == self.step:
+                return None
+            names = self.in_order(source)
+        return source, names[min(self.place, len(names) - 1)]
+
+    def in_order(self, step: int) -> list[Name]:
+        return sorted(
+            (name for name in self.names(step) if self.read(step, name)),
+            key=lambda name: self.disk[step][name].place,
+        )
+
+    def nearest(self) -> list[int]:
+        others = [step for step in STEPS if step != self.step]
+        return sorted(others, key=lambda step: (step > self.step, abs(step - self.step)))
+
+    def read(self, step: int, name: Name) -> Dump | None:
+        """One whose meta.json is damaged is quarantined by whoever reads it."""
+        dump = self.disk[step].get(name)
+        if dump is not None and dump.damage == "meta":
+            self.quarantine(step, name)
+            return None
+        return dump
+
+    def load(self, key: tuple[int, Name]) -> Dump | None:
+        step, name = key
+        dump = self.disk[step].get(name)
+        if dump is None or dump.damage == "data":
+            if dump is not None:
+                self.quarantine(step, name)
+            return None
+        return dump
+
+    def quarantine(self, step: int, name: Name) -> None:
+        del self.disk[step][name]
+        self.bad.add((step, name))
+
+    def keep(self, value: int, replaces: bool) -> None:
+        """Publish what a call returned; a shard `replaces` what another call had there."""
+        name = self.own if self.place else ()
+        if self.replaces is not None:
+            name = self.replaces
+        while self.replaces is None and ((self.step, name) in self.taken or self.is_anothers(name)):
+            name = self.next_name(name)
+        self.taken.add((self.step, name))
+        self.mine.add((self.step, name))
+        while (there := self.disk[self.step].get(name)) is not None:
+            if there.damage == "meta":
+                self.quarantine(self.step, name)
+                continue
+            if there.made_for == self.made_for and not self.has_served((self.step, name)):
+                if replaces:
+                    break
+                return
+            name = self.next_name(name)
+            while (self.step, name) in self.taken:
+                name = self.next_name(name)
+            self.taken.add((self.step, name))
+            self.mine.add((self.step, name))
+        self.disk[self.step][name] = Dump(self.made_for, value, self.place)
+
+    def is_anothers(self, name: Name) -> bool:
+        there = self.read(self.step, name) if name in self.listed else None
+        key = self.step, name
+        return there is not None and (there.made_for != self.made_for or self.has_served(key))
+
+    def next_name(self, name: Name) -> Name:
+        return (name[0], name[1] + 1) if name else self.own
 
 
 class Visits(RuleBasedStateMachine):
-    """`disk` is the model of what lies there: for each step number -> dump."""
+    """Each of `models` is what one rank has."""
 
     def __init__(self, stage: Decorated, background: bool) -> None:
         super().__init__()
         self.stage, self.background = stage, background
         self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
-        self.disk: dict[int, dict[int, Dump]] = {step: {} for step in STEPS}
-        # Of dumps that are lost because one rank's shard was damaged: by number that rank. The
-        # shards of the others stay until the number is used again.
-        self.halves: dict[int, dict[int, int]] = {step: {} for step in STEPS}
-        # The numbers of all dumps that were ever written, and when; ranks here record none.
-        self.records: dict[int, list[tuple[int, int]]] = {step: [] for step in STEPS}
-        self.written = 0
+        self.models = [RankModel(stage.derived) for _ in range(stage.ranks)]
+        names = {"role": stage.role, "stage": "generate"}
+        self.digests = {
+            Identity.of(names).for_prompts(digest_of_batch(p, digests_of(p))).digest(): p  # type: ignore[arg-type]
+            for p in "abc"
+        }
 
     @initialize(skip=SETTINGS)
     def begin(self, skip: dict[str, Any]) -> None:
@@ -193,39 +366,33 @@ class Visits(RuleBasedStateMachine):
             skip = {**skip, "on_miss": "generate"}  # refused together
         if self.stage.ranks > 1:
             skip = {**skip, "action": "cache"}  # a repeat has one rank
-        dumps = [dump for dumps in self.disk.values() for dump in dumps.values()]
-        if self.stage.ranks > 1 and any(dump.damage for dump in dumps):
-            skip = {**skip, **PLAIN}
-        self.skip, self.step, self.mine = skip, 0, set[tuple[int, int]]()
-        self.served: dict[tuple[int, int], int] = {}
+        self.skip, self.step = skip, 0
+        for model in self.models:
+            model.start(skip)
         keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
         self.stage.start({**keys, **skip})
 
     @rule(step=st.sampled_from(STEPS))
     def visit(self, step: int) -> None:
+        self.stage.flush()
         self.stage.visit(step)
         self.step, self.calls = step, 0
-        self.used: set[tuple[int, int]] = set()
-        self.listed = self.seen(step)
-        self.lost: set[int] = set()
-        self.failed: Counter[tuple[str, bool]] = Counter()
         self.made: list[tuple[str, bool]] = []
+        for model in self.models:
+            model.visit(step)
 
     @precondition(lambda self: self.step and self.made)
-    @rule(first=CALLS, last=CALLS, lost=st.booleans())
-    def repeat(self, first: tuple[str, bool], last: tuple[str, bool], lost: bool) -> None:
-        """Other runs make the visit's calls again, and one before or after them."""
-        step, made = self.step, self.made
-        for calls in ([*made, last], [first, *made]):
-            self.stage.flush()
-            self.start(
-                {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "cache"}
-            )
-            if lost and self.disk[step]:
-                self.damage(step, max(self.disk[step]), "gone", 0)
-            self.visit(step)
-            for call in calls:
-                self.call(call, fails=False, again=False)
+    @rule(order=st.randoms(use_true_random=False), extra=CALLS)
+    def repeat(self, order: Any, extra: tuple[str, bool]) -> None:
+        """Another run makes the visit's calls in another order, and one more."""
+        step, made = self.step, [*self.made]
+        order.shuffle(made)
+        self.stage.flush()
+        rules = {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "cache"}
+        self.start(rules)
+        self.visit(step)
+        for call in [*made, extra]:
+            self.call(call, fails=False, again=False)
 
     @precondition(lambda self: self.step == 0 or self.calls == 0)
     @rule(
@@ -235,25 +402,20 @@ class Visits(RuleBasedStateMachine):
         rank=st.integers(0, 2),
     )
     def damage(self, step: int, number: int, how: str, rank: int) -> None:
-        """Between two visits a dump is removed, or a file of it is damaged."""
-        if number not in self.disk[step]:
+        """Between two visits a rank's dump is removed, or a file of it is damaged."""
+        model = self.models[rank % self.stage.ranks]
+        names = model.names(step)
+        if number >= len(names):
             return
-        if self.stage.ranks > 1 and how != "gone" and not self.skip.items() >= PLAIN.items():
-            return
-        if how == "meta" and self.stage.ranks > 2:
-            how = "data"  # a rank reads only the next one's meta.json
         self.stage.flush()
-        path = self.run / str(step) / (str(number) if number else "")
+        name = names[number]
+        path = self.path(step, name, rank % self.stage.ranks)
         if how == "gone":
-            del self.disk[step][number]
-            [file.unlink() for file in path.iterdir() if file.is_file()]
-            if number:
-                shutil.rmtree(path)
-        elif not self.disk[step][number].damage:
-            self.disk[step][number].damage = how
-            self.disk[step][number].rank = rank % self.stage.ranks
-            files = sorted(path.glob("gen_batch*" if how == "data" else "meta*"))
-            file = files[rank % self.stage.ranks]
+            del model.disk[step][name]
+            shutil.rmtree(path)
+        elif not model.disk[step][name].damage:
+            model.disk[step][name].damage = how
+            file = path / ("gen_batch.dp" if how == "data" else "meta.json")
             content = file.read_bytes()
             file.write_bytes(content[:20] + b"\xff\xfe" + content[22:])
         self.stage.visit(0)
@@ -263,148 +425,66 @@ class Visits(RuleBasedStateMachine):
     @rule(made_for=CALLS, fails=st.booleans(), again=st.booleans())
     def call(self, made_for: tuple[str, bool], fails: bool, again: bool) -> None:
         """A call; one that fails may be made again."""
-        if self.stage.own_steps:
-            self.visit(self.step)
-        self.stage.value += 1
+        self.calls += 1
         self.made.append(made_for)
+        if self.stage.own_steps:
+            for model in self.models:
+                model.visit(self.step)
+        self.stage.value += 1
         expected = self.expect(made_for)
         call = functools.partial(self.stage.call, self.step, *made_for, fails)
-        if isinstance(expected, type):
-            with pytest.raises(expected):
+        if isinstance(expected, type) or (expected is None and fails):
+            with pytest.raises(expected or Failure):
                 call()
-            return
-        self.calls += 1
-        if expected is None:
-            self.failed[made_for] -= self.failed[made_for] > 0
-        if expected is None and fails:
-            with pytest.raises(Failure):
-                call()
-            self.failed[made_for] += 1
-            if again:
+            for model in self.models:
+                model.end()
+            if again and expected is None:
                 self.call(made_for, fails=False, again=False)
             return
-        got, ran = call()
-        if expected is None:
-            assert (got, ran) == (self.stage.value, True)
-            number = next(n for n in range(99) if n not in self.disk[self.step])
-            known = 1 + len(self.disk[self.step]) + self.failed.total()
-            self.written += 1
-            self.disk[self.step][number] = Dump(made_for, got, known, self.written)
-            self.halves[self.step].pop(number, None)
-            if self.stage.ranks == 1:
-                self.records[self.step].append((number, self.written))
-            self.used.add((self.step, number))
-            self.mine.add((self.step, number))
-        else:
-            assert (got, ran) == (self.disk[expected[0]][expected[1]].value, False)
-            self.used.add(expected)
-            self.served.setdefault(expected, self.step)
+        assert call() == (self.stage.value if expected is None else expected, expected is None)
+        for model in self.models if expected is None else ():
+            model.keep(self.stage.value, replaces=self.stage.ranks > 1)
 
-    # -- the rules of docs/skip.md -----------------------------------------------------------
-
-    def expect(self, wanted: tuple[str, bool]) -> Any:
-        """The dump that serves the call, the error that it raises; None: it is generated."""
+    def expect(self, made_for: tuple[str, bool]) -> Any:
+        """What a dump serves, or the error that is raised; None: the call is generated."""
         missed = None if self.skip["on_miss"] == "generate" else MissError
-        found = self.find(wanted)
-        if isinstance(found, type) or found is None:
-            return found or missed
-        if self.disk[found[0]][found[1]].damage != "data":
-            return found
-        self.quarantine(*found)
-        return missed
-
-    def find(self, wanted: tuple[str, bool]) -> Any:
-        if self.skip["action"] == "repeat":
-            return self.repeated()
-        for number in self.read(self.step):
-            if self.fits(self.step, number, wanted):
-                return self.step, number
-        if self.skip["match"] == "run":
-            for other in self.nearest():
-                for number in self.read(other):
-                    elsewhere = self.served.get((other, number), self.step) != self.step
-                    ours = (elsewhere or (other, number) in self.mine) and not self.stage.derived
-                    if not ours and self.fits(other, number, wanted):
-                        return other, number
-        there = [n for n in self.listed if n in self.disk[self.step] and n not in self.lost]
-        if not there:
-            return None
-        calls = max(self.disk[self.step][n].calls for n in there)
-        since = min(self.disk[self.step][n].when for n in there)
-        written = [1 + number for number, when in self.records[self.step] if when >= since]
-        calls = max([calls, *written])
-        gap = there != [*range(calls)] or self.listed != [*range(len(self.listed))]
-        if self.calls or gap or self.halves[self.step]:
-            return None  # the step was cut off, or has lost a dump
-        made_for = {n: self.disk[self.step][n].made_for for n in there}
-        differs = {n: self.differs(made_for[n], wanted) for n in there}
-        nearest = min(there, key=lambda n: (differs[n], n))
+        for model in self.models:
+            model.begin(made_for)
+        found = [model.look() for model in self.models]
+        loaded: list[Dump | None] = []
+        for model, key in zip(self.models, found, strict=True):
+            loaded.append(model.load(key) if isinstance(key, tuple) else None)
+        values = {dump and dump.value for dump in loaded}
+        if len(values) == 1 and None not in values:
+            for model, key in zip(self.models, found, strict=True):
+                model.taken.add(key)
+                model.served.setdefault(key, self.step)
+            return values.pop()
+        for model, key in zip(self.models, found, strict=True):
+            if isinstance(key, tuple) and self.stage.ranks > 1:
+                model.taken.add(key)
+                model.replaces = key[1]
+            elif isinstance(key, tuple):
+                model.lost = True
+        differs = [isinstance(key, Differs) for key in found]
+        if not all(one or dump for one, dump in zip(differs, loaded, strict=True)):
+            return missed
+        if not any(differs):  # of several calls: all are replaced
+            return missed
         if self.skip["on_mismatch"] == "error":
-            only_prompts = made_for[nearest][1] == wanted[1]
-            return None if self.stage.derived and only_prompts else MismatchError
-        self.quarantine(self.step, nearest, whole=True)
+            return MismatchError
+        for model, key in zip(self.models, found, strict=True):
+            if isinstance(key, Differs):
+                model.quarantine(self.step, key.name)
+                model.replaces = key.name
         return None
-
-    def repeated(self) -> tuple[int, int] | None:
-        """The dump of the same place in the step itself, else in the nearest; else the last."""
-        for step in [self.step, *self.nearest()]:
-            its = self.listed if step == self.step else self.seen(step)
-            its = [n for n in its if step != self.step or n not in self.lost]
-            if step != self.step and not self.has_first(step):
-                continue
-            while its:
-                number = its[min(self.calls, len(its) - 1)]
-                its.remove(number)
-                if number not in self.disk[step]:
-                    if step == self.step:
-                        self.lost.add(number)
-                elif self.disk[step][number].damage != "meta":
-                    return step, number
-                else:
-                    self.quarantine(step, number)
-            if step != self.step:
-                return None
-            if self.has_first(step):
-                return None  # the nearest step is this one, and its dumps are this visit's
-        return None
-
-    def has_first(self, step: int) -> bool:
-        """Whether the step has its first call's dump, which `repeat` goes by."""
-        if 0 in self.disk[step] and self.disk[step][0].damage == "meta":
-            self.quarantine(step, 0)
-        return 0 in self.disk[step]
-
-    def nearest(self) -> list[int]:
-        others = [step for step in STEPS if step != self.step]
-        return sorted(others, key=lambda step: (step > self.step, abs(step - self.step)))
-
-    def seen(self, step: int) -> list[int]:
-        """The numbers that rank 0 has a shard of."""
-        return sorted({*self.disk[step], *(n for n, rank in self.halves[step].items() if rank)})
-
-    def read(self, step: int) -> Any:
-        """The numbers of a step's dumps; one whose meta.json is damaged is quarantined."""
-        for number in sorted(self.disk[step]):
-            if self.disk[step][number].damage == "meta":
-                self.quarantine(step, number)
-            else:
-                yield number
-
-    def fits(self, step: int, number: int, wanted: tuple[str, bool]) -> bool:
-        return (step, number) not in self.used and self.disk[step][number].made_for == wanted
-
-    @staticmethod
-    def differs(made_for: tuple[str, bool], wanted: tuple[str, bool]) -> int:
-        return sum(a != b for a, b in zip(made_for, wanted, strict=True))
-
-    def quarantine(self, step: int, number: int, whole: bool = False) -> None:
-        dump = self.disk[step].pop(number)
-        if self.stage.ranks > 1 and not whole:
-            self.halves[step][number] = dump.rank
-        if step == self.step:
-            self.lost.add(number)
 
     # -- what holds after each rule ----------------------------------------------------------
+
+    def path(self, step: int, name: Name, rank: int) -> Path:
+        digests = {prompts: digest for digest, prompts in self.digests.items()}
+        call = f"{digests[name[0]]}-{name[1]}" if name else ""
+        return Place(self.run, step, call, rank, self.stage.ranks).directory
 
     @property
     def run(self) -> Path:
@@ -414,83 +494,24 @@ class Visits(RuleBasedStateMachine):
     @invariant()
     def the_disk_is_as_expected(self) -> None:
         self.stage.flush()
-        found: dict[int, Counter[int]] = {step: Counter() for step in STEPS}
-        if not [*self.folder.glob("*_*/GBS*")]:
+        if not [*self.folder.glob("*_*/GBS*")] or not self.run.exists():
             return
-        for path in self.run.glob("*/**/meta*.json"):
-            parts = path.relative_to(self.run).parts[:-1]
-            if all(part.isdigit() for part in parts):
-                found[int(parts[0])][int(parts[1]) if len(parts) > 1 else 0] += 1
-        # A shard whose other ranks' were quarantined stays until it is replaced.
-        complete = {
-            step: {n for n, shards in numbers.items() if shards == self.stage.ranks}
-            for step, numbers in found.items()
-        }
-        for step, numbers in self.disk.items():
-            # One whose meta.json is damaged is quarantined by what reads it: where the dump that
-            # fits cannot be loaded, the look before generating reads on to the steps after it.
-            for number in [n for n in numbers if numbers[n].damage == "meta"]:
-                if number not in complete[step]:
-                    self.quarantine(step, number)
-        assert complete == {step: {*numbers} for step, numbers in self.disk.items()}
-
-    @invariant()
-    def each_visit_holds_its_invariants(self) -> None:
-        for visit in self.stage.visits():
-            slots, known = visit.slots, [*visit._by_prompts.values(), [visit._unnamed]]
-            assert visit.listed == sorted({*visit.listed} & slots.keys())
-            ours = (State.RESERVED, State.WRITTEN, State.LOST)
-            assert all(slot.state in ours for n, slot in slots.items() if n not in visit.listed)
-            offered = {n: alike for group in known for alike in group for n in alike.numbers}
-            assert len(offered) == sum(len(alike.numbers) for group in known for alike in group)
-            is_open = {n: slot.alike for n, slot in slots.items() if slot.state is State.OPEN}
-            assert offered == is_open
-            unread = [n for n, slot in slots.items() if slot.state is State.UNREAD]
-            assert {*unread} <= {*visit._unread}
-            assert [*visit._unread] == sorted(visit._unread)
-            assert visit._states == Counter(slot.state for slot in slots.values())
-            assert not any(visit._is_free(number) for number in range(visit._low))
+        there: list[dict[int, set[Name]]] = [{step: set() for step in STEPS} for _ in self.models]
+        for place in places_among(self.run, os.listdir(self.run)):
+            digest, _, number = place.call.rpartition("-")
+            name: Name = (self.digests[digest], int(number)) if digest else ()
+            there[place.rank][place.step].add(name)
+        for model, found in zip(self.models, there, strict=True):
+            for step, dumps in model.disk.items():
+                # One whose meta.json is damaged is quarantined by whoever reads it first.
+                for name in [n for n, one in dumps.items() if one.damage == "meta"]:
+                    if name not in found[step]:
+                        model.quarantine(step, name)
+            assert found == {step: {*dumps} for step, dumps in model.disk.items()}
 
     def teardown(self) -> None:
         self.stage.close()
         shutil.rmtree(self.folder)
-
-
-def test_what_one_rank_has_left_of_a_dump_tells_all_that_it_is_missing() -> None:
-    """Each rank lacks a dump that the other one sees, and the first call fits none."""
-    rules = {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "cache"}
-    calls = (("a", False), ("b", False), ("c", False))
-    for lost in ({1: 0, 2: 1}, {2: 0}, {2: 1}):
-        visits = Visits(Ranks("reward", plain=True, ranks=2), background=True)
-        visits.begin(rules)
-        visits.visit(1)
-        for one in calls:
-            visits.call(one, fails=False, again=False)
-        for number, rank in lost.items():
-            visits.damage(1, number, "meta", rank)
-        visits.start({**rules, "on_miss": "error"})  # sees the damage, and replaces nothing
-        visits.visit(1)
-        visits.call(("a", True), fails=False, again=False)
-        visits.start(rules)
-        visits.visit(1)
-        assert visits.expect(("a", True)) is None
-        visits.call(("a", True), fails=False, again=False)
-        visits.the_disk_is_as_expected()
-        visits.teardown()
-
-
-def test_a_repeat_of_a_damaged_step_takes_the_nearest_one() -> None:
-    visits = Visits(Decorated("rollout", True), background=False)
-    visits.begin(
-        {"on_mismatch": "error", "on_miss": "generate", "match": "step", "action": "repeat"}
-    )
-    visits.visit(2)
-    visits.call(("a", False), fails=False, again=False)
-    visits.damage(2, 0, "meta", 0)
-    for step in (1, 2):
-        visits.visit(step)
-        visits.call(("a", False), fails=False, again=False)
-    visits.teardown()
 
 
 @pytest.mark.usefixtures("no_fsync")

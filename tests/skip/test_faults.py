@@ -199,9 +199,9 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     SkipManager.set_step(1)
     STAGES["rollout_tq"](1)
     skip: Any = SkipManager.skip_instances["rollout_tq"]
-    meta = skip.store.read_meta(1, 0)
+    meta = skip.store.read_meta(1)
     shutil.rmtree(skip.directory)
-    skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups}, part=0)
+    skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups})
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
     assert STAGES["rollout_tq"](1)["ids"] == [1]

@@ -16,11 +16,12 @@ from rlskip.skip.groups import (
     gather,
     without_superseded,
 )
-from rlskip.skip.visit import Found
+from rlskip.skip.step_calls import Key
+from rlskip.store.layout import part_name
 
 
 def group(part: int, index: int, content: str | None, position: int, whole: bool) -> DumpedGroup:
-    return DumpedGroup(Found(1, part), index, content, position, whole)
+    return DumpedGroup(Key(1, part_name(part)), index, content, position, whole)
 
 
 def test_an_incomplete_group_is_superseded_by_a_complete_one() -> None:
@@ -46,14 +47,14 @@ def test_complete_groups_come_first() -> None:
 _groups = st.lists(
     st.builds(
         DumpedGroup,
-        found=st.builds(Found, st.just(1), st.integers(0, 2)),
+        key=st.builds(Key, st.just(1), st.sampled_from(["", "part-1", "part-2"])),
         index=st.integers(0, 3),
         content=st.sampled_from([None, "a", "b", "c"]),
         position=st.integers(0, 4),
         complete=st.booleans(),
     ),
     max_size=8,
-    unique_by=lambda g: (g.found, g.index),
+    unique_by=lambda g: (g.key, g.index),
 )
 
 
@@ -64,7 +65,7 @@ def test_each_group_is_used_once_and_for_its_own_content(
     match = by_content(groups, contents)
     assert len(match) == len(contents)
     used = [one for one in match if one is not None]
-    assert len({(one.found, one.index) for one in used}) == len(used)
+    assert len({(one.key, one.index) for one in used}) == len(used)
     for content, one in zip(contents, match, strict=True):
         assert one is None or (content is not None and one.content == content)
     for content in {c for c in contents if c is not None}:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rlskip import SkipManager
-from rlskip.errors import ConfigError, MismatchError
+from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.skip.step_calls import Key
 from tests.skip.trainers import Stage
 
 
@@ -143,7 +144,7 @@ def test_a_loop_may_ask(dumps: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("how", ["gone", "cut"])
+@pytest.mark.parametrize("how", ["gone", "cut", "quarantined"])
 def test_every_call_of_a_step_is_looked_at(
     init: Callable[..., Path], number: int, how: str
 ) -> None:
@@ -153,18 +154,30 @@ def test_every_call_of_a_step_is_looked_at(
         stage.generate({"ids": prompts})
     start(dumps, 1, on_miss="error")
     assert SkipManager.will_replay("rollout", [1])
-    (first,) = dumps.glob("*/*/1")
-    folder = first / str(number) if number else first
-    for file in [*folder.glob("*.dp"), *folder.glob("*.json")]:
-        file.unlink() if how == "gone" else file.write_bytes(file.read_bytes()[:-9])
-    if (number, how) == (2, "gone"):
-        folder.rmdir()  # only the job's records know of it
+    store = SkipManager.store("rollout")
+    name = Key(1, store.in_order(1)[number]).path
+    if how == "quarantined":
+        store.quarantine(1, "for a test", store.in_order(1)[number])
+    else:
+        for file in (store.directory / name).glob("*"):
+            file.unlink() if how == "gone" else file.write_bytes(file.read_bytes()[:-9])
+    if how == "gone":
+        (store.directory / name).rmdir()
     start(dumps, 1)
+    if (number, how) == (2, "gone"):  # no name tells that there was a last call
+        assert SkipManager.will_replay("rollout", [1])
+        start(dumps, 1, on_miss="error")
+        SkipManager.set_step(1)
+        stage.generate({"ids": [1]})
+        with pytest.raises(MissError):
+            stage.generate({"ids": [3]})
+        return
     assert not SkipManager.will_replay("rollout", [1])
     with pytest.raises(ConfigError) as error:
         start(dumps, 1, on_miss="error")
     assert error.value.what.startswith("the dumps of steps 1 in ")
-    assert f" lack call {number}, " in error.value.what
+    lacking = f"{name}, which is" if number == 2 else f"call {number}, whose dump is missing or"
+    assert f" lack {lacking} damaged" in error.value.what
 
 
 def test_a_step_that_was_deleted_and_made_again_has_its_new_calls(
@@ -177,8 +190,8 @@ def test_a_step_that_was_deleted_and_made_again_has_its_new_calls(
             stage.generate({"ids": prompts})
         start(dumps, 1)
         assert SkipManager.will_replay("rollout", [1])
-        (first,) = dumps.glob("*/*/1")
-        shutil.rmtree(first)
+        for dump in dumps.glob("*/*/1*"):
+            shutil.rmtree(dump)
 
 
 def _as_another_user(dumps: Path, said: Any) -> None:

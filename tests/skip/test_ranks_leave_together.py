@@ -73,7 +73,8 @@ class Job:
 
 
 def harm(folder: Path, rank: int, meets: str) -> None:
-    dump, meta = (next(folder.glob(f"*/*/1/{kind}.r{rank}-of-*")) for kind in ("gen_batch", "meta"))
+    shard = next(folder.glob(f"*/*/1.r{rank}-of-*"))
+    dump, meta = shard / "gen_batch.dp", shard / "meta.json"
     if meets == "gone":
         dump.unlink()
         meta.unlink()

@@ -47,7 +47,7 @@ def test_several_samples_a_step_are_kept_apart_and_merged(
     first = run(model)
     rows = first.step(1, prompts(*"abcd"), 2, 2)
     parts = sorted(p.parent.name for p in tmp_path.rglob("gen_batch.dp"))
-    assert parts == ["0", "1"]
+    assert parts == ["1", "1.part-1"]
     second = run(model)
     assert second.step(1, prompts(*"dbca"), 1, 3) == rows
     assert second.submitted == []

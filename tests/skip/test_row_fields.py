@@ -79,5 +79,5 @@ def test_the_hosts_tokenizer_is_recorded(init: Callable[..., Path]) -> None:
 
 def test_groups_of_a_queue_are_described(run: Callable[..., Any]) -> None:
     run().step(1, prompts("a"))
-    found = RowFields.from_meta(SkipManager.store("rollout_tq").read_meta(1, 0))
+    found = RowFields.from_meta(SkipManager.store("rollout_tq").read_meta(1))
     assert found == RowFields(response="responses", reward="rm_scores", group="uid")

@@ -75,10 +75,10 @@ def test_other_arguments_of_the_function_that_submits_count(
             submit("y", top_p=[print])
     # A part that was written by hand records no defaults.
     store = SkipManager.store("rollout_tq")
-    value, meta, _ = store.load_with_meta(1, part=0)
-    store.quarantine(1, "for a test", part=0)
+    value, meta, _ = store.load_with_meta(1)
+    store.quarantine(1, "for a test")
     by_hand = attrs.evolve(meta.identity, noted={})
-    store.save(1, value, identity=by_hand, info=meta.info, part=0)
+    store.save(1, value, identity=by_hand, info=meta.info)
     assert submit("y", default=0.6) == []
 
 
@@ -107,7 +107,7 @@ def test_saved_seconds_are_what_submitting_and_sampling_took(
         clock.sleep(5)  # the trainer does something else
     loop.sample()
     store = SkipManager.store("rollout_tq")
-    metas = [store.read_meta(step, 0) for step in steps]
+    metas = [store.read_meta(step) for step in steps]
     assert sum(meta.info["seconds"] for meta in metas) == 2 * len(steps) + 2
 
 
@@ -119,7 +119,7 @@ def test_parts_that_serve_no_prompt_count_for_nothing(
         loop.submit(prompts(text, run=f"r{text}"))
         loop.sample()
     store = SkipManager.store("rollout_tq")
-    first, second = (store.read_meta(1, part) for part in (0, 1))
+    first, second = (store.read_meta(1, part) for part in ("", "part-1"))
     assert first
     assert second
     again = start()
@@ -147,10 +147,10 @@ def test_a_forged_part_never_enters_the_queue(
     loop.submit(prompts("x"))
     loop.sample()
     store = SkipManager.store("rollout_tq")
-    value, meta, _ = store.load_with_meta(1, part=0)
+    value, meta, _ = store.load_with_meta(1)
     forge(value["groups"][0]["tags"])
-    store.quarantine(1, "for a test", part=0)
-    store.save(1, value, identity=meta.identity, info=meta.info, part=0)
+    store.quarantine(1, "for a test")
+    store.save(1, value, identity=meta.identity, info=meta.info)
     again = start()
     again.submit(prompts("x", run="s"))
     assert again.submitted == ["s-0"]

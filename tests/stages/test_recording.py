@@ -217,7 +217,7 @@ def test_the_rows_of_a_part_count_as_what_it_holds(start: Callable[..., Path]) -
         rlskip.record("scores", torch.zeros(3), rows=rows)
     found = recorded(directory)
     assert len(found.stages["scores"]) == 3
-    assert len(list((directory / "1").iterdir())) == 3
+    assert len(list(directory.glob("1*/meta.json"))) == 3
 
 
 def test_a_batch_is_read_once_and_not_kept(
@@ -248,7 +248,7 @@ def test_large_values_are_written_at_once_and_small_ones_together(
     rlskip.record("loss", 50.0)
     found = recorded(directory)
     assert [one.number for one in found.stages["loss"]] == [float(i) for i in range(51)]
-    assert len(list((directory / "1").iterdir())) == 2
+    assert len(list(directory.glob("1*/meta.json"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from typing import Any
@@ -34,11 +35,26 @@ def test_repeat_chooses_by_the_four_rules(
 def test_a_step_added_within_a_tick_of_the_clock_is_seen(store: StepStore) -> None:
     store.save(1, 1)
     other = StepStore(store.directory)
+    os.utime(store.directory)
     assert other.steps() == [1]
     then = os.stat(store.directory).st_mtime_ns
     store.save(2, 2)
     os.utime(store.directory, ns=(then, then))
+    deadline = time.monotonic() + 30
+    while other.steps() != [1, 2] and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert other.steps() == [1, 2]
+
+
+def test_what_a_store_has_quarantined_is_not_listed_once_it_has_saved_another(
+    store: StepStore,
+) -> None:
+    for step in (1, 2):
+        store.save(step, step)
+    assert store.listed() == [1, 2]
+    store.quarantine(1, "for a test")
+    store.save(3, 3)
+    assert (store.listed(), store.quarantined(1)) == ([2, 3], [""])
 
 
 def test_a_directory_that_has_not_changed_is_not_listed_again(
@@ -53,3 +69,19 @@ def test_a_directory_that_has_not_changed_is_not_listed_again(
     for _ in range(3):
         assert store.nearest(7) == 1
     assert store.directory not in listed
+
+
+def test_a_listing_that_failed_is_tried_again(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(where: Any) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.save(1, 1)
+    past = time.time() - 60
+    os.utime(store.directory, (past, past))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "listdir", fail)
+        assert store.calls(1) == []
+    assert "cannot be listed" in caplog.text
+    assert store.calls(1) == [""]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.store import DumpMeta, StepStore, commit
+from rlskip.store import StepStore, commit
 from tests.clock import eventually
 
 # Forks save one dump after the other and are killed in the middle of it. What is there afterwards
@@ -24,21 +24,25 @@ _KILLS = """
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it wrote
     folder, what, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    store = StepStore(folder, keep_last=2 if what == "retain" else None)
+    shard = {"world_size": 2} if what == "replace" else {}
+    store = StepStore(folder, keep_last=2 if what == "retain" else None, **shard)
     chance = random.Random(0)
 
     def save(number):
         ids = torch.full((40, 5000), number) * (torch.arange(5000) % 7)
         rollouts = {"ids": ids, "noise": torch.rand(100_000)}
-        store.save(number, rollouts, sidecar=number)
+        step = 0 if what == "replace" else number
+        for call in ("", "part-1") if what == "retain" else ("",):
+            store.save(step, rollouts, sidecar=number, call=call)
 
     def content(step):
-        fresh = StepStore(folder)
+        fresh = StepStore(folder, **shard)
         number = fresh.load_sidecar(step)
-        assert fresh.load(step)["ids"].amax() == 6 * number, number
+        for call in fresh.calls(step):
+            assert fresh.load(step, call=call)["ids"].amax() == 6 * number, number
         return number
 
-    saved = torn = 0
+    saved = torn = absent = 0
     save(0)
     for kill in range(10 * kills):  # on a busy machine many hit nothing
         if kill >= kills and torn > kills // 10:
@@ -59,26 +63,32 @@ _KILLS = """
         os.waitpid(child, 0)
         saved += len(os.read(read, 1000))
         os.close(read)
-        present = StepStore(folder).steps()
+        fresh = StepStore(folder, **shard)
+        present = fresh.steps()
+        assert present == fresh.with_calls(), "a step lacks its last calls alone"
         if what == "dump":
             assert present == list(range(len(present))), present
             found = [content(step) for step in present[saved:]][-1]
-        else:
+        elif what == "retain":
             assert len(present) <= 3 and saved in present, present
             found = [content(step) for step in present][-1]
+        else:  # killed between the two renames: none is there
+            absent += not present
+            found = content(0) if present else saved
         assert saved <= found <= saved + 1, (saved, found)
         saved = found
-        assert {name for name in os.listdir(folder) if not name.isdigit()} == {commit.WORK}
+        assert all(name[0].isdigit() or name == commit.WORK for name in os.listdir(folder))
+        assert not [name for name in os.listdir(folder) if ".bad-" in name]
         work = os.path.join(folder, commit.WORK)
         torn += len(os.listdir(work)) > 0
         with mock.patch.object(commit, "STALE_S", -1):
             commit.sweep(store.directory)
         assert not os.listdir(work)
-    print(json.dumps({"saved": saved, "torn": torn}))
+    print(json.dumps({"saved": saved, "torn": torn, "absent": absent}))
 """
 
 
-@pytest.mark.parametrize("what", ["dump", "retain"])
+@pytest.mark.parametrize("what", ["dump", "retain", "replace"])
 @pytest.mark.parametrize(
     "kills",
     [12, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)])],
@@ -183,50 +193,6 @@ def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
 # -- rivals ------------------------------------------------------------------------------
 
 
-def test_a_call_outlives_that_its_steps_directory_is_replaced(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first call is renamed over the directory, still empty, that a later call has made."""
-    real, stale = os.rename, list[int]()
-
-    def rename(source: Any, target: Any, **at: int) -> None:
-        if not stale and Path(target) == store.directory / "1" / "2":
-            stale.append(os.open(store.directory / "1", os.O_RDONLY))  # as the kernel found it
-            StepStore(store.directory).save(1, "first")
-            real(source, "2", dst_dir_fd=stale[0])
-        else:
-            real(source, target, **at)
-
-    monkeypatch.setattr(os, "rename", rename)
-    store.save(1, "later", part=2)
-    os.close(stale[0])
-    assert [store.load(1), store.load(1, part=2)] == ["first", "later"]
-
-
-@pytest.mark.parametrize("at", ["gen_batch.dp", "meta.json"])
-def test_of_two_first_calls_beside_later_ones_one_wins(
-    at: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other begins as the first is about to move this file."""
-    store.save(1, "later", part=1)
-    real, metas = os.replace, dict[str, DumpMeta]()
-    rival = threading.Thread(target=lambda: metas.update(other=store.save(1, "other")))
-
-    def replace(source: Any, target: Any, **folder: int) -> None:
-        if Path(target).name == at and threading.current_thread() is not rival and not metas:
-            rival.start()
-            rival.join(0.5)  # it ends, or waits
-        real(source, target, **folder)
-
-    monkeypatch.setattr(os, "replace", replace)
-    metas["one"] = store.save(1, "one")
-    rival.join()
-    assert store.load(1) == "one"
-    assert metas["one"] == metas["other"] == store.read_meta(1)
-    assert store.load(1, part=1) == "later"
-    assert [path.name for path in store.directory.glob("*.bad-*")] == []
-
-
 def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
     store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,15 +213,26 @@ def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
     assert [path.name for path in kept.iterdir()] == ["notes"]
 
 
-def test_the_claim_of_a_dead_process_holds_nobody_up(store: StepStore) -> None:
-    store.save(1, "later", part=1)
-    claim = store.directory / commit.WORK / "joining-1"
-    claim.touch()
-    past = time.time() - commit.STALE_S - 10
-    os.utime(claim, (past, past))
-    store.save(1, "first")
-    assert store.load(1) == "first"
-    assert not claim.exists()
+def test_between_the_renames_that_replace_a_shard_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is killed there leaves no mixture; a rival that comes there is replaced in turn."""
+    real, seen = os.rename, list[Any]()
+
+    def rename(source: Any, target: Any, **at: int) -> None:
+        real(source, target, **at)
+        if "removed-1.r0-of-2" in str(target) and not seen:
+            rival = StepStore(tmp_path, world_size=2)
+            seen.extend([rival.read_meta(1), rival.save(1, "a rival's")])
+
+    store = StepStore(tmp_path, world_size=2)
+    store.save(1, "old")
+    monkeypatch.setattr(os, "rename", rename)
+    meta = store.save(1, "new")
+    assert seen[0] is None
+    assert seen[1] != meta == store.read_meta(1)
+    assert store.load(1) == "new"
+    assert list((tmp_path / commit.WORK).iterdir()) == []
 
 
 # -- memory ------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a link for meta": lambda d: _link_out(d / "meta.json"),
     "a link for the step": lambda d: _link_out(d),
     "a file for the step": lambda d: (shutil.rmtree(d), d.write_text("x")),
+    "of another call": lambda d: _renamed_from(d, call="part-1"),
+    "of another rank": lambda d: _renamed_from(d, rank=1, world_size=2),
     "of another step": lambda d: _swap_in(d, ["gen_batch.dp", "meta.json"]),
     "rollouts of another step": lambda d: _swap_in(d, ["gen_batch.dp"]),
     "meta of another step": lambda d: _swap_in(d, ["meta.json"]),
@@ -97,6 +99,14 @@ def _link_out(path: Path) -> None:
 def _swap_in(directory: Path, names: list[str]) -> None:
     for name in names:
         shutil.copy(directory.with_name("4") / name, directory / name)
+
+
+def _renamed_from(directory: Path, call: str = "", **rank: int) -> None:
+    other = StepStore(directory.parent, **rank)
+    other.save(3, "another", call=call)
+    shutil.rmtree(directory)
+    (found,) = (path for path in directory.parent.glob("3.[pr]*"))
+    os.rename(found, directory)
 
 
 def _with_checksum_of(directory: Path, step: str) -> None:
@@ -173,6 +183,7 @@ def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
         ("info", {"seconds": float("nan")}),
         ("info", {"seconds": 1e999}),
         ("info", {"seconds": -1}),
+        ("info", {"place": True}),
         ("info", {"generation": 5}),
         ("info", {"generation": "not hex"}),
         ("info", {"generation": "f" * 16}),
@@ -187,6 +198,7 @@ def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
         ("created", "yesterday"),
         ("created", "2026-01-01"),
         ("step", "3"),
+        ("call", None),
         ("checksum", None),
         ("more", 1),
     ],

@@ -16,7 +16,7 @@ def _order(operations: list[FileOperation], *names: str) -> list[str]:
 def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
     store = StepStore(tmp_path / "dumps" / "run")
     with FaultyFiles(tmp_path) as seen:
-        store.save(3, list(range(100)), part=1)
+        store.save(3, list(range(100)), call="part-1")
     staging = next(o.path for o in seen.operations if o.path.endswith("gen_batch.dp"))
     staging = os.path.dirname(staging)
     assert _order(seen.operations, "mkdir", "write", "fsync", "rename") == [
@@ -31,33 +31,22 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
         f"write {staging}/meta.json",
         f"fsync {staging}/meta.json",
         f"fsync {staging}",
-        "mkdir dumps/run/3",
-        "fsync dumps/run",
         f"rename {staging}",
-        "fsync dumps/run/3",
+        "fsync dumps/run",
     ]
 
 
-def test_a_shard_is_there_once_its_meta_is(tmp_path: Path) -> None:
+def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
     store = StepStore(tmp_path, world_size=2)
     store.save(3, "old")
     with FaultyFiles(tmp_path) as seen:
         store.save(3, "new")
-    done = [
-        (o.name, o.path, o.other)
-        for o in seen.operations
-        if o.name in ("unlink", "replace", "fsync") and "clock" not in o.path
-    ]
-    staging = os.path.dirname(done[0][1])
-    meta, dump = "meta.r0-of-2.json", "gen_batch.r0-of-2.dp"
-    assert done[:6] == [
-        ("fsync", f"{staging}/{dump}", None),
-        ("fsync", f"{staging}/{meta}", None),
-        ("unlink", f"3/{meta}", None),
-        ("replace", f"{staging}/{dump}", f"3/{dump}"),
-        ("replace", f"{staging}/{meta}", f"3/{meta}"),
-        ("fsync", "3", None),
-    ]
+    *_, refused, gone, named = [o for o in seen.operations if o.name == "rename"]
+    assert (refused.path, refused.other) == (named.path, named.other) == (named.path, "3.r0-of-2")
+    assert (gone.path, str(gone.other)[:23]) == ("3.r0-of-2", ".work/removed-3.r0-of-2")
+    syncs = [o.path for o in seen.operations if o.name == "fsync"]
+    assert syncs[:3] == [f"{named.path}/gen_batch.dp", f"{named.path}/meta.json", named.path]
+    assert syncs[-1] == "."
 
 
 def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip.store import AbsentDumpError, StepStore, commit
+from rlskip.store.layout import part_name
 from tests.faulty_files import FaultyFiles
 
 _STALL_S = 0.05
@@ -31,15 +32,15 @@ class Cancelled(BaseException):
 
 @attrs.define(eq=False)
 class Actor:
-    """Saves part `part` of step 1 in the store of `job`, or reads it; `value` is what it saves.
+    """Saves `call` of step 1 in the store of `job`, or reads it; `value` is what it saves.
 
-    ``cancel_at`` is the operation at which it is cancelled. ``moves`` is the part to which it goes
-    where another has the place.
+    ``cancel_at`` is the operation at which it is cancelled. ``moves`` is the number of the call to
+    which it goes where another has the place.
     """
 
     kind: str
     job: int
-    part: int | None
+    call: str
     cancel_at: int | None = None
     moves: int | None = None
     operations: int = 0
@@ -54,18 +55,18 @@ class Actor:
         try:
             if self.kind == "read":
                 with contextlib.suppress(AbsentDumpError):
-                    self.outcome = store.load(1, part=self.part)
+                    self.outcome = store.load(1, call=self.call)
             elif self.kind == "remove":
                 self.outcome = store.save(2, self.value)
             else:
                 goes = {} if self.moves is None else {"on_conflict": self._move}
-                self.outcome = store.save(1, self.value, part=self.part, **goes)
+                self.outcome = store.save(1, self.value, call=self.call, **goes)
         except (Exception, Cancelled) as error:
             self.error = error
 
-    def _move(self, _: Any) -> int | None:
-        self.moves = None if self.moves is None else self.moves + 1
-        return self.moves
+    def _move(self, _: Any) -> str:
+        self.moves = (self.moves or 0) + 1
+        return part_name(self.moves)
 
 
 class Interleaved(FaultyFiles):
@@ -93,14 +94,14 @@ class Interleaved(FaultyFiles):
             raise Cancelled
 
 
-_PARTS = st.sampled_from([None, None, 1, 2])
+_CALLS = st.sampled_from(["", "", "part-1", "part-2"])
 _ACTORS = st.lists(
     st.one_of(
-        st.builds(Actor, st.just("save"), st.integers(0, 1), _PARTS),
-        st.builds(Actor, st.just("save"), st.integers(0, 1), _PARTS, st.integers(1, 40)),
-        st.builds(Actor, st.just("save"), st.integers(0, 1), _PARTS, st.none(), st.just(10)),
-        st.builds(Actor, st.just("read"), st.integers(0, 1), _PARTS),
-        st.builds(Actor, st.just("remove"), st.just(2), st.none()),
+        st.builds(Actor, st.just("save"), st.integers(0, 1), _CALLS),
+        st.builds(Actor, st.just("save"), st.integers(0, 1), _CALLS, st.integers(1, 40)),
+        st.builds(Actor, st.just("save"), st.integers(0, 1), _CALLS, st.none(), st.just(10)),
+        st.builds(Actor, st.just("read"), st.integers(0, 1), _CALLS),
+        st.builds(Actor, st.just("remove"), st.just(2), st.just("")),
     ),
     min_size=2,
     max_size=6,
@@ -115,22 +116,22 @@ def test_whatever_runs_between_two_operations_each_dump_is_one_writers(
     examples: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(commit, "_JOIN_POLL_S", 0.002)
 
     @settings(max_examples=examples)
-    @given(actors=_ACTORS, seed=st.integers(0, 1 << 20))
-    def interleaved(actors: list[Actor], seed: int) -> None:
-        _check(actors, seed, tmp_path_factory.mktemp("run"))
+    @given(actors=_ACTORS, seed=st.integers(0, 1 << 20), ranks=st.integers(1, 2))
+    def interleaved(actors: list[Actor], seed: int, ranks: int) -> None:
+        _check(actors, seed, tmp_path_factory.mktemp("run"), ranks)
 
     interleaved()
 
 
-def _check(given_actors: list[Actor], seed: int, folder: Path) -> None:
+def _check(given_actors: list[Actor], seed: int, folder: Path, ranks: int) -> None:
+    """Of several ranks this is the first, whose shards are replaced."""
     actors = [
-        Actor(a.kind, a.job, a.part, a.cancel_at, a.moves) for a in given_actors
+        Actor(a.kind, a.job, a.call, a.cancel_at, a.moves) for a in given_actors
     ]  # hypothesis keeps those that it drew
     # Two jobs write; the threads of a job share its store. A third keeps only what it wrote last.
-    stores = [StepStore(folder), StepStore(folder), StepStore(folder, keep_last=1)]
+    stores = [StepStore(folder, world_size=ranks, keep_last=keep) for keep in (None, None, 1)]
     threads = {
         threading.Thread(target=actor.run, args=(stores[actor.job],), daemon=True): actor
         for actor in actors
@@ -148,16 +149,18 @@ def _check(given_actors: list[Actor], seed: int, folder: Path) -> None:
         assert actor.error is None or isinstance(actor.error, Cancelled), actor.error
         if actor.kind == "read":
             assert actor.outcome is None or actor.outcome in values
-    store = StepStore(folder)
+    store = StepStore(folder, world_size=ranks)
     for actor in actors:
         if actor.kind == "save" and actor.outcome is not None:
-            part = actor.outcome.part
-            there = store.read_meta(1, part)
+            call = actor.outcome.call
+            there = store.read_meta(1, call)
             if there is not None:
-                assert store.load(1, part=part) in values
-            if not removed:  # else another may have dumped the call since
+                assert store.load(1, call=call) in values
+            if not removed and ranks == 1:  # else another may have dumped the call since
                 assert there == actor.outcome, "whose dump it is"
-                assert actor.moves is None or store.load(1, part=part) == actor.value
+                assert actor.moves is None or store.load(1, call=call) == actor.value
+            elif not removed and not cancelled:
+                assert there in [other.outcome for other in actors], "the last one's stays"
     left = [path.name for path in folder.glob(f"{commit.WORK}/*")]
     assert left == [] or cancelled, left
     bad = [path.name for path in folder.rglob("*.bad-*")]

@@ -15,6 +15,7 @@ from rlskip.store.layout import (
     as_step,
     journal_name,
     name_before_quarantine,
+    places_among,
     quarantine_name,
     role_directory,
     run_name,
@@ -68,7 +69,7 @@ def test_steps_are_canonical_integers(name: int | str) -> None:
         assert step == name
 
 
-@pytest.mark.parametrize("name", ["3", journal_name(3)])
+@pytest.mark.parametrize("name", ["3", "3.part-1.r0-of-2", journal_name(3)])
 @pytest.mark.parametrize("tag", [None, "0123456789abcdef"])
 def test_a_quarantined_name_is_no_step_and_tells_what_it_was(name: str, tag: str | None) -> None:
     kept = quarantine_name(name, tag)
@@ -89,10 +90,31 @@ def test_a_run_is_named_after_its_directory() -> None:
     assert shape_of("reward") is None
 
 
-def test_the_dumps_of_a_directory_are_those_of_its_ranks() -> None:
-    place = Place(Path("run"), 3)
-    assert place.among(["notes", "gen_batch.r2-of-2.dp"]) == []
-    shards = [Place(Path("run"), 3, rank=rank, world_size=2) for rank in range(2)]
-    names = [name for shard in shards for name in (shard.dump, shard.meta)]
-    assert place.among(reversed(names)) == shards
-    assert place.among([*names, "meta.json"]) == [place, *shards]
+_PLACES = st.builds(
+    lambda step, call, ranks: Place(Path("run"), step, call, *ranks),
+    st.integers(0, 1 << 62),
+    st.just("") | st.from_regex(r"([0-9a-f]{16}|part)-(0|[1-9][0-9]{0,3})", fullmatch=True),
+    st.integers(2, 999_999).flatmap(lambda of: st.tuples(st.integers(0, of - 1), st.just(of)))
+    | st.just((0, 1)),
+)
+
+
+@given(_PLACES)
+def test_a_dumps_directory_names_its_step_its_call_and_its_rank(place: Place) -> None:
+    assert Place.parse(place.root, place.name) == place
+    assert as_step(place.name) is None or place == Place(place.root, place.step)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["03", "3.", "3.part", "3.part-01", "3.ABCDEF0123456789-1", "3.r2-of-2", "3.r0-of-1", "²",
+     "3.r00-of-2", "3.journal", "3.part-1.bad-x", "3.part-1.part-2", "-1", "3\n", "3/1"],
+)  # fmt: skip
+def test_what_is_no_name_of_a_dump_is_none(name: str) -> None:
+    assert Place.parse(Path("run"), name) is None
+
+
+def test_the_first_call_comes_first_and_calls_are_counted() -> None:
+    ordered = ["3", "3.part-2", "3.part-10", "10.r0-of-12", "10.r2-of-12", "10.r10-of-12"]
+    found = places_among(Path("run"), [*reversed(ordered), "notes", ".work"])
+    assert [place.name for place in found] == ordered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +44,12 @@ def test_dump_dir_itself_may_be_a_link(tmp_path: Path) -> None:
     [
         (".work", {}, {}),
         ("1", {}, {}),
-        ("1", {}, {"part": 2}),
-        ("1", {"rank": 1, "world_size": 2}, {}),
-        ("1/2", {"rank": 1, "world_size": 2}, {"part": 2}),
+        ("1.part-2", {}, {"call": "part-2"}),
+        ("1.r1-of-2", {"rank": 1, "world_size": 2}, {}),
     ],
 )
 def test_nothing_is_written_or_removed_through_a_link(
-    tmp_path: Path, link: str, options: dict[str, int], saved: dict[str, int]
+    tmp_path: Path, link: str, options: dict[str, int], saved: dict[str, str]
 ) -> None:
     outside, run = tmp_path / "outside", tmp_path / "run"
     (outside / "mine").mkdir(parents=True)
@@ -84,33 +84,32 @@ _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
     [*((instead, 1) for instead in _INSTEAD), ("a link to a directory", 2), ("a FIFO", 2)],
 )
 @pytest.mark.parametrize(
-    "level", [".work", "1", "1/2", "1/gen_batch.dp", "1/meta.json", "1/2/meta.json"]
+    "level", [".work", "1", "1/gen_batch.dp", "1/meta.json", "1.part-2", "1.part-2/meta.json"]
 )
 def test_nothing_is_followed_or_waited_for_at_any_level(
     instead: str, level: str, ranks: int, tmp_path: Path, no_fsync: None
 ) -> None:
     outside, run = tmp_path / "outside", tmp_path / "run"
-    (outside / "2").mkdir(parents=True)
+    outside.mkdir()
     (outside / "file").write_text("mine")
-    for name in ("meta.json", "meta.r0-of-2.json", "2/meta.json", "2/meta.r0-of-2.json"):
-        (outside / name).write_text("mine, too")
+    (outside / "meta.json").write_text("mine, too")
     before = {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))}
     if ranks == 2:
-        level = level.replace(".json", ".r0-of-2.json").replace(".dp", ".r0-of-2.dp")
+        level = re.sub(r"^1[^/]*", r"\g<0>.r0-of-2", level)
     (run / level).parent.mkdir(parents=True)
     _INSTEAD[instead](run / level, outside)
     stores = [StepStore(run, keep_last=1, rank=rank, world_size=ranks) for rank in range(ranks)]
-    for part in (None, 2):
+    for call in ("", "part-2"):
         store = stores[0]
-        assert store.read_meta(1, part) is None
-        assert store.steps(part) == []
+        assert store.read_meta(1, call) is None
+        assert store.steps() == ([1] if call else [])
         for read in (store.load, store.load_sidecar):
             with pytest.raises((AbsentDumpError, CorruptDumpError)):
-                read(1, part=part)
-        store.quarantine(1, "for a test", part)
+                read(1, call=call)
+        store.quarantine(1, "for a test", call)
         for store in stores:
-            store.save(1, "x", part=part)
-        assert stores[0].load(1, part=part) == "x"
+            store.save(1, "x", call=call)
+        assert stores[0].load(1, call=call) == "x"
     assert {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
 
 

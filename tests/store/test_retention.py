@@ -15,13 +15,28 @@ from rlskip.store import StepStore, commit
 
 def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
     store = StepStore(tmp_path)
-    for written, step, part in [(1, 1, None), (2, 2, None), (3, 1, 1)]:
-        store.save(step, step, part=part)
-        folder = tmp_path / str(step) / ("" if part is None else str(part))
-        for file in folder.glob("*.*"):
-            os.utime(file, (written, written))
+    for written, step, call in [(1, 1, ""), (2, 2, ""), (3, 1, "part-1")]:
+        store.save(step, step, call=call)
+        os.utime(tmp_path / (f"{step}.{call}" if call else str(step)), (written, written))
     StepStore(tmp_path, keep_last=2).save(3, 3)
     assert store.steps() == [1, 3]
+
+
+def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that whoever is killed meanwhile leaves one that lacks its last calls."""
+    for rank in (1, 0):
+        store = StepStore(tmp_path, rank=rank, world_size=2)
+        for call in ("", "part-1", "part-10", "part-2"):
+            store.save(1, "x", call=call)
+    real, removed = commit.remove, list[str]()
+    monkeypatch.setattr(commit, "remove", lambda at, run: removed.append(at.name) or real(at, run))
+    StepStore(tmp_path, keep_last=1, world_size=2).save(2, "y")
+    ranks = ("r1-of-2", "r0-of-2")
+    calls = ("1.part-10", "1.part-2", "1.part-1", "1")
+    assert removed == [f"{call}.{rank}" for call in calls for rank in ranks]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".work", "2.r0-of-2"]
 
 
 def test_a_step_being_read_stays(tmp_path: Path) -> None:
@@ -50,20 +65,21 @@ def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     store = StepStore(tmp_path / "run", keep_last=2)
     store.directory.mkdir()
     (store.directory / "9").symlink_to(tmp_path / "outside" / "1")
+    (store.directory / "8").write_text("notes")
     for step in (1, 2):
         store.save(step, step)
-    assert store.steps() == [1, 2]
     assert (store.directory / "9").is_symlink()
+    assert (store.directory / "8").exists()
+    assert store.steps() == [1, 2]
 
 
 def test_of_several_ranks_the_first_removes(tmp_path: Path) -> None:
     stores = [StepStore(tmp_path, rank=r, world_size=2, keep_last=1) for r in range(2)]
     for step in (1, 2):
         stores[1].save(step, step)
-    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["1", "2"]
+    assert stores[1].steps() == [1, 2]
     stores[0].save(2, 2)
-    assert stores[0].steps() == [2]
-    assert sorted(path.name for path in tmp_path.glob("[0-9]")) == ["2"]
+    assert stores[0].steps() == stores[1].steps() == [2]
 
 
 def test_the_age_of_a_mark_is_that_of_the_file_systems_clock(
@@ -115,32 +131,32 @@ def test_a_number_that_makes_no_sense(keep_last: int, tmp_path: Path) -> None:
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
     st.sampled_from([1, 3]),
     st.integers(0, 3),
-    st.sampled_from([None, 0]),
+    st.sampled_from(["", "part-1"]),
 )
-@example([1, 2, 2, 3, 4], 3, 0, 0)
+@example([1, 2, 2, 3, 4], 3, 0, "part-1")
 def test_the_number_holds_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,
     no_fsync: None,
     steps: list[int],
     keep_last: int,
     others: int,
-    part: int | None,
+    call: str,
 ) -> None:
     """Those written last stay, and the one just written in any case.
 
-    A step of which all parts are quarantined is none.
+    A step of which all calls are quarantined is none.
     """
     folder, rollouts = tmp_path_factory.mktemp("run"), torch.rand(10)
     kept = [*range(20, 20 + others)]
     for step in kept:
-        StepStore(folder).save(step, rollouts, part=part)
+        StepStore(folder).save(step, rollouts, call=call)
     store = StepStore(folder, keep_last=keep_last)
     for step in steps:
         if step in kept:
-            store.quarantine(step, "for a test", part)
+            store.quarantine(step, "for a test", call)
             kept.remove(step)
             continue
-        store.save(step, rollouts, part=part)
+        store.save(step, rollouts, call=call)
         kept = [*kept, step][-keep_last:]
-        assert store.steps(part) == sorted(kept)
+        assert store.with_calls() == sorted(kept)
         assert not list((folder / commit.WORK).iterdir()), "removed for good"

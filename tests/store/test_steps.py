@@ -1,4 +1,4 @@
-"""What a store knows of a step: its meta, its parts, and what is absent."""
+"""What a store knows of a step: its meta, its calls, and what is absent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlskip.format.version import VERSION
 from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError
 
 
@@ -16,7 +17,7 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
     identity = Identity.of({"prompts": "ab", "n": 8, "sampling.temperature": 1.0})
     meta = store.save(7, {"a": torch.zeros(10)}, identity=identity, info={"seconds": 1.5})
     assert store.read_meta(7) == meta
-    assert (meta.step, meta.version, meta.nbytes) == (7, 2, 40)
+    assert (meta.step, meta.version, meta.nbytes) == (7, VERSION, 40)
     assert meta.identity == identity
     assert meta.info == {"seconds": 1.5}
     assert meta.created.endswith("+00:00")
@@ -29,7 +30,7 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
 
 @pytest.mark.parametrize(
     "info",
-    [{"x": object()}, {"seconds": "1"}, {"seconds": float("inf")}, {"generation": 5}],
+    [{"x": object()}, {"seconds": float("inf")}, {"generation": 5}, {"place": -1}],
 )
 def test_info_that_cannot_be_kept_is_refused_before_a_byte_is_written(
     info: dict[str, Any], store: StepStore
@@ -50,25 +51,25 @@ def test_what_is_absent(store: StepStore) -> None:
     assert not store.directory.exists(), "looking creates nothing"
 
 
-def test_a_first_call_without_its_meta_is_kept_and_the_later_calls_stay(store: StepStore) -> None:
-    for part, value in [(None, "old"), (1, "second")]:
-        store.save(3, value, part=part)
-    (store.directory / "3" / "meta.json").unlink()
-    store.save(3, "new")
-    assert (store.load(3), store.load(3, part=1)) == ("new", "second")
-    (kept,) = store.directory.glob("3.bad-*")
-    kept.rename(store.directory / "4")
-    assert [path.name for path in (store.directory / "4").iterdir()] == ["gen_batch.dp"]
+def test_calls_of_a_step(store: StepStore) -> None:
+    calls = [f"{digit * 16}-{k}" for digit, k in (("b", 1), ("a", 10), ("a", 9))]
+    for place, call in enumerate(calls, 1):
+        store.save(4, {"call": call}, call=call, info={"place": place})
+    assert (store.steps(), store.listed(), store.with_calls()) == ([], [], [4])
+    assert store.read_meta(4) is None
+    store.save(4, "first")
+    StepStore(store.directory, world_size=2).save(4, "a shard")
+    assert store.steps() == store.with_calls() == [4]
+    assert store.calls(4) == ["", calls[2], calls[1], calls[0]], "by name"
+    assert store.in_order(4) == ["", *calls], "as they were made"
+    assert store.load(4, call=calls[1]) == {"call": calls[1]}
+    for call in ("", calls[0]):
+        assert store.quarantine(4, "for a test", call) is not None
+    assert store.quarantined(4) == ["", calls[0]]
+    assert (store.steps(), store.in_order(4)) == ([], calls[1:])
 
 
-def test_each_rank_compares_its_shard_with_the_next_ranks(store: StepStore) -> None:
-    ranks = [StepStore(store.directory, rank=rank, world_size=3) for rank in range(3)]
-    for rank, call in zip(ranks, ("a", "b", "a"), strict=True):
-        rank.save(1, "x", info={"generation": call})
-    assert [rank.read_meta(1) is None for rank in ranks] == [True, True, False]
-
-
-@pytest.mark.parametrize("call", ["listdir", "stat", "open"])
+@pytest.mark.parametrize("call", ["stat", "open"])
 def test_what_another_host_removes_meanwhile_is_absent(
     store: StepStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,26 +87,7 @@ def test_what_another_host_removes_meanwhile_is_absent(
     monkeypatch.setattr(os, call, stale)
     assert store.read_meta(1) is None
     assert caplog.records == [], "it is gone, which is not a fault"
-    if call != "listdir":  # to load lists nothing
-        with pytest.raises(AbsentDumpError):
-            store.load(1)
+    with pytest.raises(AbsentDumpError):
+        store.load(1)
     monkeypatch.undo()
     assert store.load(1) == "x"
-
-
-def test_a_later_call_that_arrives_during_a_quarantine_stays(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.save(1, "first")
-    looked = store.calls
-
-    def late(step: int) -> list[int]:
-        found = looked(step)
-        monkeypatch.undo()
-        StepStore(store.directory).save(1, "second", part=1)
-        return found
-
-    monkeypatch.setattr(store, "calls", late)
-    assert store.quarantine(1, "a test") is not None
-    assert store.calls(1) == [1]
-    assert store.load(1, part=1) == "second"

@@ -126,7 +126,7 @@ def test_verls_filter_is_ours() -> None:
         (["skip.async_rollout.enable=true"], "use skip.rollout_tq (+skip=rollout_tq_cache)"),
         (
             ["skip.rollout_tq.enable=true", "async_training.staleness_threshold=1"],
-            "verl's fully async rollouter never calls a stage 'rollout_tq'",
+            "the fully async application never calls a stage 'rollout_tq'",
         ),
         (
             [

@@ -1,0 +1,142 @@
+"""The calls of the step at which the loop is, and the dumps that may serve them.
+
+A call's name is the digest of its role, stage and prompts, and its number among the step's calls
+of that digest. The name says where to look, the identity in ``meta.json`` judges: arguments, config
+and what is ignored never move a dump. So equal calls keep their draws, and calls of other prompts
+find their own dumps in any order.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from rlskip.store import Identity, StepStore
+from rlskip.store.layout import Place
+
+
+@attrs.frozen
+class Key:
+    """Where a dump is: the call of a step, which is empty for its first call.
+
+    ``size`` is the directory of its run, if that has another number of prompts a step.
+    """
+
+    step: int
+    call: str = ""
+    size: str = ""
+
+    @property
+    def path(self) -> str:
+        """Below the run's directory, of one rank."""
+        return Place(Path(), self.step, self.call).name
+
+    def order(self, step: int) -> tuple[int, str]:
+        """By what it is preferred as a substitute at `step`, as `StepStore.nearest` has it."""
+        below = self.step <= step
+        return (step - self.step if below else (1 << 62) + self.step), self.call
+
+    def order_from(self, first: int) -> tuple[bool, str, tuple[int, bool, str, int, int]]:
+        """By what prompts prefer it in a process that began at step `first`."""
+        return self.step < first, self.size, Place(Path(), self.step, self.call).order
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f", call {self.call}" if self.call else "")
+
+
+@attrs.define(eq=False)
+class Numbers:
+    """The natural numbers: the lowest that is free is given out, and may be given back."""
+
+    _next: int = 0
+    _free: list[int] = attrs.field(factory=list)
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, number: int) -> None:
+        heapq.heappush(self._free, number)
+
+
+class StepCalls:
+    """Names the calls of one visit of a step, and knows which dumps serve none of them any more.
+
+    Hold `lock` from :meth:`begin` until :meth:`take`. The step's directory is listed once, so that
+    a call costs the same in a step of 10 000.
+    """
+
+    def __init__(self, store: StepStore, step: int) -> None:
+        self.lock = threading.RLock()
+        self.step = step
+        self._store = store
+        self._numbers: dict[str, Numbers] = {}
+        self._places = Numbers()
+        self._taken: set[Key] = set()
+        # Dumps of the digest under other numbers, as they were when the visit began.
+        self._siblings: dict[str, dict[str, None]] = {}
+        self.listed = store.calls(step)
+        for call in self.listed:
+            self._siblings.setdefault(call.rpartition("-")[0], {})[call] = None
+        self._has_lost = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step has its first dump, and none of it is known to be missing."""
+        there = {*self._store.calls(self.step)}
+        return "" in there and not self._has_lost and there >= {*self._store.quarantined(self.step)}
+
+    @functools.cached_property
+    def in_order(self) -> list[str]:
+        """For a repeat: the calls that had a sound dump when the visit began, as they were made."""
+        return [call for call in self._store.in_order(self.step) if call in {*self.listed}]
+
+    def begin(self, identity: Identity) -> tuple[str, int]:
+        """The name of a new call, and its place among the calls of the visit."""
+        with self.lock:
+            digest = identity.digest()
+            number = self._numbers.setdefault(digest, Numbers()).take()
+            return f"{digest}-{number}", self._places.take()
+
+    def end(self, name: str, place: int) -> None:
+        """A call has failed: when it is made again, it is the same call."""
+        with self.lock:
+            digest, _, number = name.rpartition("-")
+            self._numbers[digest].give_back(int(number))
+            self._places.give_back(place)
+
+    def candidates(self, name: str) -> Iterator[Key]:
+        """Where a dump of such a call may be: its own place, the head, others of its digest."""
+        digest = name.rpartition("-")[0]
+        for call in (name, "", *self._siblings.get(digest, ())):
+            if (key := Key(self.step, call)) not in self._taken:
+                yield key
+
+    def take(self, key: Key) -> None:
+        """This dump serves a call, or is what one returned; it serves no other call."""
+        with self.lock:
+            self._taken.add(key)
+            self._siblings.get(key.call.rpartition("-")[0], {}).pop(key.call, None)
+
+    def give_back(self, key: Key) -> None:
+        """The call that this dump served has failed: it may serve another one."""
+        with self.lock:
+            self._taken.discard(key)
+            if key.call and key.call in self.listed:
+                self._siblings.setdefault(key.call.rpartition("-")[0], {})[key.call] = None
+
+    def is_taken(self, key: Key) -> bool:
+        return key in self._taken
+
+    def lose(self, key: Key) -> None:
+        """A dump that was taken turned out to be unusable: its name is free."""
+        with self.lock:
+            self._has_lost = True
+            self._taken.discard(key)
