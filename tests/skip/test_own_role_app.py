@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 APP = """
+import sys
 from dataclasses import dataclass
 import hydra
 from rlskip import RoleConfig, SkipManager, register_skip
@@ -23,7 +24,7 @@ class CriticSkip(RolloutSkip):
 
 @SkipManager.annotate(role="critic")
 def compute_values(batch):
-    print("COMPUTED", batch["step"])
+    sys.stdout.write(f"COMPUTED {batch['step']}" + chr(10))  # at once: a thread may log meanwhile
     return {"values": [1.0, 2.0]}
 
 @SkipManager.annotate(role="reward")
