@@ -129,13 +129,13 @@ def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
     killed = run(verl091, "async_killed", ROLE, stop_at=A_STEP + 3, **mode)
     assert killed.generated == A_STEP + 3
     folder = verl091.folder / "async_killed" / WHERE
-    assert StepStore(folder).steps(part=0) == [1]
+    assert StepStore(folder).steps() == [1]
     assert [path.name for path in folder.glob("*.journal")] == ["2.journal"]
     again = run(verl091, "async_killed", ROLE, **mode)
     assert again.generated == A_STEP - 3
     assert again.grad_norms == whole.grad_norms
     assert list(folder.glob("*.journal")) == [], "the dumps are there"
-    for group in StepStore(folder).load(2, part=0)["groups"]:
+    for group in StepStore(folder).load(2)["groups"]:
         keys = [group["uid"] + suffix for suffix in group["tags"] if suffix]
         assert sorted(filter(None, map(split_session, keys))) == [
             (group["uid"], session) for session in range(N)

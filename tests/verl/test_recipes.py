@@ -35,9 +35,10 @@ def train(verl091: Any) -> Train:
 
 
 def files(run: Any) -> list[str]:
-    """Where its dumps are, below the directory of the run."""
+    """The step of each of its dumps, with the directory of a role of its own before it."""
     found = (run.folder / "dumps").rglob("gen_batch.dp")
-    return sorted("/".join(file.relative_to(run.folder / "dumps").parts[2:-1]) for file in found)
+    paths = ("/".join(file.relative_to(run.folder / "dumps").parts[2:-1]) for file in found)
+    return sorted(path.partition(".")[0] for path in paths)
 
 
 # -- dynamic sampling ------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def changed(dynamic: Train, a: Any, b: Any) -> Any:
 def test_each_call_of_a_step_is_dumped(a: Any) -> None:
     assert a.output.count("made 2 calls") == 2
     assert a.generated == 2 * 2 * BATCH * N
-    assert {"1", "1/1", "2", "2/1"} <= set(files(a))
+    assert min(files(a).count(step) for step in "12") >= 2
 
 
 def test_each_call_of_a_step_is_replayed(a: Any, b: Any) -> None:
@@ -83,7 +84,7 @@ def test_another_filter_generates_only_what_is_missing(a: Any, changed: Any) -> 
     assert changed.output.count("made 3 calls") == 2
     assert changed.generated == 2 * BATCH * N
     assert changed.grad_norms != a.grad_norms
-    assert files(a) == ["1", "1/1", "2", "2/1", "2/2", "2/3"]
+    assert files(a) == ["1", "1", "2", "2", "2", "2"]
 
 
 # -- ReMax -----------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_the_dapo_of_verls_recipes_replays(verl091: Any, recipes: Path) -> None:
     )
     assert a.generated == 2 * 2 * BATCH * N + 3
     trained = [file for file in files(a) if "rollout_val" not in file]
-    assert trained == ["1", "1/1", "2", "2/1"]
+    assert trained == ["1", "1", "2", "2"]
     replay = ("+skip=rollout_replay", f"skip.dump_dir={a.folder}/dumps")
     b = verl091.train(
         "b", "v0", *dapo, TIES, *replay, "skip.match=step", seed=2, DIFFER=HALF, **where

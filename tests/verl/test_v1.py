@@ -64,7 +64,7 @@ def failing(verl091: Any) -> Any:
 
 def test_the_first_run_dumps_each_step(a: Any) -> None:
     for step in (1, 2):
-        assert sorted(f.name for f in (a.folder / WHERE / str(step) / "0").iterdir()) == [
+        assert sorted(f.name for f in (a.folder / WHERE / str(step)).iterdir()) == [
             "gen_batch.dp",
             "meta.json",
         ]
