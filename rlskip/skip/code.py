@@ -23,7 +23,7 @@ def innermost(func: Callable[..., Any]) -> Any:
         elif isinstance(func, types.FunctionType):
             return func
         elif not isinstance(called := vars(type(func)).get("__call__"), types.FunctionType):
-            return func  # it is no function of Python's
+            return func  # built in, or an object without __call__ of its own
         else:
             func = called
 

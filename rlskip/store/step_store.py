@@ -101,7 +101,8 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        return sorted(step for step, calls in self._listing().calls.items() if "" in calls)
+        # A list first: the writer's thread may add a step while this one goes through them.
+        return sorted(step for step, calls in [*self._listing().calls.items()] if "" in calls)
 
     def with_calls(self) -> list[int]:
         """The steps of which any call has a directory, ascending."""
@@ -160,7 +161,7 @@ class StepStore:
                     names.add(place, is_bad=bool(before))
             for calls in names.calls.values():
                 calls.sort(key=lambda call: Place(self.directory, 0, call).order)
-            self._names = names  # threads replace it as a whole
+            self._names = names  # as a whole: other threads read it
         return names
 
     def _changed(self) -> int | None:
