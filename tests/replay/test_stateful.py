@@ -237,15 +237,20 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def session_rows(self, uid, session):
         """The rows of a session that succeeded, in order."""
         marker = self.tags.get(session_key(uid, session))
-        if marker is None and "n" in self.tags[uid]:
+        if (marker is None and "n" in self.tags[uid]) or self.session_failed(uid, session):
             return []
-        if marker is not None and marker["status"] == "failure":
-            return []
-        attempt = marker["attempt"] if marker is not None else 0
+        return self.rows_of_last_attempt(uid, session)
+
+    def session_failed(self, uid, session):
+        """Whether its marker says so, or states another number of rows than there are."""
+        marker = self.tags.get(session_key(uid, session), {})
+        there = len(self.rows_of_last_attempt(uid, session))
+        return marker.get("status") == "failure" or marker.get("rows", there) != there
+
+    def rows_of_last_attempt(self, uid, session):
+        attempt = self.tags.get(session_key(uid, session), {}).get("attempt", 0)
         keys = [str(TrajectoryKey(uid, session, index)) for index in range(2)]
-        rows = [k for k in keys if k in self.tags and self.tags[k]["attempt"] == attempt]
-        stated = marker.get("rows") if marker is not None else None
-        return rows if stated in (None, len(rows)) else []
+        return [k for k in keys if k in self.tags and self.tags[k]["attempt"] == attempt]
 
     def rows(self, uid):
         return [key for session in range(3) for key in self.session_rows(uid, session)]
@@ -256,8 +261,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         succeeded = sum(bool(self.session_rows(uid, session)) for session in range(3))
         if self.policy == "min_viable" and succeeded >= min(VIABLE, expected):
             return True
-        markers = [self.tags.get(session_key(uid, s), {}) for s in range(3)]
-        failed = any(marker.get("status") == "failure" for marker in markers)
+        failed = any(self.session_failed(uid, session) for session in range(3))
         failed = failed or ("n" not in root and root["status"] == "failure")
         return not failed and succeeded >= expected
 
@@ -288,6 +292,16 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
 TestBufferAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+class CountedRows(BufferAgainstModel):
+    """Markers say how many rows their attempts wrote."""
+
+    states_rows = True
+
+
+TestCountedRows = CountedRows.TestCase
+TestCountedRows.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.ray
