@@ -22,7 +22,8 @@ from rlskip.errors import ConfigError
 SHAPING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "do_sample", "n", "num_generations",
     "num_return_sequences", "max_tokens", "max_new_tokens", "stop", "stop_token_ids",
-    "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty", "typical_p",
+    "min_tokens", "min_new_tokens", "num_beams", "logit_bias", "bad_words", "ignore_eos",
     "model.path", "model.name", "model_path", "model_name", "model_name_or_path",
 )  # fmt: skip
 """Names by which any application calls what shapes a rollout: the last names of a key."""

@@ -287,7 +287,9 @@ class _Reading:
             raise _TooLarge("large data")
         kind = type(value)  # isinstance would ask the object for its class
         if issubclass(kind, enum.Enum):
-            return Marked(f"<{kind.__qualname__}.{value.name}>")
+            # A member's name outlives its value.
+            kept = value._value_ if isinstance(value._value_, bool | int | float | str) else ""
+            return Marked(f"<{kind.__qualname__}.{value._name_} {kept!r}>")
         if value is None or issubclass(kind, bool | int | float | str):
             return value
         if issubclass(kind, os.PathLike):

@@ -58,6 +58,7 @@ _LEAF, _LIST, _DICT, _CONFIG, _OBJECT = "leaf", "list", "dict", "config", "objec
 _PARTIAL, _METHOD, _FUNCTION, _CLASS = "partial", "method", "function", "class"
 _WEIGHTS, _MEANINGLESS = "weights", "neutral"
 _NEUTRAL = (_WEIGHTS, _MEANINGLESS, _CLASS)
+_LEVELS = {_WEIGHTS: 1, _CLASS: 0, _MEANINGLESS: -1}
 _CALLED = (_PARTIAL, _METHOD, _FUNCTION, _CLASS, _MEANINGLESS)
 _LISTS = (list, tuple, set, frozenset, deque)
 _KINDS: tuple[tuple[str, Any], ...] = (
@@ -198,13 +199,17 @@ class _Look:
             # Weights may have a generation_config, and a trainer much that is its library's.
             quiet = True
             if not is_root:
-                levels = min(levels, 1 if kind == _WEIGHTS else -1)
+                levels = min(levels, _LEVELS[kind])
         fields = {} if levels < 0 and quiet else _fields_of(value, kind)
+        if kind == _FUNCTION:
+            fields = {**_of_function(value, is_stage=not place), **(fields or {})}
         if is_whole_config(fields):
             return  # skip.identity names keys of it
         self._values += len(fields or ())
-        if fields is None or (
-            fields and (levels < 0 or len(fields) > _MAX_FIELDS or self._values > _MAX_VALUES)
+        if (
+            fields is None
+            or (not fields and kind == _OBJECT and _is_sealed(type_of(value)))
+            or (fields and (levels < 0 or len(fields) > _MAX_FIELDS or self._values > _MAX_VALUES))
         ):
             if not quiet:
                 self.left[place] = _text(value)
@@ -298,9 +303,9 @@ def _fields_of(value: Any, kind: str) -> dict[Any, Any] | None:
     if kind == _FUNCTION:
         return dict(_cells(value)) if value.__closure__ else {}
     if kind == _CLASS:
-        return dict(_of_class(value, ()))
+        return _of_class(value, ())
     stored = {**attributes_of(value), **(declared_fields(value) or {})}
-    return {**stored, **dict(_of_class(type(value), stored))}
+    return {**stored, **_of_class(type(value), stored)}
 
 
 def _cells(func: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -309,12 +314,39 @@ def _cells(func: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def _of_class(kind: type, stored: Collection[str]) -> Iterator[tuple[str, Any]]:
+def _of_function(func: types.FunctionType, *, is_stage: bool) -> dict[str, Any]:
+    """What shapes rollouts among a function's defaults and attributes.
+
+    The defaults of a stage are arguments of its calls.
+    """
+    code, defaults = func.__code__, func.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    own = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    own |= func.__kwdefaults__ or {}
+    found = {**func.__dict__, **({} if is_stage else own)}
+    return {
+        name: value
+        for name, value in found.items()
+        if _read_name(name)[1] and not (is_stage and name in code.co_varnames)
+    }
+
+
+def _of_class(kind: type, stored: Collection[str]) -> dict[str, Any]:
     """What shapes rollouts among the attributes of a class; `UNREAD` what it computes."""
-    for _, own in classes_of(kind):
+    found: dict[str, Any] = {}
+    for _, own in classes_of(kind):  # a class before its bases
         for name in _VARIANTS.intersection(own):
             value, bare = own[name], _read_name(name)[0]
             if {bare, f"_{bare}"}.isdisjoint(stored) and type(value) not in MEMBERS:
                 is_computed = hasattr(type(value), "__get__")
                 if not callable(value):
-                    yield name, UNREAD if is_computed else value
+                    found.setdefault(name, UNREAD if is_computed else value)
+    return found
+
+
+@functools.lru_cache(1 << 12)
+def _is_sealed(kind: type) -> bool:
+    """Whether a class keeps what its objects are where Python cannot read it, as C does."""
+    names = {name for _, own in classes_of(kind) for name in own}
+    readable = ("__dict__", "__slots__", "__next__", "__call__")
+    return kind is not object and names.isdisjoint(readable)

@@ -176,7 +176,7 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
         ({"x": None}, {}, "x: absent now, None"),
         ({}, {"top_k": 5}, "top_k: 5 now, absent"),
         ({"x": Path("a")}, {"x": Path("b")}, "x"),
-        ({"x": Mode.GREEDY}, {"x": Mode.SAMPLED}, "x: '<Mode.SAMPLED>' now"),
+        ({"x": Mode.GREEDY}, {"x": Mode.SAMPLED}, "x: '<Mode.SAMPLED 2>' now"),
         ({"x": Sampling(0.5)}, {"x": Sampling(0.6)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": SimpleNamespace(k=1)}, {"x": Namespace(k=2)}, "x.k: 2 now"),
         ({"x": np.arange(3)}, {"x": np.arange(4)}, "x"),
