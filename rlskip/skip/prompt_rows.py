@@ -55,11 +55,14 @@ class PromptRows:
         The hash of each (:mod:`rlskip.format.prompt_digests`).
     texts
         How each of the first 64 begins: its text, or its token ids as a JSON list.
+    dtypes
+        By name, that of each field that is a tensor or an array of numbers.
     """
 
     rows: int
     digests: list[str]
     texts: list[str]
+    dtypes: dict[str, str] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
@@ -74,7 +77,7 @@ class PromptRows:
                 texts = [_text_of(cell) for cell in _shown(shown, len(digests))]
         except Exception:  # they only serve a message
             texts = []
-        return cls(len(digests), list(digests), texts)
+        return cls(len(digests), list(digests), texts, _dtypes(prompts))
 
     @classmethod
     def recorded(cls, value: Any) -> PromptRows | None:
@@ -94,6 +97,11 @@ class PromptRows:
         both = range(min(len(self.digests), len(then.digests)))
         differ = [i for i in both if self.digests[i] != then.digests[i]]
         said = [f"{self.rows} prompts now, {then.rows} in the dump"] * (self.rows != then.rows)
+        dtypes = [(n, kind, then.dtypes.get(n, kind)) for n, kind in self.dtypes.items()]
+        others = [f"{n} is {now} now, {was} in the dump" for n, now, was in dtypes if now != was]
+        said += others
+        if others and self.texts == then.texts:  # each row has another hash for that alone
+            return ", ".join(said)
         if self.rows == then.rows and differ and Counter(self.digests) == Counter(then.digests):
             return "the same prompts in another order"
         for i in differ[:_SHOWN]:
@@ -105,6 +113,15 @@ class PromptRows:
         if more := len(differ) - _SHOWN:
             said += [f"{more} more rows differ"] * (more > 0)
         return ", ".join(said)
+
+
+def _dtypes(prompts: Any) -> dict[str, str]:
+    return {
+        str(name): str(column.dtype).removeprefix("torch.")
+        for name, column in columns_of(prompts).items()
+        if isinstance(column, torch.Tensor | np.ndarray)
+        if str(column.dtype) != "object" and name not in VOLATILE
+    }
 
 
 def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:

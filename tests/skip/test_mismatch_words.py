@@ -55,6 +55,7 @@ def proto(*texts: str) -> DataProtoParts:
         (proto("a", "b"), proto("a", "x"), "row 1 is 'x' now, 'b' in the dump"),
         (ids(1, 2), ids(1, 7), "row 1 is [7, 7] now, [2, 2] in the dump"),
         (ids(*range(300)), ids(*range(299), 5), "prompts: row 299 differs"),
+        (ids(1, 2), ids(1, 2).int(), "prompts: input_ids is int32 now, int64 in the dump"),
         (["x" * 99 + "a"], ["x" * 99 + "b"], "row 0 differs, but both begin with 'xxx"),
         ("a text", "another text", "row 0 is 'another text' now, 'a text' in the dump"),
     ],
