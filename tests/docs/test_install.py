@@ -13,13 +13,10 @@ BLOCK = re.compile(r"<!-- install -->\n```bash\n(.*?)^```", re.MULTILINE | re.DO
 FROM_AN_INDEX = re.compile(r"pip install (?:-\S+ )*rlskip(?![\w\[/.-])")
 
 
-def test_readme_and_quickstart_install_it_alike() -> None:
-    (ours,), (theirs,) = (
-        BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
-        for page in ("README.md", "docs/quickstart.md")
-    )
-    assert ours == theirs
-    assert ours.splitlines()[0].startswith("tar -xzf rlskip-"), "first, the sources"
+def test_readme_installs_the_sources_and_others_refer_to_it() -> None:
+    (block,) = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert block.splitlines()[0].startswith("tar -xzf rlskip-"), "first, the sources"
+    assert "README.md#install" in (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
     for page in ("cli.md", "verl.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert "quickstart.md#install" in text, page
