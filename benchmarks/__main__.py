@@ -53,6 +53,7 @@ PLOTS = {
 ON_VLLM = ("engine", "verl_steps")
 NAMES = (
     "overhead",
+    "caches",
     "store",
     "dispatch",
     "replay",
