@@ -105,7 +105,8 @@ def seconds(stage: Any, calls: int) -> Iterator[tuple[str, str, float]]:
 
 def passed(name: str, kind: str) -> tuple[int, int, int]:
     """The files, functions and classes of a library that a call in the steady state passes."""
-    home = str(Path((rlskip if name == "rlskip" else joblib).__file__).parent)
+    library = rlskip if name == "rlskip" else joblib
+    home = str(Path(str(library.__file__)).parent)
     seen: set[CodeType] = set()
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -127,7 +128,8 @@ def passed(name: str, kind: str) -> tuple[int, int, int]:
                 finally:
                     sys.setprofile(None)
         SkipManager.reset()
-    owners = {(c.co_filename, c.co_qualname.split(".<locals>")[0].rpartition(".")[0]) for c in seen}
+    names = {(c.co_filename, getattr(c, "co_qualname", "")) for c in seen}  # of Python 3.11
+    owners = {(file, name.split(".<locals>")[0].rpartition(".")[0]) for file, name in names}
     classes = {owner for owner in owners if owner[1]}
     return len({code.co_filename for code in seen}), len(seen), len(classes)
 
@@ -144,8 +146,8 @@ def main() -> None:
                 Row(f"{what}_diskcache", ours, "ms", found["diskcache", kind]),
             ]
     for kind in ("hit", "miss"):
-        ours, theirs = passed("rlskip", kind), passed("joblib", kind)
-        for what, mine, other in zip(("files", "functions", "classes"), ours, theirs, strict=True):
+        counts, peers = passed("rlskip", kind), passed("joblib", kind)
+        for what, mine, other in zip(("files", "functions", "classes"), counts, peers, strict=True):
             goal = Goal("<=", GOALS[f"{what}_{kind}"])
             rows += [
                 Row(f"{what}_{kind}", mine, "", goal=goal),
