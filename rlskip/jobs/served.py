@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 
 import attrs
@@ -22,12 +22,6 @@ class Ledger:
 
     Attributes
     ----------
-    steps
-        Of each dump, or group of one, that has served a call, the step of the first.
-    uses
-        How often each group has served.
-    written
-        The dumps that this process wrote, or is going to write.
     journaled
         The steps whose sessions are journaled here, or were.
     copies
@@ -36,11 +30,51 @@ class Ledger:
     """
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
-    steps: dict[Hashable, int] = attrs.field(factory=dict)
-    uses: Counter[Hashable] = attrs.field(factory=Counter)
-    written: set[Hashable] = attrs.field(factory=set)
     journaled: set[int] = attrs.field(factory=set)
     copies: dict[int, Counter[str]] = attrs.field(factory=dict)
+    # Of each dump, or group of one, the steps of the calls that it served, in their order.
+    _served: dict[Hashable, list[int]] = attrs.field(factory=dict)
+    _written: set[Hashable] = attrs.field(factory=set)
+
+    def serve(self, parts: Iterable[Hashable], step: int) -> None:
+        """These serve a call of `step`."""
+        with self.lock:
+            for part in parts:
+                self._served.setdefault(part, []).append(step)
+
+    def give_back(self, parts: Iterable[Hashable], step: int) -> None:
+        """They did not serve that call after all: it failed, or they turned out to be unusable."""
+        with self.lock:
+            for part in parts:
+                if step in (steps := self._served.get(part, [])):
+                    steps.remove(step)
+
+    def uses(self, part: Hashable) -> int:
+        """How often it has served."""
+        return len(self._served.get(part, ()))
+
+    def has_served_elsewhere(self, part: Hashable, step: int) -> bool:
+        """Whether it has served, and a call of another step first."""
+        return self._served.get(part, [step])[:1] not in ([], [step])
+
+    def write(self, dump: Hashable) -> bool:
+        """This process is going to write a dump: before it is there, as a thread may write it.
+
+        Returns whether it is the first of that name.
+        """
+        with self.lock:
+            is_new = dump not in self._written
+            self._written.add(dump)
+            return is_new
+
+    def write_not(self, dump: Hashable) -> None:
+        """Another job was quicker to write a dump of that name."""
+        with self.lock:
+            self._written.discard(dump)
+
+    def has_written(self, dump: Hashable) -> bool:
+        """Whether this process has written a dump, or is going to."""
+        return dump in self._written
 
 
 _ledgers: dict[Path, Ledger] = {}

@@ -86,11 +86,12 @@ class RescoredRun:
                 _refuse_other(there, note, scored)
                 return
         store = StepStore(directory, rank=place.rank, world_size=place.world_size)
+        meta = dump.full_meta()
         store.save(
             place.step,
             scored,
-            identity=dump.full_meta().identity,
-            info={**dump.meta.info, NOTE: note},
+            identity=meta.identity,
+            info={**meta.info, NOTE: note},
             sidecar=dump.load("aside"),
             call=place.call,
         )

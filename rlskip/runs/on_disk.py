@@ -16,9 +16,10 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip.errors import RlskipError
-from rlskip.format.dump_errors import AbsentDumpError, DumpError
+from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.store import commit
 from rlskip.store.dump import opened
+from rlskip.store.index import Index, stamp_of
 from rlskip.store.layout import (
     WORK,
     Place,
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 class Dump:
     """One file of rollouts: a call's of a step, a mini-batch's, or a rank's shard.
 
-    ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the
-    identity (:meth:`full_meta`). ``written`` is in seconds since the epoch, by the file system's
-    clock; ``size`` in bytes on disk. ``call`` is its number among the calls of its step, as they
-    were made, or that of the mini-batch. The shards of one call have the same generation.
+    ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the identity, and
+    what is recorded of single prompts (:meth:`full_meta`). ``written`` is in seconds since the
+    epoch, by the file system's clock; ``size`` in bytes on disk. ``call`` is its number among the
+    calls of its step, as they were made, or that of the mini-batch. The shards of one call have the
+    same generation.
     """
 
     place: Place
@@ -78,7 +80,7 @@ class Dump:
         return path if isinstance(path, str) else None
 
     def full_meta(self) -> DumpMeta:
-        """Its meta with the identity, read again; raises DumpError where it cannot be read."""
+        """Its whole meta, read again; raises DumpError where it cannot be read."""
         with opened(self.place) as here:
             return here.read_meta()
 
@@ -234,14 +236,21 @@ def _order(shards: Sequence[Dump]) -> tuple[int, Any]:
 
 def _read(place: Place) -> Dump | None:
     """The dump of a place; None if there is none (any more)."""
-    meta, problem = None, None
-    try:
-        with opened(place) as here:
-            meta = here.read_meta(identity=False)  # which needs numpy
-    except DumpError as error:
-        problem = error.what
-    if not (found := _files_of(place)):
-        return None
+    meta, problem, found = None, None, _files_of(place)
+    # What the index says is true of the two files that it was said of.
+    known = _index_of(place.root).dumps.get(place.name)
+    if known is not None and len(found) == 2 and known.stamp == stamp_of(found[1]):
+        with contextlib.suppress(*DAMAGE):
+            meta = known.meta
+    if meta is None or meta.stored != found[0].st_size:
+        meta = None
+        try:
+            with opened(place) as here:
+                meta = here.read_meta(identity=False)  # which needs numpy
+        except DumpError as error:
+            problem = error.what
+        if not (found := _files_of(place)):
+            return None
     written = max(file.st_mtime for file in found)
     return Dump(place, meta, problem, written, sum(file.st_size for file in found))
 
@@ -263,6 +272,16 @@ def families(directory: Path) -> dict[int, list[Place]]:
     return {}
 
 
+def _index_of(directory: Path) -> Index:
+    """The index of a run, as it is now: a run of many steps has one line each to read."""
+    global _indexed
+    if _indexed is None or _indexed.directory != directory:
+        _indexed = Index(directory)
+    _indexed.refresh()
+    return _indexed
+
+
+_indexed: Index | None = None
 _TICK_S = 1.0
 """A directory changed again within a clock tick of being listed may show no newer time."""
 _listed: tuple[Path | None, int, dict[int, list[Place]]] = (None, 0, {})

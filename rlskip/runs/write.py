@@ -22,8 +22,9 @@ from rlskip.format.prompt_digests import DIGITS, digest_of_batch, digests_of
 from rlskip.runs.on_disk import has_dump
 from rlskip.runs.opened import Run, Step
 from rlskip.skip.arguments import NEUTRAL_META
-from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, prompt_groups
+from rlskip.skip.prompt_rows import PromptRows, prompt_groups
 from rlskip.store import DumpMeta, Identity, StepStore
+from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links, shape_of
 
 Row = dict[str, Any]
@@ -141,7 +142,7 @@ def write(
         info={
             "job": "rlskip.write",
             **fields.to_meta(),
-            "prompts": attrs.asdict(summary),
+            PROMPTS: attrs.asdict(summary),
             ROWS_PER_PROMPT: counts[0] if len({*counts}) == 1 else counts,
         },
         on_conflict=refuse,  # another process may have written the step meanwhile

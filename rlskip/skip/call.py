@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rlskip.skip.prompt_rows import PromptRows
-    from rlskip.skip.run_index import Gathered
+    from rlskip.skip.run_dumps import PromptGroups
     from rlskip.skip.step_calls import Key
     from rlskip.store import UnsupportedTypeError
 
@@ -306,7 +306,9 @@ class Call:
     prompt_rows: PromptRows | None = attrs.field(init=False, default=None)
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
-    found: Key | Gathered | None = attrs.field(init=False, default=None)
+    found: Key | PromptGroups | None = attrs.field(init=False, default=None)
+    #: What the ledger knows of that.
+    parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: Its place among the calls of the visit, and its name among those of the step.
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")

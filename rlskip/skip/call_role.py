@@ -18,7 +18,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, PromptMatching
 from rlskip.skip.role import Role
-from rlskip.skip.run_index import Gathered, RunIndex
+from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls
 from rlskip.store import (
@@ -70,9 +70,12 @@ class CallRole(Role):
     def use(self, dumps: Dumps) -> None:
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
-        self._index = RunIndex(lambda: dumps.stores, ledger_of(dumps.directory))
+        self._ledger = ledger_of(dumps.directory)
+        self._run = RunDumps(lambda: dumps.stores, self._ledger)
         matching = PromptMatching if dumps.by_prompt else CallMatching
-        self._matching: CallMatching = matching(dumps, self._index, self.support_online_step)
+        self._matching: CallMatching = matching(
+            dumps, self._run, self._ledger, self.support_online_step
+        )
 
     @functools.cached_property
     def ranks(self) -> OneRank:
@@ -129,7 +132,7 @@ class CallRole(Role):
         except RankTimeoutError:
             raise
         except (DumpError, OSError, MemoryError):
-            self._index.give_back(call.found)
+            self._ledger.give_back(call.parts, call.step)
             if isinstance(call.found, Key):
                 call.visit.lose(call.found)
             call.found = None
@@ -191,12 +194,15 @@ class CallRole(Role):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
-    def _choose(self, call: Call) -> Key | Gathered | None:
+    def _choose(self, call: Call) -> Key | PromptGroups | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
-        # Calls of their own steps, side by side, take groups of the same dumps.
-        with self._index.lock if self.dumps.by_prompt else contextlib.nullcontext():
+        # Calls of their own steps, side by side, may take the same dump, or groups of the same.
+        # One lock for all others, too, would keep ranks that are threads from agreeing.
+        match = self.local_config.match
+        together = match == "prompt" or (match == "run" and self.support_online_step)
+        with self._ledger.lock if together else contextlib.nullcontext():
             if not self.support_online_step:
-                self._index.begin(call.step)
+                self._run.begin(call.step)
             found = self.ranks.agree(call, self._look_up, self._matching.load)
             call.found = found
             if found is not None and not call.by_hand:
@@ -204,7 +210,7 @@ class CallRole(Role):
                 call.cleanup.add(functools.partial(self._give_back, call, found))
             return call.found
 
-    def _look_up(self, call: Call) -> Key | Gathered | Mismatch | None:
+    def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
         try:
             self._name(call)
@@ -227,12 +233,11 @@ class CallRole(Role):
         if call.cleanup.failed:
             call.visit.end(call.name, call.place)
 
-    def _give_back(self, call: Call, found: Key | Gathered) -> None:
+    def _give_back(self, call: Call, found: Key | PromptGroups) -> None:
         """Let dumps serve another call, if this one was cancelled or its stage failed."""
         if not call.cleanup.failed or call.found is not found:
             return
-        if self.dumps.by_prompt:
-            self._index.give_back(found)
+        self._ledger.give_back(call.parts, call.step)
         if isinstance(found, Key):
             call.visit.give_back(found)
 
@@ -289,7 +294,7 @@ class CallRole(Role):
             # That dump may serve the call that it was made for, which may be one of this visit.
             visit.give_back(key)
             if is_new:
-                self._index.writes_not(key)
+                self._ledger.write_not(key)
             while True:
                 key = Key(call.step, _next_name(call.name, key.call))
                 if not visit.is_taken(key):
@@ -316,11 +321,11 @@ class CallRole(Role):
     def _take(self, call: Call, key: Key) -> bool:
         """Whether the ledger did not know yet that this process writes the dump."""
         call.visit.take(key)
-        return not call.by_hand and self._index.writes(key)
+        return not call.by_hand and self._ledger.write(key)
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
         if not call.by_hand:
-            self._index.wrote(Key(call.step, meta.call))
+            self._ledger.write(Key(call.step, meta.call))
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if not call.is_dropped:  # else another job's dump of the call stays

@@ -31,7 +31,7 @@ from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.hidden import FirstValues
 from rlskip.skip.notices import Notices, flat_config, holds_time, keep_config, value_in
-from rlskip.skip.prompt_rows import ROWS_PER_PROMPT, PromptRows, rows_per_prompt
+from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -42,6 +42,7 @@ from rlskip.store import (
     run_directory,
 )
 from rlskip.store.comparable import ABSENT, canonical, comparable, differences
+from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import role_directory
 
 #: In ``skip.identity``: the code of the stage.
@@ -159,7 +160,7 @@ class Dumps:
         if call.awaited:
             info["awaited"] = call.awaited
         if call.prompt_rows is not None:
-            info["prompts"] = attrs.asdict(call.prompt_rows)
+            info[PROMPTS] = attrs.asdict(call.prompt_rows)
             counts = rows_per_prompt(result, len(call.prompt_rows.digests), call.prompts, fields)
             if isinstance(counts, str):
                 self._refuse_by_prompt(counts)
@@ -336,7 +337,7 @@ class Dumps:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
         meta = self.store.read_meta(found.step, found.call)
         now = call.summarize_prompts()
-        then = None if meta is None else PromptRows.recorded(meta.info.get("prompts"))
+        then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
         how = now.difference(then, self.facts.tokenizer) if now and then else ""
         if not how:
             return differs

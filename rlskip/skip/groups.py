@@ -78,6 +78,7 @@ class DumpedGroup:
     content: str | None
     position: int
     complete: bool
+    checksum: str  # of the dump: what replaces it has other groups
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -95,7 +96,7 @@ class DumpedGroup:
         """
         try:
             groups = [
-                cls(key, index, content, position, complete)
+                cls(key, index, content, position, complete, meta.checksum)
                 for index, (content, position, complete) in enumerate(meta.info["groups"])
             ]
             if any(type(group.position) is not int for group in groups):

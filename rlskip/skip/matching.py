@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from rlskip.batch.columns import cells_of, columns_of
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Loaded, Mismatch
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.prompt_rows import prompt_groups
-from rlskip.skip.run_index import Gathered, RunIndex
+from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, Identity
 
@@ -28,16 +29,16 @@ class CallMatching:
 
     Parameters
     ----------
-    dumps, index
-        The role's.
+    dumps, run, ledger
+        The role's, those of its run, and what of them has served.
     own_steps
         Whether each call has a step of its own.
     """
 
-    def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
-        self._dumps, self._index, self._own_steps = dumps, index, own_steps
+    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger, own_steps: bool) -> None:
+        self._dumps, self._run, self._ledger, self._own_steps = dumps, run, ledger, own_steps
 
-    def look_up(self, call: Call) -> Key | Gathered | None:
+    def look_up(self, call: Call) -> Key | PromptGroups | None:
         """What was made for this very call, and serves no other one."""
         if self._dumps.local_config.action == SkipAction.REPEAT:
             return self._repeated(call)
@@ -72,7 +73,7 @@ class CallMatching:
         """Whether a dump has served another step, whose draws are not to be trained on again."""
         if self._dumps.local_config.match == "step" or call.stage.derived:
             return False
-        return self._index.has_served_elsewhere(key, call.step)
+        return self._ledger.has_served_elsewhere(key, call.step)
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
@@ -107,9 +108,9 @@ class CallMatching:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
         hint = ""
         if config.on_mismatch == "error" and config.match == "step":
-            elsewhere = self._index.find(call.identity.prompts, visit.step)
-            if elsewhere:
-                call.reason += f"; they are the same prompts as those of {elsewhere[0]}"
+            elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
+            if elsewhere is not None:
+                call.reason += f"; they are the same prompts as those of {elsewhere}"
                 looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too"
                 hint = "" if self._dumps.role == VALIDATION_ROLE else looks
         return Mismatch(key, hint)
@@ -142,7 +143,12 @@ class CallMatching:
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
         call.visit.take(found)
-        self._index.serves(found, call.step)
+        call.parts = self.parts_of(found)
+        self._ledger.serve(call.parts, call.step)
+
+    def parts_of(self, found: Any) -> Sequence[Hashable]:
+        """What the ledger knows of what serves a call; under ``match=step`` a visit is enough."""
+        return [] if self._dumps.local_config.match == "step" else [found]
 
     def load(self, call: Call) -> Loaded:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
@@ -192,9 +198,9 @@ class CallMatching:
         prompts that come again are sampled again. It serves a stage that follows another one: that
         computes the same again.
         """
-        for key in self._index.find(call.identity.prompts, call.step):
-            elsewhere = self._index.has_served_elsewhere(key, call.step)
-            if (elsewhere or self._index.has_written(key)) and not call.stage.derived:
+        for key in self._run.find(call.identity.prompts, call.step):
+            elsewhere = self._ledger.has_served_elsewhere(key, call.step)
+            if (elsewhere or self._ledger.has_written(key)) and not call.stage.derived:
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
             if call.visit.is_taken(key) or meta is None or meta.identity is None:
@@ -212,11 +218,11 @@ def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
 class PromptMatching(CallMatching):
     """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
 
-    def __init__(self, dumps: Dumps, index: RunIndex, own_steps: bool) -> None:
-        super().__init__(dumps, index, own_steps)
+    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger, own_steps: bool) -> None:
+        super().__init__(dumps, run, ledger, own_steps)
         self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
 
-    def look_up(self, call: Call) -> Key | Gathered | None:
+    def look_up(self, call: Call) -> Key | PromptGroups | None:
         """The dump of this very call, else a group for each of its prompts."""
         if call.identity.prompts is None:
             return None
@@ -224,7 +230,7 @@ class PromptMatching(CallMatching):
             return found
         identity = call.identity.for_prompts(None)
         gathered = self._gather(call, lambda made: not identity.differences(made)[0])
-        if isinstance(gathered, Gathered):
+        if isinstance(gathered, PromptGroups):
             return gathered
         call.reason = gathered
         return None
@@ -232,8 +238,10 @@ class PromptMatching(CallMatching):
     def has_served(self, key: Key, call: Call) -> bool:
         # A visit does not know what calls of other steps were served, and one of a call that has
         # its own step knows of no other.
-        used = self._own_steps and self._index.is_used(key)
-        return used or self._index.has_served_elsewhere(key, call.step)
+        parts = self.parts_of(key)
+        if self._own_steps and any(map(self._ledger.uses, parts)):
+            return True
+        return any(self._ledger.has_served_elsewhere(part, call.step) for part in parts)
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call for whose prompts there are no groups: it is generated.
@@ -249,7 +257,7 @@ class PromptMatching(CallMatching):
         if call.identity.prompts is None:
             return super().judge(call)
         found = self._gather(call, lambda made: True)
-        if isinstance(found, Gathered):
+        if isinstance(found, PromptGroups):
             identity = call.identity.for_prompts(None)
             differing = (
                 (group, must)
@@ -260,23 +268,24 @@ class PromptMatching(CallMatching):
             if first is not None:
                 call.reason = f"{found} were made for other calls: {'; '.join(must)}"
                 self._dumps.reject(call.reason, first.key, replaces=False)
-        if self._index.mute:
+        if mute := self._run.mute:
             self._dumps.notices.once(
                 "mute", "%d dumps of the run do not record which rows are which prompt's: they "
-                "serve at most the very batch that they were made for",
-                self._index.mute,
+                "serve at most the very batch that they were made for", mute,
             )  # fmt: skip
         self._dumps.notices.generated(call, call.reason)
         return None
 
     def take(self, call: Call, found: Any) -> None:
-        self._index.take(found, call.step)
-        if isinstance(found, Key):
-            super().take(call, found)
-            return
-        for group in found.groups:
-            if not group.key.size and group.key.step == call.step:
-                call.visit.take(group.key)
+        call.parts = self.parts_of(found)
+        self._ledger.serve(call.parts, call.step)
+        keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
+        for key in keys:
+            if not key.size and key.step == call.step:
+                call.visit.take(key)
+
+    def parts_of(self, found: Any) -> Sequence[Hashable]:
+        return self._run.parts_of(found)
 
     def load(self, call: Call) -> Loaded:
         """As `CallMatching.load`, or the groups as the stage would have returned them.
@@ -287,9 +296,9 @@ class PromptMatching(CallMatching):
             The rows cannot be one batch.
         """
         found = call.found
-        if not isinstance(found, Gathered):
+        if not isinstance(found, PromptGroups):
             return super().load(call)
-        with call.timed(), self._index.lock:  # calls may be side by side
+        with call.timed(), self._ledger.lock:  # calls may be side by side
             metas: dict[Key, DumpMeta] = {}
             first = found.groups[0].key
             whole, metas[first] = self._loaded(first, found.groups[0].checksum)
@@ -305,7 +314,7 @@ class PromptMatching(CallMatching):
                 present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.differences(present, meta)  # logs what is noteworthy
         took = sum(
-            metas[group.key].info.get("seconds", 0.0) / max(1, self._index.groups_in(group.key))
+            metas[group.key].info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
             for group in found.groups
         )
         call.facts.update(
@@ -315,11 +324,11 @@ class PromptMatching(CallMatching):
         )
         return rollouts, metas[first], None
 
-    def _gather(self, call: Call, fits: Callable[[Identity], bool]) -> Gathered | str:
+    def _gather(self, call: Call, fits: Callable[[Identity], bool]) -> PromptGroups | str:
         prompts = call.summarize_prompts()
         if prompts is None or not prompts.digests:
             return "its prompts cannot be told apart"
-        return self._index.gather(
+        return self._run.gather(
             prompts.digests,
             call.step,
             fits,
@@ -339,7 +348,7 @@ class PromptMatching(CallMatching):
         first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
         return first != second
 
-    def _assemble(self, call: Call, found: Gathered, metas: dict[Key, DumpMeta]) -> Any:
+    def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
         """The groups as one batch; `metas` gets the meta of each group's dump."""
         checksums = {group.key: group.checksum for group in found.groups}
         numbers = {dump: number for number, dump in enumerate(checksums)}

@@ -31,12 +31,6 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE
 
-ROWS_PER_PROMPT = "rows_per_prompt"
-"""The entry of a dump's `info` that has the number of rows of each of its prompts.
-
-It is one number where all have as many, and absent where the rows do not tell.
-"""
-
 _MAX_TEXTS = 64
 _MAX_TOKENS = 16
 _SHOWN = 2

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from rlskip.errors import ConfigError
+from rlskip.jobs.served import Ledger
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
@@ -109,8 +110,8 @@ class _Part:
 class GroupDumps:
     """Dumps the groups that leave a queue, each sampled batch as the next part of its step."""
 
-    def __init__(self, dumps: Dumps) -> None:
-        self.dumps = dumps
+    def __init__(self, dumps: Dumps, ledger: Ledger) -> None:
+        self.dumps, self._ledger = dumps, ledger
         #: By step. What a dump of these steps lacks is still being generated.
         self.submitted: dict[int, Submitted] = {}
         self._evicted: list[_Part] = []
@@ -193,15 +194,18 @@ class GroupDumps:
         }
         number = len(self.parts(part.step))
         while True:
+            is_new = self._ledger.write(key := Key(part.step, part_name(number)))
             meta = store.save(
                 part.step,
                 content,
                 identity=submitted.conditions or self.dumps.conditions,
                 info={**info, "place": number},
                 sidecar=capture_rng(),
-                call=part_name(number),
+                call=key.call,
             )
             if meta.info.get("part") == mine:
                 break
+            if is_new:
+                self._ledger.write_not(key)
             number += 1  # another took this number meanwhile
         call.record("dumped", step=part.step, call=meta.call, bytes=store.size_of(meta))

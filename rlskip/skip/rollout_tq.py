@@ -28,6 +28,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.prompt_digests import digests_of
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.queue import to_rows
 from rlskip.skip.arguments import NEUTRAL_META
@@ -51,6 +52,7 @@ from rlskip.skip.queue_dumping import (
     queue_of,
 )
 from rlskip.skip.role import Role
+from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -109,9 +111,11 @@ class GroupRole(Role):
                 f"set skip.{role}.match=prompt",
             )
         self.dumps: Dumps = Dumps(role, local_config, facts)
-        self._groups = GroupDumps(self.dumps)
+        self._ledger = ledger_of(self.dumps.directory)
+        self._groups = GroupDumps(self.dumps, self._ledger)
+        self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
         self._first = sys.maxsize  # the step at which this process began
-        self._taken: set[DumpedGroup] = set()  # under match=prompt
+        self._parts: dict[tuple[str, int], tuple[list[str], dict[Key, DumpMeta]]] = {}
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -199,21 +203,23 @@ class GroupRole(Role):
         submitted = self._groups.submitted[plan.step]
         taken = {group for group in replayed if group}
         submitted.served |= taken
-        self._taken |= taken
+        if self.dumps.by_prompt:
+            self._ledger.serve(taken, plan.step)
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
-    @functools.cached_property
-    def _run(self) -> dict[Key, DumpMeta]:
-        """All parts of the run that were there when a prompt was first looked for."""
-        return {
-            dump: meta
-            for size, store in self.dumps.stores.items()
-            for step in store.with_calls()
-            for dump, meta in self._groups.parts(step, size).items()
-        }
+    def _parts_with(self, contents: Iterable[str | None]) -> dict[Key, DumpMeta]:
+        """The parts of all steps of the run that have a group of one of these contents."""
+        found: dict[Key, DumpMeta] = {}
+        for size, step in self._run.steps_of(filter(None, contents)):
+            calls = self.dumps.stores[size].calls(step)
+            known = self._parts.get((size, step))
+            if known is None or known[0] != calls:
+                known = self._parts[size, step] = calls, self._groups.parts(step, size)
+            found |= known[1]
+        return found
 
     def _plan(self, call: Call) -> _Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
@@ -235,7 +241,9 @@ class GroupRole(Role):
         present = self._groups.submitted[call.step].conditions or self.dumps.conditions
         self._first = min(self._first, call.step)
         alone = call.step if self.serves_validation else None
-        parts = {d: m for d, m in self._run.items() if alone in (None, d.step)}
+        every = self._parts_with(contents)
+        parts = {d: m for d, m in every.items() if alone in (None, d.step)}
+        has_written = self._ledger.has_written
         fits = {d for d, m in parts.items() if not self.dumps.differences(present, m)}
 
         def plan(some: Iterable[Key]) -> _Plan:
@@ -243,7 +251,8 @@ class GroupRole(Role):
             ordered = sorted(some, key=lambda dump: dump.order_from(self._first))
             for _, of_step in itertools.groupby(ordered, key=lambda dump: (dump.size, dump.step)):
                 dumped += without_superseded(_groups_of({dump: parts[dump] for dump in of_step}))
-            match = by_content([g for g in dumped if g not in self._taken], contents)
+            left = [g for g in dumped if not (has_written(g.key) or self._ledger.uses(g))]
+            match = by_content(left, contents)
             return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
 
         planned = plan(fits)
@@ -367,7 +376,10 @@ class GroupRole(Role):
             if not chosen:
                 continue
             store = self.dumps.stores[dump.size]
-            loaded = store.load(dump.step, call=dump.call)
+            loaded, now, _ = store.load_with_meta(dump.step, call=dump.call)
+            if now.checksum != meta.checksum:
+                where = str(store.directory / dump.path)
+                raise CorruptDumpError("another job replaced it meanwhile", where)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 replay.add(chosen, loaded, rows, plan.step)

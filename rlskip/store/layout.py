@@ -9,6 +9,7 @@
         {step}[.{call}].r0-of-2/...          a rank's shard of any of these
         {step}.journal                       finished sessions of a step without a dump
         {name}.bad-{time}-{random}           a quarantined dump or journal
+        dumps.index                          which prompts were dumped where (advisory)
         .work/                               staging directories, marks of readers
         {role}/{step}/...                    of every role but those that train share
     {dump_dir}/stages/{job}/{step}[.part-{k}]/...   what the stages of a step computed
@@ -51,6 +52,7 @@ _NAME = re.compile(
 )
 
 WORK = ".work"
+INDEX = "dumps.index"
 
 # No run's directory has this name: those contain an underscore.
 STAGES = "stages"

@@ -24,7 +24,7 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import commit
+from rlskip.store import commit, index
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Place, name_before_quarantine, places_among
@@ -107,6 +107,14 @@ class StepStore:
     def with_calls(self) -> list[int]:
         """The steps of which any call has a directory, ascending."""
         return sorted(self._listing().calls)
+
+    def names(self) -> Mapping[int, Sequence[str]]:
+        """By step the names of the calls that have a directory.
+
+        It is the same object until the directory is listed again; what this process publishes
+        meanwhile is added to it.
+        """
+        return self._listing().calls
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
@@ -276,6 +284,7 @@ class StepStore:
             place = dump.place
             with commit.staging_directory(self.directory, place.name) as staging:
                 meta = dump.write_files(staging)
+                stamp = index.stamp_of(staging.stat(place.meta))  # no other dump's, once it is here
                 commit.quarantine_other_than_directory(place.directory)
                 other = self._publish(staging, place)
                 if other is not None:
@@ -288,6 +297,7 @@ class StepStore:
                     commit.replace(staging, place.directory, self.directory)
             # It is published: from here on nothing may fail.
             self._note_published(place)
+            index.note(place, meta, stamp)
             if place.rank == 0:
                 self._retention.apply(self._families, place)
             return meta

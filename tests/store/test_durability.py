@@ -33,6 +33,7 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
         f"fsync {staging}",
         f"rename {staging}",
         "fsync dumps/run",
+        "write dumps/run/dumps.index",
     ]
 
 

@@ -1,0 +1,273 @@
+"""The dumps of a run by their prompts: whole batches, and the rows of each prompt.
+
+The run's index (:mod:`rlskip.store.index`) tells where to look. What serves is judged by the
+``meta.json`` that lies there at that moment, and by the ledger (:mod:`rlskip.jobs.served`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from rlskip.jobs.served import Ledger
+from rlskip.skip.step_calls import Key
+from rlskip.store import Identity, StepStore
+from rlskip.store.index import Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
+from rlskip.store.layout import Place
+
+
+@attrs.frozen
+class Group:
+    """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
+
+    ``checksum`` is the dump's, and ``made`` what it was made for besides the prompts.
+    """
+
+    key: Key
+    start: int
+    count: int
+    checksum: str
+    digest: str
+    made: Identity = attrs.field(eq=False)
+
+
+@attrs.frozen
+class PromptGroups:
+    """A group for each prompt of a call, which together serve it.
+
+    ``is_whole`` tells whether they are all groups of one dump, in order.
+    """
+
+    groups: tuple[Group, ...]
+    is_whole: bool = False
+
+    def __str__(self) -> str:
+        steps = Counter(group.key.step for group in self.groups)
+        named = ", ".join(f"{steps[step]} from step {step}" for step in sorted(steps))
+        return f"the groups of {len(self.groups)} prompts ({named})"
+
+
+@attrs.frozen(eq=False)
+class _Listed:
+    """A dump that the index lists; `order` is that in which prompts take its groups."""
+
+    key: Key
+    line: IndexedDump
+    order: tuple[str, int, int, str]
+
+
+class _OneSize:
+    """What the index lists of one directory: that of the run, or of another number of prompts.
+
+    Lines that a later one has replaced are passed over when they are met.
+    """
+
+    def __init__(self, store: StepStore, size: str) -> None:
+        self.store, self.size = store, size
+        self.index = Index(store.directory)
+        self.by_batch: dict[str, list[_Listed]] = {}
+        self.by_prompt: dict[str, list[tuple[_Listed, int]]] = {}
+        self.mute: set[Place] = set()  # whose rows are nobody's
+        self._mended: Mapping[int, Sequence[str]] | None = None
+
+    def refresh(self) -> None:
+        """Read the index on; after the directory was listed again, index what it lacks."""
+        self._add(self.index.refresh())
+        names = self.store.names()
+        if names is self._mended:
+            return
+        places = [self.place(step, call) for step, calls in [*names.items()] for call in [*calls]]
+        # At first each line is compared with its dump. Later a dump that is replaced has a new
+        # line, unless its process was killed before: then it is not found until the next run.
+        some = [p for p in places if self._mended is None or p.name not in self.index.dumps]
+        self._mended = names
+        if some:
+            self._add(self.index.mend(some, lambda p: self.store.read_meta(p.step, p.call)))
+
+    def place(self, step: int, call: str) -> Place:
+        store = self.store
+        return Place(store.directory, step, call, store.rank, store.world_size)
+
+    def is_last(self, listed: _Listed) -> bool:
+        """Whether no later line replaces that of a dump."""
+        return self.index.dumps.get(listed.line.name) is listed.line
+
+    def _add(self, lines: Iterable[IndexedDump]) -> None:
+        for line in lines:
+            place = Place.parse(self.store.directory, line.name)
+            mine = self.store.rank, self.store.world_size
+            if place is None or (place.rank, place.world_size) != mine:
+                continue
+            (self.mute.discard if line.joined else self.mute.add)(place)
+            nth = line.about.get("info", {}).get("place", 0)  # of the call in its step
+            order = self.size, place.step, nth, place.name
+            listed = _Listed(Key(place.step, place.call, self.size), line, order)
+            if line.batch:
+                self.by_batch.setdefault(line.batch, []).append(listed)
+            for i, digest in enumerate(line.prompts):
+                self.by_prompt.setdefault(digest, []).append((listed, i))
+
+
+class RunDumps:
+    """Finds dumps by their prompts. Hold the ledger's lock until what is found is taken.
+
+    What this process wrote serves no prompt of it, and each group serves one prompt: the k-th time
+    that a prompt is asked for it gets the k-th group, by step. A process that starts at a later
+    step takes the groups of that step and of later ones first.
+
+    Parameters
+    ----------
+    stores
+        Returns where dumps are (:attr:`~rlskip.skip.dumps.Dumps.stores`): a job starts before its
+        ranks are known.
+    ledger
+        What has served in the run's directory.
+    """
+
+    def __init__(self, stores: Callable[[], Mapping[str, StepStore]], ledger: Ledger) -> None:
+        self._stores, self._ledger = stores, ledger
+        self._sizes: dict[str, _OneSize] = {}
+        self._groups: dict[Key, tuple[Stamp | None, list[Group]]] = {}
+        self._conditions: list[Identity] = []
+        self._first: int | None = None
+
+    def find(self, prompts_hash: str, step: int) -> Iterator[Key]:
+        """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
+        with self._ledger.lock:  # calls of their own steps may be side by side
+            (own,) = self._refreshed([""])
+            found = [one for one in own.by_batch.get(prompts_hash, ()) if one.key.step != step]
+        for one in sorted(found, key=lambda one: one.key.order(step)):
+            if own.is_last(one) and stamp_at(own.place(one.key.step, one.key.call)):
+                yield one.key
+
+    def begin(self, step: int) -> None:
+        """Note the step of a call: that of the first is where this process began."""
+        self._first = step if self._first is None else self._first
+
+    def gather(
+        self,
+        digests: Sequence[str],
+        step: int,
+        fits: Callable[[Identity], bool],
+        *,
+        alone: bool = False,
+        again: bool = False,
+    ) -> PromptGroups | str:
+        """A group for each of the prompts with these hashes, or why there is none for some.
+
+        Parameters
+        ----------
+        fits
+            Whether dumps that were made for this, the prompts apart, may serve.
+        alone
+            Whether only the dumps of `step` itself may.
+        again
+            Whether a group may serve several times, where a prompt has no other one left.
+        """
+        self._refreshed(self._stores())
+        known: dict[int, bool] = {}
+        given: Counter[Group] = Counter()
+
+        def may(group: Group) -> bool:
+            if id(group.made) not in known:
+                known[id(group.made)] = fits(group.made)
+            return known[id(group.made)]
+
+        def uses(group: Group) -> int:
+            return self._ledger.uses(group) + given[group]
+
+        found, unknown = list[Group](), 0
+        for digest in digests:
+            groups: Iterator[Group] = self._groups_for(digest, step if alone else None)
+            if again:
+                groups = iter(sorted(groups, key=uses))
+            fitting = (group for group in groups if may(group))
+            best = next((group for group in fitting if again or not uses(group)), None)
+            if best is not None:
+                given[best] += 1
+                found.append(best)
+            elif not any(map(may, self._groups_for(digest, step if alone else None))):
+                unknown += 1
+        if len(found) < len(digests):
+            return _why_not(len(digests), unknown, len(digests) - len(found) - unknown)
+        return PromptGroups(tuple(found), self.groups_of(found[0].key) == found)
+
+    def steps_of(self, digests: Iterable[str]) -> set[tuple[str, int]]:
+        """The steps that have a dump with one of these prompts, each with its size."""
+        sizes, wanted = self._refreshed(self._stores()), {*digests}
+        return {
+            (size.size, dump.key.step)
+            for size in sizes
+            for digest in wanted
+            for dump, _ in size.by_prompt.get(digest, ())
+            if size.is_last(dump)
+        }
+
+    def groups_of(self, key: Key) -> list[Group]:
+        """The groups of the dump that lies there; none where it does not record them."""
+        place = self._sizes[key.size].place(key.step, key.call)
+        stamp = stamp_at(place)
+        known = self._groups.get(key)
+        if known is None or known[0] != stamp:
+            known = self._groups[key] = stamp, self._read(key)
+        return known[1]
+
+    def parts_of(self, found: Key | PromptGroups) -> list[Key | Group]:
+        """What serves when a dump of the run itself does, or when these groups do."""
+        if isinstance(found, PromptGroups):
+            return [*found.groups]
+        self._refreshed([found.size])
+        return [found, *self.groups_of(found)]
+
+    @property
+    def mute(self) -> int:
+        """How many dumps do not record their prompts, or which rows are which prompt's."""
+        return sum(stamp_at(place) is not None for s in self._sizes.values() for place in s.mute)
+
+    # -- within --------------------------------------------------------------------------
+
+    def _refreshed(self, sizes: Iterable[str]) -> list[_OneSize]:
+        for size in (wanted := [*sizes]):
+            if size not in self._sizes:
+                self._sizes[size] = _OneSize(self._stores()[size], size)
+            self._sizes[size].refresh()
+        return [self._sizes[size] for size in wanted]
+
+    def _groups_for(self, digest: str, alone: int | None) -> Iterator[Group]:
+        """Those that were generated for a prompt, the first one to take first."""
+        first = self._first or 0
+        listed = [
+            (dump.key.step < first, dump.order, i, dump)
+            for size in self._sizes.values()
+            for dump, i in size.by_prompt.get(digest, ())
+            if size.is_last(dump) and not self._ledger.has_written(dump.key)
+            if alone is None or (not size.size and dump.key.step == alone)
+        ]
+        for _, _, i, dump in sorted(listed, key=lambda one: one[:3]):
+            groups = self.groups_of(dump.key)
+            if i < len(groups) and groups[i].digest == digest:
+                yield groups[i]
+
+    def _read(self, key: Key) -> list[Group]:
+        meta = self._sizes[key.size].store.read_meta(key.step, key.call)
+        if meta is None or meta.identity is None:
+            return []
+        made = meta.identity.for_prompts(None)
+        # Most dumps of a run have the same conditions: each is compared once a call.
+        same = next((known for known in self._conditions if known == made), None)
+        if same is None:
+            self._conditions.append(same := made)
+        rows = rows_of_prompts(meta.info)
+        return [Group(key, at, n, meta.checksum, digest, same) for digest, at, n in rows]
+
+
+def _why_not(prompts: int, unknown: int, again: int) -> str:
+    """Of how many prompts of a call no dump ever was, and of how many others none is left."""
+    said = []
+    if unknown:
+        said.append(f"{unknown} of {prompts} prompts are in no dump of the run")
+    if again:
+        said.append(f"{again} of {prompts} prompts are asked for more often than they were dumped")
+    return ", ".join(said)

@@ -1,0 +1,276 @@
+"""The index of a run's directory: which prompts were dumped where.
+
+``dumps.index`` has a line for each dump that was published: what ``meta.json`` says of it, but for
+its identity, and the digests of its prompts. It tells where to look, and nothing else: a dump is
+there if its directory is, and what it was made for its ``meta.json`` says. So whatever happens to
+the file costs time only. A dump without a line, or whose ``meta.json`` is another file than its
+line was written for, is read and indexed again. These may happen at any time:
+
+- A process is killed between the rename of a dump and its line, or within its line. Each line has a
+  checksum, and a line end on either side, so that a torn one costs no other.
+- Several jobs append at once. Each line is one write to a file opened with O_APPEND; where a
+  network file system lets two of them overlap, both are damaged.
+- Dumps are deleted, quarantined or replaced. Their lines stay, and are passed over.
+- A job rewrites the file without those while another one appends to it. What that one appends to
+  the old file is lost, and its dump is one without a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import xxhash
+
+from rlskip._files import open_folder
+from rlskip.format.dump_errors import DAMAGE
+from rlskip.format.version import VERSION
+from rlskip.store import commit
+from rlskip.store.layout import INDEX, Place
+from rlskip.store.meta import DumpMeta
+
+logger = logging.getLogger(__name__)
+
+ROWS_PER_PROMPT = "rows_per_prompt"
+"""The entry of a dump's `info` that has the number of rows of each of its prompts.
+
+It is one number where all have as many, and absent where the rows do not tell.
+"""
+PROMPTS = "prompts"
+"""The entry that has the prompts one by one, with the hash of each under ``digests``."""
+QUEUED = "groups"
+"""The entry that has a queue's groups one by one: what each is for, and more."""
+
+_LARGEST = 1 << 30
+"""Bytes of an index. A larger one is begun anew."""
+_WRITTEN = 1 << 20
+"""Bytes of lines that are written at once."""
+_SPARED = 1000
+"""So many lines of dumps that are gone are not worth rewriting the file."""
+
+Stamp = tuple[int, int]
+"""Which file a ``meta.json`` is: when it was written, in ns, and its size."""
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    return found.st_mtime_ns, found.st_size
+
+
+def stamp_at(place: Place) -> Stamp | None:
+    """The stamp of the dump that has this place now; None where there is none."""
+    try:
+        return stamp_of(os.lstat(place.directory / place.meta))
+    except OSError:
+        return None
+
+
+def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Of each prompt of a dump its hash, and where its rows start and how many they are.
+
+    Empty where the dump does not record which rows are which prompt's.
+    """
+    prompts, counts = info.get(PROMPTS), info.get(ROWS_PER_PROMPT)
+    digests = prompts.get("digests") if isinstance(prompts, dict) else None
+    if not isinstance(digests, list) or not all(isinstance(one, str) for one in digests):
+        return []
+    if type(counts) is int:
+        counts = [counts] * len(digests)
+    if not isinstance(counts, list) or len(counts) != len(digests):
+        return []
+    found, start = [], 0
+    for digest, count in zip(digests, counts, strict=True):
+        if type(count) is not int or count < 1:
+            return []
+        found.append((digest, start, count))
+        start += count
+    return found
+
+
+@attrs.frozen(eq=False)
+class IndexedDump:
+    """A line of the index.
+
+    Parameters
+    ----------
+    name
+        The dump's directory.
+    stamp
+        Of the ``meta.json`` that the line was made of.
+    batch
+        The hash of all its prompts; empty where it records none.
+    about
+        Its meta without the identity, and without what it says of single prompts.
+    joined
+        The hash of each of its prompts, or what each group of a queue is for, with commas between.
+    """
+
+    name: str
+    stamp: Stamp
+    batch: str
+    about: Mapping[str, Any]
+    joined: str
+
+    @classmethod
+    def of(cls, place: Place, meta: DumpMeta, stamp: Stamp) -> IndexedDump:
+        queued = meta.info.get(QUEUED)
+        prompts = [digest for digest, _, _ in rows_of_prompts(meta.info)]
+        if isinstance(queued, list):
+            prompts = [one[0] for one in queued if isinstance(one, list) and one]
+        said = attrs.asdict(meta, filter=lambda field, _: field.name not in ("identity", "info"))
+        of_prompts = (PROMPTS, QUEUED, ROWS_PER_PROMPT)
+        said["info"] = {name: meta.info[name] for name in meta.info if name not in of_prompts}
+        batch = str(meta.identity.prompts or "") if meta.identity else ""
+        joined = ",".join(one for one in prompts if isinstance(one, str))
+        return cls(place.name, stamp, batch, said, joined)
+
+    @classmethod
+    def parse(cls, line: bytes) -> IndexedDump | None:
+        """None for a line that is torn, damaged or another version's."""
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if checksum != _checksum(text):
+            return None
+        try:
+            head, _, prompts = text.decode().partition("\t")
+            name, stamp, batch, about = json.loads(head)
+            if about["version"] != VERSION:
+                return None
+            return cls(name, (*stamp,), batch, about, prompts)
+        except DAMAGE:
+            return None
+
+    @property
+    def line(self) -> bytes:
+        head = json.dumps([self.name, self.stamp, self.batch, self.about], separators=(",", ":"))
+        text = f"{head}\t{self.joined}".encode()
+        return b"\n%s %s\n" % (_checksum(text), text)
+
+    @property
+    def prompts(self) -> list[str]:
+        return self.joined.split(",") if self.joined else []
+
+    @property
+    def meta(self) -> DumpMeta:
+        """Its meta without identity and single prompts."""
+        return DumpMeta(**self.about)
+
+
+class Index:
+    """The index of a run's directory, as far as it was read; :meth:`refresh` reads on.
+
+    Attributes
+    ----------
+    dumps
+        By the name of a dump's directory its last line, whether it is still there or not.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.dumps: dict[str, IndexedDump] = {}
+        self._lines = 0
+        self._file: tuple[int, int] = (0, 0)  # its inode, and its size
+        self._read_to = 0
+
+    def refresh(self) -> list[IndexedDump]:
+        """Read what was appended since; returns that."""
+        with contextlib.suppress(OSError):
+            found = os.lstat(self.directory / INDEX)
+            if (found.st_ino, found.st_size) == self._file:
+                return []
+            if found.st_ino != self._file[0] or found.st_size < self._read_to:
+                # Another file, or an older state of it (NFS). What was read stays true as far as
+                # the dumps do not tell otherwise.
+                self._read_to = self._lines = 0
+            self._file = found.st_ino, found.st_size
+            return self._read()
+        return []
+
+    def _read(self) -> list[IndexedDump]:
+        new = {}
+        with (
+            open_folder(self.directory) as folder,
+            folder.open(INDEX, max_bytes=_LARGEST) as file,
+        ):
+            file.seek(self._read_to)
+            for line in file:
+                if not line.endswith(b"\n"):  # torn, or still being written
+                    break
+                self._read_to += len(line)
+                self._lines += line != b"\n"
+                if (dump := IndexedDump.parse(line)) is not None:
+                    new[dump.name] = dump
+        self.dumps |= new
+        return list(new.values())
+
+    def mend(
+        self, places: Sequence[Place], read: Callable[[Place], DumpMeta | None]
+    ) -> list[IndexedDump]:
+        """Index those of these dumps, which are all that are there, whose lines do not fit them.
+
+        `read` returns the meta of a dump; None: it cannot be used. Returns what is new.
+        """
+        new, there = [], 0
+        for place in places:
+            known, stamp = self.dumps.get(place.name), stamp_at(place)
+            there += stamp is not None
+            if stamp is None or (known is not None and known.stamp == stamp):
+                continue
+            # The stamp is from before the look: what replaces the dump meanwhile has another one.
+            if (meta := read(place)) is not None:
+                new.append(IndexedDump.of(place, meta, stamp))
+        self.dumps |= {dump.name: dump for dump in new}
+        if self._lines + len(new) > 2 * there + _SPARED:
+            self._rewrite([place.name for place in places])
+        else:
+            append(self.directory, new)
+        return new
+
+    def _rewrite(self, names: Iterable[str]) -> None:
+        """Write the lines of these dumps alone."""
+        try:
+            with commit.staging_directory(self.directory, INDEX) as staging:
+                with staging.open(INDEX, "x", buffering=_WRITTEN) as file:
+                    file.writelines(self.dumps[name].line for name in names if name in self.dumps)
+                os.rename(staging.path / INDEX, self.directory / INDEX)
+        except OSError as error:
+            logger.debug("the index of %s cannot be rewritten: %s", self.directory, error)
+
+
+def note(place: Place, meta: DumpMeta, stamp: Stamp) -> None:
+    """Index a dump that was published: nothing that happens here is an error of it."""
+    try:
+        append(place.root, [IndexedDump.of(place, meta, stamp)])
+    except Exception as error:
+        logger.debug("%s is not indexed: %s", place.directory, error)
+
+
+def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
+    """Add lines to the index of a run's directory; what cannot be written is found without."""
+    lines = [dump.line for dump in dumps]
+    if not lines:
+        return
+    try:
+        with open_folder(directory) as folder, folder.open(INDEX, "a", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size > _LARGEST:
+                os.unlink(INDEX, dir_fd=folder.handle)
+                return
+            some, size = [], 0
+            for line in lines:
+                some.append(line)
+                size += len(line)
+                if size > _WRITTEN:
+                    file.write(b"".join(some))
+                    some, size = [], 0
+            if some:
+                file.write(b"".join(some))
+    except OSError as error:
+        logger.debug("the index of %s cannot be written: %s", directory, error)
+
+
+def _checksum(text: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(text).encode()
