@@ -5,6 +5,7 @@ import logging
 from rlskip import SkipManager
 from rlskip.batch.row_fields import RowsError
 from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.queue import MemoryQueue
 from rlskip.skip.call import StepNotSetError
 from rlskip.skip.role import RoleError, register_skip
 from rlskip.store import UnsupportedTypeError
@@ -69,7 +70,23 @@ def odd_mask(folder):
     masked([1, 2])
 
 
+def only_uids_in_a_queue(folder):
+    SkipManager.init({"skip": {"dump_dir": str(folder), "rollout_tq": {"enable": True}}})
+    SkipManager.set_step(1)
+    submit = SkipManager.annotate(role="rollout_tq", queue=MemoryQueue())(lambda prompts: None)
+    submit({"uid": ["a", "b"]})
+
+
 CASES = [
+    (
+        "groups by position",
+        only_uids_in_a_queue,
+        logging.WARNING,
+        "rlskip.skip.notices",
+        """\
+rlskip: role rollout_tq: nothing but uids tells the prompts apart, so each is served by the group \
+at its position in the batch""",
+    ),
     (
         "a mask of another length",
         odd_mask,
