@@ -78,7 +78,7 @@ class DumpedGroup:
     content: str | None
     position: int
     complete: bool
-    checksum: str  # of the dump: what replaces it has other groups
+    checksum: str = ""  # of the dump: what replaces it has other groups
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -71,7 +71,7 @@ def test_validation_is_replayed_batch_by_batch(
     assert "replayed validation does not show how the weights have changed since" in caplog.text
     [run] = tmp_path.glob("*/GBS*")
     assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
-        "1", "2", "rollout_val",
+        "1", "2", "dumps.index", "rollout_val",
     ]  # fmt: skip
     assert len([*run.glob("rollout_val/0.*-0/gen_batch.dp")]) == 1
 
